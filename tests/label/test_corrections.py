@@ -9,9 +9,8 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label import listing
 from heedful.label.exporting import export_project
-from heedful.label.identity import item_id
 from heedful.label.project import NotHeldError, Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.statistics import project_statistics
 
 FIRST = {"preferred": 0, "strength": 3, "both_bad": False}

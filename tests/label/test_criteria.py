@@ -8,9 +8,8 @@ from heedful.cli import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError, DataError
 from heedful.label.exporting import export_project
-from heedful.label.identity import item_id
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.statistics import project_statistics
 
 HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"

@@ -17,10 +17,9 @@ from heedful.data.schemas import read_demonstrations, read_labelled, read_rankin
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError
 from heedful.label.exporting import ExportOptions, export, export_project
-from heedful.label.identity import item_id
 from heedful.label.importing import ImportOptions, add, read_items, read_items_text
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
+from heedful.label.records import Candidate, Event, Item, LabelledItem, Person, item_id
 from heedful.types import Prompt
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"

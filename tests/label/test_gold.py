@@ -9,10 +9,9 @@ from heedful.cli import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.exporting import ExportOptions, export_project
-from heedful.label.identity import item_id
 from heedful.label.importing import ImportOptions, add, read_items_text
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.statistics import project_statistics
 
 RIGHT = {"preferred": 0, "strength": 3, "both_bad": False}

@@ -6,10 +6,9 @@ from heedful.cli import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.exporting import export_project
-from heedful.label.identity import item_id
 from heedful.label.importing import add, read_items_text
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 
 CRITERIA = ("{name: 有用, scale: 5}",)
 ANSWERS = {

@@ -8,9 +8,8 @@ from heedful.configs.label import ProjectSettings
 from heedful.configs.rounds import RoundConfig
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError
-from heedful.label.identity import item_id
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.rounds.round import TRAIN, RoundNotes, read_round, run_round, write_labels, write_state
 from heedful.types import Prompt
 

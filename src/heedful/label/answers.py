@@ -1,6 +1,5 @@
 """Whether an answer is one that its task takes, and how it is turned from places on the screen to candidates and back."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,8 @@ from heedful.label.records import ITEM_FLAGS, MOST_ANSWERS, RATING_FLAGS, STRENG
 
 LONGEST_COMMENT = 20_000
 """Most characters of a comment, and of the reason of a skip."""
+LONGEST_SECONDS = 1e7
+"""Most seconds that a label takes."""
 CANDIDATES = {
     "pair": (2, 2),
     "ranking": (2, MOST_ANSWERS),
@@ -259,13 +260,8 @@ def check_suggestion(item: Item, suggestion: Any) -> dict[str, Any]:
 
 def check_flags(flags: Any, allowed: Sequence[str] = ITEM_FLAGS) -> list[str]:
     """Return flags as a list. Raises DataError for one that does not exist or comes twice."""
-    if not isinstance(flags, list | tuple):
-        raise _wrong("flags", flags, "a list")
-    for flag in flags:
-        if flag not in allowed:
-            raise _wrong("a flag", flag, f"one of {', '.join(allowed)}")
-    if len(set(flags)) < len(flags):
-        raise DataError(f"a flag stands twice in {list(flags)}")
+    if not isinstance(flags, list | tuple) or any(one not in allowed for one in flags) or len({*flags}) < len(flags):
+        raise _wrong("flags", flags, f"a list of {', '.join(allowed)}, each at most once")
     return list(flags)
 
 
@@ -285,18 +281,11 @@ def check_nonce(nonce: Any) -> str:
     return nonce
 
 
-def check_seconds(seconds: Any) -> float:
-    """Return the time that a label took. Raises DataError if it is no such time."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise _wrong("seconds", seconds, "a number from 0")
+def check_seconds(seconds: Any, name: str = "seconds", most: float = LONGEST_SECONDS) -> float:
+    """Return a time that a label took. Raises DataError if it is no such time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= most:
+        raise _wrong(name, seconds, f"a number from 0 to {most:g}")
     return float(seconds)
-
-
-def check_active(active: Any, seconds: float) -> float:
-    """Return the part of the time of a label in which somebody worked. Raises DataError if it is longer, or no time."""
-    if check_seconds(active) > seconds:
-        raise _wrong("active", active, f"at most seconds, which is {seconds!r:.80}")
-    return float(active)
 
 
 def worked_seconds(content: Mapping[str, Any]) -> float | None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import JUDGED, from_screen, may_overlap, to_screen
-from heedful.label.identity import draw, order_of
-from heedful.label.leases import Lease, Leases
-from heedful.label.records import Assignment, Item, Person
+from heedful.label.records import Assignment, Item, Person, draw, order_of
 from heedful.label.state import State
+from heedful.label.store import Lease, Leases
 
 __all__ = ["Assignment", "from_screen", "to_screen"]
 

@@ -16,10 +16,9 @@ from heedful.data.readers import Record, parse_columns, read_records
 from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, require_question, response_of, with_system
 from heedful.errors import ConfigError, DataError
 from heedful.label.answers import CANDIDATES, JUDGED, check_suggestion, dense_ranks, from_screen
-from heedful.label.identity import item_id, places_in
 from heedful.label.people import IMPORT, is_import
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, Standing, Task
+from heedful.label.records import Candidate, Item, Standing, Task, item_id, places_in
 from heedful.types import Message, Response, Text
 
 ChosenBy = Literal["import", "random", "active"]

@@ -5,13 +5,11 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from heedful.configs.label import Criterion, ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import (
-    check_active,
     check_answer,
     check_flags,
     check_item,
@@ -32,12 +30,10 @@ from heedful.label.assignment import (
     screen_order,
     superseded,
 )
-from heedful.label.identity import to_line
-from heedful.label.leases import Lease, Leases, Row, draft_key, drafts_of
 from heedful.label.people import screen
-from heedful.label.records import Assignment, Event, Item, Person
+from heedful.label.records import Assignment, Event, Item, Person, to_line
 from heedful.label.state import State, item_content
-from heedful.label.store import Transaction, iso
+from heedful.label.store import Lease, LeaseRow, Leases, Transaction, draft_key, drafts_of, iso
 
 MOST_TABS = 8
 """Drafts that a person may have of one item, each of another tab."""
@@ -45,7 +41,7 @@ MOST_TABS = 8
 
 @dataclass(frozen=True)
 class Saved:
-    """Which draft somebody saves."""
+    """Which draft somebody saves. Without tabs there is one."""
 
     tab: str = ""
     """The name of the tab, drawn when it was loaded."""
@@ -55,28 +51,28 @@ class Saved:
     """The tab and the save of the draft that this one goes on from."""
 
 
-ONLY_TAB = Saved()
-"""Whoever has no tabs."""
 LONGEST_FILE = 200
 """Characters of a file's name that are kept of an import."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A label as somebody sends it."""
+    """A label as somebody sends it; `heedful.label.project.Project.label` says what each field is."""
 
     answer: Mapping[str, Any]
-    """In terms of candidates; with a ``token``, of places on the screen (a chat's turns are always in terms of responses)."""
     nonce: str
     seconds: float
     comment: str
     flags: Sequence[str]
     expected_version: int | None
-    """The version of the instructions that the person saw; None is the newest."""
     token: str | None = None
-    """The token of the assignment that a page shows; None if there is no page."""
     active: float | None = None
-    """Seconds of work among ``seconds``; None if nobody knows."""
+
+    def in_candidates(self, item: Item, order: Sequence[int], criteria: Sequence[Criterion]) -> dict[str, Any]:
+        """The answer in terms of candidates, checked. With a token it names places on the screen, except for a chat."""
+        on_screen = self.token is not None and item.task != "chat"
+        given = from_screen(self.answer, order) if on_screen else self.answer
+        return check_answer(item, given, criteria=criteria)
 
 
 def checked_items(items: Sequence[Item]) -> list[Item]:
@@ -109,18 +105,25 @@ def next_item(
         return None
     lease = leases.of(person_id)
     if lease is None:
-        held_now = leases.by_person()
-        choice = choose(state, held_now, person, settings, transaction.now, chats=chats)
+        choice = choose(state, leases.by_person(), person, settings, transaction.now, chats=chats)
         if choice is None:
             return None
-        for other in superseded(state, held_now, person, choice, transaction.now):
-            leases.drop("lease", other)
-        lease = Lease(choice.item.item_id, choice.repeat, 0)
-    lease = dataclasses.replace(
-        lease, until=_until(transaction, settings), token=lease.token or secrets.token_urlsafe(12)
-    )
+        lease = _give(transaction, person, choice.item, choice.repeat)
+    token = lease.token or secrets.token_urlsafe(12)
+    lease = dataclasses.replace(lease, until=_until(transaction, settings), token=token)
     leases.hold(person_id, lease)
     return assignment_of(state, leases, settings, person_id, lease)
+
+
+def _give(transaction: Transaction, person: Person, item: Item, repeat: bool) -> Lease:
+    """Give a person an item, which `next_item` holds for some minutes; others whose leases have ended hold it no more."""
+    leases = transaction.leases
+    choice = AssignedItem(item, repeat)
+    for other in superseded(transaction.state, leases.by_person(), person, choice, transaction.now):
+        leases.drop("lease", other)
+    lease = Lease(item.item_id, repeat, 0)
+    leases.hold(person.person_id, lease)
+    return lease
 
 
 def held(state: State, leases: Leases, settings: ProjectSettings, person_id: str) -> Assignment | None:
@@ -150,18 +153,22 @@ def assignment_of(state: State, leases: Leases, settings: ProjectSettings, perso
 
 def label(transaction: Transaction, settings: ProjectSettings, person_id: str, item_id: str, sent: Sent) -> Event:
     """Record a label. Raises NotHeldError, or DataError for what the task does not take."""
-    state = transaction.state
-    before = _sent_before(
-        state, person_id, sent.nonce, ("label",), lambda event: _as_sent(state, settings, item_id, sent, event)
-    )
+    state, criteria = transaction.state, settings.criteria_asked
+
+    def again(event: Event) -> Mapping[str, Any]:  # in the terms of the label that has the nonce
+        if event.content["item"] != item_id:
+            return {"item": item_id}
+        answer = sent.in_candidates(state.items[item_id], event.content["order"], criteria)
+        said = {"answer": answer, "comment": sent.comment, "flags": list(sent.flags), "again": None}
+        return dict(json.loads(to_line(said)))
+
+    before = _sent_before(state, person_id, sent.nonce, ("label",), again)
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, sent.token)
     item = state.items[item_id]
     order = screen_order(state, settings, person_id, item, lease.repeat)
-    on_screen = sent.token is not None and item.task != "chat"
-    given = from_screen(sent.answer, order) if on_screen else sent.answer
-    answer = check_answer(item, given, criteria=settings.criteria_asked)
+    answer = sent.in_candidates(item, order, criteria)
     if item.task == "chat":
         _check_follows(state.turns(person_id, item_id), answer["messages"])
     content = {
@@ -170,7 +177,7 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
         "order": list(order),
         "instructions": _version(state, sent.expected_version),
         "seconds": check_seconds(sent.seconds),
-        **({} if sent.active is None else {"active": check_active(sent.active, sent.seconds)}),
+        **({} if sent.active is None else {"active": check_seconds(sent.active, "active", most=sent.seconds)}),
         "comment": check_words("comment", sent.comment),
         "flags": check_flags(sent.flags),
         "repeat": lease.repeat,
@@ -178,21 +185,28 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
     if sent.token is not None and item.suggestion is not None:  # a page has shown it
         content["suggestion_followed"] = follows(answer, item.suggestion)
     event = transaction.add("label", person_id, content, sent.nonce)
-    transaction.leases.drop("draft", draft_key(person_id, item_id))
-    if item.task == "chat" and not answer["last"]:
+    _settle(transaction, settings, event)
+    return event
+
+
+def _settle(transaction: Transaction, settings: ProjectSettings, event: Event) -> None:
+    """After a label or a skip: the draft and the item are no longer the person's, but for a chat that goes on."""
+    person_id, item = str(event.person), transaction.state.items[event.content["item"]]
+    transaction.leases.drop("draft", draft_key(person_id, item.item_id))
+    if event.kind == "label" and event.content["answer"].get("last") is False:
+        lease = transaction.leases.of(person_id) or Lease(item.item_id, repeat=False, until=0)
         transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
     else:
         transaction.leases.drop("lease", person_id)
     if item.screening:
         screen(transaction, settings)
-    return event
 
 
 def label_contents(
     items: Mapping[str, Item],
     answers: Sequence[tuple[str, Mapping[str, Any]]],
-    criteria: Sequence[Criterion] = (),
-    beside: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    criteria: Sequence[Criterion],
+    beside: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one.
 
@@ -200,7 +214,7 @@ def label_contents(
     """
     contents: dict[str, dict[str, Any]] = {}
     for item_id, answer in answers:
-        item = _find_item(items, item_id)
+        item, more = _find_item(items, item_id), beside.get(item_id, {})
         if item.task == "chat":
             raise DataError(f"item {item_id} is a chat; labels of chats cannot be added from elsewhere")
         content = {
@@ -209,11 +223,11 @@ def label_contents(
             "order": list(range(len(item.candidates))),
             "instructions": 0,
             "seconds": None,
-            "comment": check_words("comment", beside.get(item_id, {}).get("comment", "")),
-            "flags": check_flags(beside.get(item_id, {}).get("flags", [])),
+            "comment": check_words("comment", more.get("comment", "")),
+            "flags": check_flags(more.get("flags", [])),
             "repeat": False,
         }
-        if isinstance(followed := beside.get(item_id, {}).get("suggestion_followed"), bool):
+        if isinstance(followed := more.get("suggestion_followed"), bool):
             content["suggestion_followed"] = followed
         to_line(content)
         contents.setdefault(item_id, content)
@@ -242,18 +256,13 @@ def skip(
     token: str | None = None,
 ) -> Event:
     """Record that a person does not label the item that they hold. Raises NotHeldError."""
-    again = {"item": item_id, "reason": reason, "flags": list(flags), "again": None}
-    before = _sent_before(transaction.state, person_id, nonce, ("skip",), lambda _: again)
+    said = {"item": item_id, "reason": check_words("reason", reason), "flags": check_flags(flags)}
+    before = _sent_before(transaction.state, person_id, nonce, ("skip",), lambda _: {**said, "again": None})
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, token)
-    words = check_words("reason", reason)
-    content = {"item": item_id, "reason": words, "flags": check_flags(flags), "repeat": lease.repeat}
-    event = transaction.add("skip", person_id, content, nonce)
-    transaction.leases.drop("draft", draft_key(person_id, item_id))
-    transaction.leases.drop("lease", person_id)
-    if transaction.state.items[item_id].screening:
-        screen(transaction, settings)
+    event = transaction.add("skip", person_id, {**said, "repeat": lease.repeat}, nonce)
+    _settle(transaction, settings, event)
     return event
 
 
@@ -267,20 +276,6 @@ class UndoLimits:
     """The number of the last event that a round has trained on."""
     rounds: frozenset[int] = frozenset()
     """Rounds that were trained on before they noted that number: everything about their items is closed."""
-
-    def check(self, event: Event, item: Item) -> None:
-        """Raise NotHeldError, with what to do instead, if an event is closed."""
-        if event.kind == "label" and (event.seq <= self.trained or item.round in self.rounds):
-            raise NotHeldError(
-                "your last label cannot be taken back: a round has trained on it; tell the owner if it is wrong",
-                "undo_trained",
-            )
-        if event.seq <= self.session:
-            raise NotHeldError(
-                f"your last {event.kind} cannot be taken back: it was given before you signed in with this browser; tell the "
-                "owner if it is wrong",
-                "undo_session",
-            )
 
 
 def undo(
@@ -304,29 +299,24 @@ def undo(
     last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
     if last is None:
         return None
-    if last.event_id in state.corrections:
-        raise NotHeldError(
-            "your last label cannot be taken back: the owner has corrected it; tell the owner if that is wrong",
-            "undo_corrected",
-        )
-    item = state.items[last.content["item"]]
-    limits.check(last, item)
-    event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
-    choice = AssignedItem(item, last.content["repeat"])
-    held_now = transaction.leases.by_person()
-    is_there = item.item_id not in state.withdrawn
-    if is_there and (
-        last.kind == "label" or choice.repeat or can_return(state, held_now, person, item, transaction.now)
+    item, repeat = state.items[last.content["item"]], last.content["repeat"]
+    is_trained = last.kind == "label" and (last.seq <= limits.trained or item.round in limits.rounds)
+    for is_closed, why, code in (
+        (last.event_id in state.corrections, "the owner has corrected it", "undo_corrected"),
+        (is_trained, "a round has trained on it", "undo_trained"),
+        (last.seq <= limits.session, "it was given before you signed in with this browser", "undo_session"),
     ):
-        for other in superseded(state, held_now, person, choice, transaction.now):
-            transaction.leases.drop("lease", other)
-        transaction.leases.hold(person_id, Lease(item.item_id, choice.repeat, 0))
+        if is_closed:
+            cannot = f"your last {last.kind} cannot be taken back: {why}"
+            raise NotHeldError(f"{cannot}; tell the owner if that is wrong", code)
+    event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
+    held_now = transaction.leases.by_person()
+    is_theirs = last.kind == "label" or repeat or can_return(state, held_now, person, item, transaction.now)
+    if is_theirs and item.item_id not in state.withdrawn:
+        _give(transaction, person, item, repeat)
     if last.kind == "label":
-        transaction.leases.put(
-            "draft",
-            draft_key(person_id, item.item_id),
-            Row({"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}),
-        )
+        draft = {"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}
+        transaction.leases.put("draft", draft_key(person_id, item.item_id), LeaseRow(draft))
     return event, next_item(transaction, settings, person_id)
 
 
@@ -348,40 +338,29 @@ def redo(
     if not undone:
         return None
     old = undone[-1]
-    item = state.items[old.content["item"]]
+    item, repeat = state.items[old.content["item"]], old.content["repeat"]
     if item.item_id in state.withdrawn:
         raise NotHeldError("this label cannot be put back: the owner has withdrawn its item", "withdrawn")
     held = leases.of(person_id)
-    is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, old.content["repeat"])
-    if old.kind == "label" and not (
-        is_held or old.content["repeat"] or can_return(state, leases.by_person(), person, item, transaction.now)
-    ):
+    is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, repeat)
+    may_have = is_held or repeat or can_return(state, leases.by_person(), person, item, transaction.now)
+    if old.kind == "label" and not may_have:
         raise NotHeldError("this label cannot be put back: others have its item by now", "redo_gone")
     event = transaction.add(old.kind, person_id, {**old.content, "again": old.event_id}, nonce)
-    leases.drop("draft", draft_key(person_id, item.item_id))
-    if old.kind == "label" and item.task == "chat" and not old.content["answer"]["last"]:
-        leases.hold(person_id, Lease(item.item_id, repeat=False, until=_until(transaction, settings)))
-    elif old.kind == "label" or is_held:
+    if old.kind == "label" or is_held:
         leases.drop("lease", person_id)
-    if item.screening:
-        screen(transaction, settings)
-    _hold_undone(transaction, person)
+        _settle(transaction, settings, event)
+    else:
+        leases.drop("draft", draft_key(person_id, item.item_id))
+        if item.screening:
+            screen(transaction, settings)
+    following = state.undone.get(person_id)
+    if following and leases.of(person_id) is None:  # hold what redo would put back next
+        item, repeat = state.items[following[-1].content["item"]], following[-1].content["repeat"]
+        can_have = repeat or can_return(state, leases.by_person(), person, item, transaction.now)
+        if can_have and item.item_id not in state.withdrawn:
+            _give(transaction, person, item, repeat)
     return event, next_item(transaction, settings, person_id)
-
-
-def _hold_undone(transaction: Transaction, person: Person) -> None:
-    """Give a person the item that redo would put back next, if they hold none and others have not got it."""
-    state, leases = transaction.state, transaction.leases
-    undone = state.undone.get(person.person_id)
-    if not undone or leases.of(person.person_id) is not None:
-        return
-    item, repeat = state.items[undone[-1].content["item"]], undone[-1].content["repeat"]
-    if item.item_id in state.withdrawn:
-        return
-    if repeat or can_return(state, leases.by_person(), person, item, transaction.now):
-        for other in superseded(state, leases.by_person(), person, AssignedItem(item, repeat), transaction.now):
-            leases.drop("lease", other)
-        leases.hold(person.person_id, Lease(item.item_id, repeat, 0))
 
 
 def begin_batch(transaction: Transaction, file: str) -> str:
@@ -463,7 +442,7 @@ def save_draft(
     draft: Any,
     *,
     token: str | None = None,
-    saved: Saved = ONLY_TAB,
+    saved: Saved = Saved(),
 ) -> tuple[Mapping[str, str], ...]:
     """Keep a draft, and the item for some more minutes. Returns the words of what other tabs have. Raises NotHeldError.
 
@@ -479,7 +458,7 @@ def save_draft(
         if len(others) >= MOST_TABS:
             raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
         own = {"tab": saved.tab, "save": saved.save, "draft": draft}
-        transaction.leases.put("draft", key, Row({"tabs": [*others, own]}))
+        transaction.leases.put("draft", key, LeaseRow({"tabs": [*others, own]}))
     transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
     return _words(others)
 
@@ -543,18 +522,6 @@ def _sent_before(
             "nonce_used",
         )
     return event
-
-
-def _as_sent(state: State, settings: ProjectSettings, item_id: str, sent: Sent, before: Event) -> Mapping[str, Any]:
-    """What is sent now under the nonce of a label, in the terms of that label."""
-    if before.content["item"] != item_id:
-        return {"item": item_id}
-    item = state.items[item_id]
-    is_on_screen = sent.token is not None and item.task != "chat"
-    given = from_screen(sent.answer, before.content["order"]) if is_on_screen else sent.answer
-    answer = check_answer(item, given, criteria=settings.criteria_asked)
-    said = {"answer": answer, "comment": sent.comment, "flags": list(sent.flags), "again": None}
-    return dict(json.loads(to_line(said)))
 
 
 def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: str | None) -> Lease:

@@ -15,11 +15,9 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import check_words
 from heedful.label.assignment import owner_has, screening_set
-from heedful.label.identity import token_hash
-from heedful.label.leases import Leases, Row
-from heedful.label.records import Event, Person, Role, Standing
+from heedful.label.records import Event, Person, Role, Standing, token_hash
 from heedful.label.state import State
-from heedful.label.store import Transaction
+from heedful.label.store import LeaseRow, Leases, Transaction
 
 ROLES: tuple[str, ...] = get_args(Role)
 STANDINGS: tuple[str, ...] = get_args(Standing)
@@ -156,7 +154,7 @@ def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float
         if (row.until or 0) + FORGOTTEN_HOURS * 3600 <= transaction.now:
             transaction.leases.drop(kind, other)
     value = {"hash": key, "person": person_id, "since": transaction.state.seq}
-    transaction.leases.put(kind, key, Row(value, transaction.now + hours * 3600))
+    transaction.leases.put(kind, key, LeaseRow(value, transaction.now + hours * 3600))
     return token
 
 

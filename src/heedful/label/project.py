@@ -20,10 +20,9 @@ from heedful.label import backups, labelling
 from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError, chats_left, is_over, progress, waiting, why_nothing
-from heedful.label.identity import token_hash
-from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
-from heedful.label.migration import is_old, migrate, read_old
-from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Role, Standing
+from heedful.label.backups import is_old, migrate, read_old
+from heedful.label.labelling import Saved, Sent, UndoLimits
+from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Role, Standing, token_hash
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
@@ -370,7 +369,7 @@ class Project:
         return self._store.look(lambda state, *_: list(state.corrections.get(event_id, ())))
 
     def save_draft(
-        self, person_id: str, item_id: str, draft: Any, *, token: str | None = None, saved: Saved = ONLY_TAB
+        self, person_id: str, item_id: str, draft: Any, *, token: str | None = None, saved: Saved | None = None
     ) -> tuple[Mapping[str, str], ...]:
         """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError.
 
@@ -378,7 +377,9 @@ class Project:
         of those of others.
         """
         return self._store.do(
-            lambda t: labelling.save_draft(t, self.settings, person_id, item_id, draft, token=token, saved=saved)
+            lambda t: labelling.save_draft(
+                t, self.settings, person_id, item_id, draft, token=token, saved=saved or Saved()
+            )
         )
 
     def progress(self, person_id: str) -> dict[str, int]:

@@ -27,7 +27,7 @@ from heedful.label.agreement import (
     share,
 )
 from heedful.label.answers import worked_seconds
-from heedful.label.export_records import is_imported
+from heedful.label.exporting import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
 from heedful.label.records import LabelledItem, Person

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from heedful.label.identity import item_id, to_line
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id, to_line
 
 LEAST_RANDOM = 0.2
 """Least share of pairs drawn at random."""

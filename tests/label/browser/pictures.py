@@ -23,7 +23,7 @@ from playwright.sync_api import sync_playwright
 from conftest import Labeller, Served, chromium, item
 from heedful.configs.label import ProjectSettings
 from heedful.label.project import Project
-from heedful.label.server.worker import PolicyWorker
+from heedful.label.server.policy import PolicyWorker
 
 DAY = 86400.0
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}

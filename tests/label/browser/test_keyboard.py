@@ -1,7 +1,5 @@
 """Every task from the first key to the last without a pointer; what is stored is what was seen on the screen."""
 
-import pytest
-
 TEXT = "租约 😀\u2028第二行\n\u202eabc\u202c "
 
 

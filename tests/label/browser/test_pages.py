@@ -52,12 +52,12 @@ def test_every_word_is_in_both_languages_and_used():
 
 
 def test_all_that_an_export_names_has_words():
-    from heedful.label import export_records, exporting
+    from heedful.label import exporting
 
     words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
-    source, records = (inspect.getsource(one) for one in (exporting, export_records))
+    source = inspect.getsource(exporting)
     reasons = {*re.findall(r'left_out\["([a-z ]+)"\]', source), "ties", "contradictions"}
-    kinds = {*re.findall(r'(?:Made\(|kind = |else )"([a-z]+)"', records), *re.findall(r'records\["([a-z]+)"\]', source)}
+    kinds = {*re.findall(r'(?:Made\(|kind = |else )"([a-z]+)"', source), *re.findall(r'records\["([a-z]+)"\]', source)}
     kinds |= {"pairs", "labelled"}
     assert {"refused people", "people", "flagged"} <= reasons
     assert {"preferences", "demonstrations", "ratings", "contradictions", "items"} <= kinds
@@ -69,7 +69,7 @@ def test_what_the_server_says_to_labellers_has_chinese_words():
     """Every refusal has a code with words, but for those of fields that no page of ours sends wrongly (422, 400, 405)."""
     words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
     found = set()
-    for name in ("app", "api", "worker"):
+    for name in ("app", "api", "policy"):
         tree = ast.parse((PAGES.parent / "server" / f"{name}.py").read_text(encoding="utf-8"))
         calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
         for call in calls:

@@ -9,11 +9,10 @@ import time
 import pytest
 
 from heedful.configs.label import ProjectSettings
-from heedful.label.identity import item_id
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.server.app import Application, all_rules
-from heedful.label.server.chat import Turns
+from heedful.label.server.policy import Turns
 from heedful.label.server.request import Site
 from heedful.label.server.run import make_server
 from heedful.label.server.security import Audit, access_of

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from heedful.label.identity import item_id
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.server.app import all_rules
+from heedful.label.server.policy import PolicyWorker
 from heedful.label.server.security import RateLimit
-from heedful.label.server.worker import PolicyWorker
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 SEED, TEMPERATURE = 90210077413900, 0.7312507741

@@ -12,11 +12,9 @@ from unittest.mock import ANY
 import pytest
 
 from heedful import faults
-from heedful.label.identity import item_id
-from heedful.label.records import Candidate, Item
-from heedful.label.server.buffer import Buffer
+from heedful.label.records import Candidate, Item, item_id
+from heedful.label.server.policy import Buffer, PolicyWorker
 from heedful.label.server.security import RateLimit
-from heedful.label.server.worker import PolicyWorker
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 TEXT = "答 😀\u2028\u202eabc\u2069"
@@ -140,7 +138,7 @@ class TestTasks:
             {"seconds": True},
             {"seconds": 10**400},
             {"comment": 5},
-            {"comment": "x" * 10_001},
+            {"comment": "x" * 20_001},
             {"flags": "broken"},
             {"flags": ["unknown"]},
             {"flags": [1]},
@@ -502,7 +500,7 @@ class TestPolicy:
             for _ in range(30):
                 until(lambda: ada.get("/api/next").json["item"] is not None)
                 assert send(ada, {"preferred": 0, "strength": 1, "both_bad": False}).status == 200
-            assert not buffer.is_filling
+            assert not buffer.left
         items = server.project.items()
         assert [item.prompt for item in items] == prompts
         assert {item.chosen_by for item in items} == {"random"}
@@ -526,13 +524,13 @@ class TestPolicy:
 
 
 def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served, monkeypatch, capsys):
-    monkeypatch.setattr("heedful.label.server.worker.FIRST_WAIT", 0.02)
-    monkeypatch.setattr("heedful.label.server.worker.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("heedful.label.server.buffer.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("heedful.label.server.policy.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("heedful.label.server.policy.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("heedful.label.server.policy.LOOK_SECONDS", 0.02)
     server = served()
     worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
     with Buffer(server.project, worker, ["a", "fail", "b", "die", "c", "d"], 2, 50) as buffer, worker:
-        until(lambda: not buffer.is_filling)
+        until(lambda: not buffer.left)
     assert [item.prompt for item in server.project.items()] == ["a", "b", "c", "d"]
     said = capsys.readouterr().err
     assert "failed 3 times to answer it: 'fail'" in said
@@ -540,7 +538,7 @@ def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served
 
 
 def test_the_server_ends_while_somebody_waits_for_the_policy(tmp_path, served, monkeypatch):
-    monkeypatch.setattr("heedful.label.server.worker.END_SECONDS", 0.3)
+    monkeypatch.setattr("heedful.label.server.policy.END_SECONDS", 0.3)
     worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
     server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": worker})
     with worker:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.label.server import worker as module
-from heedful.label.server.worker import AwayError, PolicyWorker
+from heedful.label.server import policy as module
+from heedful.label.server.policy import AwayError, PolicyWorker
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 

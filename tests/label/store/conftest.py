@@ -7,13 +7,11 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label import labelling, people
-from heedful.label.identity import item_id
 from heedful.label.labelling import Sent
-from heedful.label.leases import Leases
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label.records import Candidate, Item, item_id
 from heedful.label.state import State
-from heedful.label.store import SCHEMA, Transaction
+from heedful.label.store import SCHEMA, Leases, Transaction
 
 ANSWERS = {
     "pair": {"preferred": 0, "strength": 3, "both_bad": False},

@@ -11,13 +11,20 @@ from typing import Any
 from starlette.responses import Response
 
 from heedful.data.messages import read_conversation
-from heedful.label.answers import JUDGED, response_text, to_screen
-from heedful.label.assignment import Assignment, from_screen
+from heedful.label.answers import (
+    JUDGED,
+    check_flags,
+    check_seconds,
+    check_words,
+    from_screen,
+    response_text,
+    to_screen,
+)
 from heedful.label.people import SESSION_HOURS
-from heedful.label.records import ITEM_FLAGS, Event, Item, Person
+from heedful.label.records import Assignment, Event, Item
 from heedful.label.server import request as fields
-from heedful.label.server.chat import Turn
 from heedful.label.server.markup import markdown_to_html
+from heedful.label.server.policy import Turn
 from heedful.label.server.request import ApiRequest, Json, Refused, Site
 from heedful.label.server.security import csrf_token
 
@@ -50,15 +57,11 @@ def join(site: Site, request: ApiRequest) -> Response:
     person = None if session is None else site.project.session(session)
     if session is None or person is None or person.standing == "removed":
         site.audit.note("refused", person=None, address=request.address)
-        raise Refused(
-            401,
-            "this link has been used, has expired, or is not one of this project; ask the owner for a new one",
-            "link_used",
-        )
+        reason = "this link has been used, has expired, or is not one of this project; ask the owner for a new one"
+        raise Refused(401, reason, "link_used")
     site.audit.note("signed in", person=person.person_id, address=request.address)
-    answer = Json({"role": person.role})
-    answer.headers["Set-Cookie"] = site.access.set_cookie(session, round(3600 * SESSION_HOURS))
-    return answer
+    cookie = site.access.set_cookie(session, round(3600 * SESSION_HOURS))
+    return Json({"role": person.role}, headers={"Set-Cookie": cookie})
 
 
 def leave(site: Site, request: ApiRequest) -> Response:
@@ -67,10 +70,7 @@ def leave(site: Site, request: ApiRequest) -> Response:
     assert request.session is not None
     site.project.end_session(request.session)
     site.audit.note("signed out", person=request.caller.person_id, address=request.address)
-    answer: dict[str, Any] = {"signed_out": True}
-    response = Json(answer)
-    response.headers["Set-Cookie"] = site.access.set_cookie("", 0)
-    return response
+    return Json({"signed_out": True}, headers={"Set-Cookie": site.access.set_cookie("", 0)})
 
 
 def me(site: Site, request: ApiRequest) -> Answer:
@@ -92,40 +92,37 @@ def me(site: Site, request: ApiRequest) -> Answer:
 
 def next_item(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/next``: the item that the person holds, or the next one; why there is none if there is none."""
-    assignment = site.project.next_item(request.caller.person_id, chats=site.worker is not None)
-    progress = site.project.progress(request.caller.person_id)
+    project, person = site.project, request.caller.person_id
+    assignment = project.next_item(person, chats=site.worker is not None)
+    answer: Answer = {"item": None, "progress": project.progress(person)}
     if assignment is not None:
-        person = request.caller.person_id
-        return {
-            "item": shown_item(site, person, assignment), "redo": site.project.undone(person), "progress": progress
-        }  # fmt: skip
+        return answer | {"item": shown_item(site, person, assignment), "redo": project.undone(person)}
     seconds = None if site.closing is None else site.closing.tell()
     if seconds is not None:
-        return {
-            "item": None, "progress": progress, "reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds
-        }  # fmt: skip
-    reason, count = _why_none(site, request.caller)
-    return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason], "count": count}
+        return answer | {"reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds}
+    reason, count = project.why_counted(person, chats=site.worker is not None)
+    is_filling = site.buffer is not None and site.buffer.left
+    if is_filling and reason in ("empty", "done", "others", "second", "people"):
+        reason, count = "sampling", 0
+    return answer | {"reason": reason, "why": WHY_NONE[reason], "count": count}
 
 
 def label(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/label``: the answer names places on the screen; for a turn of a chat it has the ``turn``."""
     body, person = request.body, request.caller.person_id
     fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "active", "comment", "flags", "version")
-    item, answer = fields.item_id(body), body.get("answer")
-    if not isinstance(answer, dict):
-        raise Refused(422, f"answer must be an object, got {answer!r:.60}")
+    item, answer = fields.identifier(body, "item"), fields.answer(body)
     event = site.project.label(
         person,
         item,
         _of_turn(site, person, item, answer) if "turn" in answer else answer,
         nonce=fields.nonce(body),
-        seconds=fields.seconds(body),
-        comment=fields.text(body, "comment", most=fields.LONGEST_COMMENT, least=0, default=""),
-        flags=fields.flags(body, ITEM_FLAGS),
+        seconds=check_seconds(body.get("seconds")),
+        comment=check_words("comment", body.get("comment", "")),
+        flags=check_flags(body.get("flags", [])),
         expected_version=body.get("version"),
-        token=fields.assignment(body),
-        active=fields.seconds(body, "active") if "active" in body else None,
+        token=fields.identifier(body, "assignment"),
+        active=check_seconds(body["active"], "active") if "active" in body else None,
     )
     return {"label": event.event_id, "progress": site.project.progress(person)}
 
@@ -136,11 +133,11 @@ def skip(site: Site, request: ApiRequest) -> Answer:
     fields.only(body, "nonce", "item", "assignment", "reason", "flags")
     event = site.project.skip(
         person,
-        fields.item_id(body),
-        fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default=""),
-        fields.flags(body, ITEM_FLAGS),
+        fields.identifier(body, "item"),
+        check_words("reason", body.get("reason", "")),
+        check_flags(body.get("flags", [])),
         fields.nonce(body),
-        token=fields.assignment(body),
+        token=fields.identifier(body, "assignment"),
     )
     return {"skip": event.event_id, "progress": site.project.progress(person)}
 
@@ -173,30 +170,35 @@ def _moved(site: Site, request: ApiRequest, moved: tuple[Event, Assignment | Non
 
 def draft(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/draft``: keep what is not decided yet; a null keeps only the item. ``others`` is what other tabs have."""
-    fields.only(request.body, "item", "assignment", "draft", "tab", "save", "from")
-    value = request.body.get("draft")
+    body, person = request.body, request.caller.person_id
+    fields.only(body, "item", "assignment", "draft", "tab", "save", "from")
+    value = body.get("draft")
     if value is not None and not isinstance(value, dict):
         raise Refused(422, f"draft must be an object or null, got {value!r:.60}")
-    if isinstance(value, dict) and isinstance(value.get("answer"), dict) and "responses" in value["answer"]:
-        raise Refused(
-            422, "a draft holds what the page shows, and no responses"
-        )  # undo keeps them in drafts of its own
+    if value and isinstance(value.get("answer"), dict) and "responses" in value["answer"]:
+        # undo keeps them in drafts of its own
+        raise Refused(422, "a draft holds what the page shows, and no responses")
     if len(repr(value)) > LONGEST_DRAFT:
         raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
-    token = fields.assignment(request.body)
-    item, saved = fields.item_id(request.body), fields.saved(request.body)
-    others = site.project.save_draft(request.caller.person_id, item, value, token=token, saved=saved)
+    item, token = fields.identifier(body, "item"), fields.identifier(body, "assignment")
+    others = site.project.save_draft(person, item, value, token=token, saved=fields.saved(body))
     return {"saved": True, **({"others": list(others)} if others else {})}
 
 
 def chat(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/chat``: two answers to the conversation so far, in the order of the screen."""
-    fields.only(request.body, "nonce", "item", "messages")
-    person, nonce = request.caller.person_id, fields.nonce(request.body)
+    body, person = request.body, request.caller.person_id
+    fields.only(body, "nonce", "item", "messages")
+    nonce = fields.nonce(body)
     turn = site.turns.same(person, nonce)
     if turn is None:
-        held = _held_chat(site, person, fields.item_id(request.body))
-        messages = _conversation(request.body)
+        item, held = fields.identifier(body, "item"), site.project.held(person)
+        if held is None or held.item.item_id != item or held.item.task != "chat":
+            raise Refused(409, "you no longer hold this chat; reload the page", "chat_gone")
+        messages = body.get("messages")
+        if read_conversation("chat", "messages", messages)[-1].role != "user":
+            raise Refused(422, "the last message must be the person's")
+        assert isinstance(messages, list)
         if messages[:-1] != _so_far(held):
             raise Refused(
                 409, "this conversation is not as the server knows it; reload the page to go on with it", "chat_changed"
@@ -205,7 +207,7 @@ def chat(site: Site, request: ApiRequest) -> Answer:
             # it was given while there was one
             raise Refused(409, "there is no model to talk to now; skip this chat", "no_model")
         responses = site.worker.answers([messages], 2)[0]
-        turn = site.turns.add(Turn(person, held.item.item_id, nonce, messages, responses, held.order))
+        turn = site.turns.add(Turn(person, item, nonce, messages, responses, held.order))
     return {"turn": turn.turn_id, "answers": turn.shown}
 
 
@@ -217,7 +219,7 @@ def instructions(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  ev
 
 def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
     """Everything that the browser is told about an item."""
-    item = assignment.item
+    item, is_formatted = assignment.item, site.project.settings.markdown
     version, text = site.project.instructions()
     answers = [] if item.task == "chat" else [shown_answer(item, index) for index in assignment.order]
     return {
@@ -231,7 +233,7 @@ def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
         "others": list(assignment.others),
         "instructions": {"version": version, "text": text},
         "lease_until": assignment.lease_until,
-        "markdown": [markdown_to_html(one) if _is_marked_up(site, one) else None for one in answers],
+        "markdown": [markdown_to_html(one) if is_formatted and isinstance(one, str) else None for one in answers],
         "criteria": shown_criteria(site) if item.task in JUDGED else [],
         "suggestion": None if item.suggestion is None else to_screen(item.suggestion, assignment.order),
     }
@@ -251,57 +253,31 @@ def shown_answer(item: Item, index: int) -> Any:
     return {key: value for key, value in response.items() if key in known}
 
 
-def _is_marked_up(site: Site, answer: Any) -> bool:
-    return site.project.settings.markdown and isinstance(answer, str)
-
-
 def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer about a turn of a chat, in terms of its responses."""
     fields.only(answer, "turn", "preferred", "strength", "both_bad", "last")
-    turn = site.turns.get(person, fields.text(answer, "turn", most=100))
+    turn = site.turns.get(person, fields.identifier(answer, "turn"))
     if turn is None or turn.item != item:
-        raise Refused(
-            409,
-            "these answers are no longer here (the server has started anew); send the message again",
-            "answers_gone",
-        )
+        gone = "these answers are no longer here (the server has started anew); send the message again"
+        raise Refused(409, gone, "answers_gone")
     choice = from_screen({name: value for name, value in answer.items() if name != "turn"}, turn.order)
     return {"messages": list(turn.messages), "responses": list(turn.responses), **choice}
 
 
-def _held_chat(site: Site, person: str, item: str) -> Assignment:
-    held = site.project.held(person)
-    if held is None or held.item.item_id != item or held.item.task != "chat":
-        raise Refused(409, "you no longer hold this chat; reload the page", "chat_gone")
-    return held
-
-
-def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages = body.get("messages")
-    if read_conversation("chat", "messages", messages)[-1].role != "user":
-        raise Refused(422, "the last message must be the person's")
-    assert isinstance(messages, list)
-    return messages
-
-
 def _so_far(held: Assignment) -> list[Any]:
-    """The conversation that the person's next message goes on from: the item's prompt, or the turns that they have chosen in.
+    """The conversation before the person's next message: the item's prompt, or the turns that they have chosen in.
 
     A prompt that ends with a message of the person's is a proposal for their first one.
     """
-    if not held.turns:
-        prompt = held.item.prompt
-        given = (
-            list(prompt)
-            if isinstance(prompt, list | tuple)
-            else [{"role": "user", "content": prompt}]
-            if prompt
-            else []
-        )
-        return given[:-1] if given and given[-1]["role"] == "user" else given
-    last = held.turns[-1].content
-    place = last["answer"]["preferred"]
-    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
-    return [*last["answer"]["messages"], {"role": "assistant", "content": response_text(said)}]
+    if held.turns:
+        last = held.turns[-1].content
+        answer, place = last["answer"], last["answer"]["preferred"]
+        said = answer["responses"][last["order"][0] if place is None else place]["response"]
+        return [*answer["messages"], {"role": "assistant", "content": response_text(said)}]
+    prompt = held.item.prompt
+    if isinstance(prompt, str):
+        return []
+    return list(prompt[:-1]) if prompt and prompt[-1]["role"] == "user" else list(prompt)
 
 
 def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
@@ -309,31 +285,20 @@ def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
 
     A turn that was taken back has its answers' sources in it; the page gets the texts under the id of a turn.
     """
-    draft = assignment.draft
+    draft, item = assignment.draft, assignment.item.item_id
     answer = draft.get("answer") if isinstance(draft, Mapping) else None
-    if isinstance(answer, Mapping) and "responses" in answer:
-        turn = site.turns.add(_taken_back(site, person, assignment, answer["messages"]))
-        choice = {name: answer[name] for name in ("preferred", "strength", "both_bad")}
-        shown = {"messages": answer["messages"], "turn": turn.turn_id, "answers": turn.shown, "choice": choice}
-        return {**draft, "answer": shown}
-    if draft is not None or not assignment.turns:
-        return draft
-    return {"answer": {"messages": _so_far(assignment), "turn": None, "answers": None}}
-
-
-def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) -> Turn:
-    """The turn of a chat that somebody has just undone, with what wrote its answers."""
-    item = assignment.item.item_id
+    if not isinstance(answer, Mapping) or "responses" not in answer:
+        if draft is not None or not assignment.turns:
+            return draft
+        return {"answer": {"messages": _so_far(assignment), "turn": None, "answers": None}}
+    messages = answer["messages"]
     label = next(
         event.content
         for event in reversed(site.project.events())
         if event.kind == "label" and event.person == person and event.content["item"] == item
         and event.content["answer"]["messages"] == messages
     )  # fmt: skip
-    return Turn(person, item, "", messages, label["answer"]["responses"], tuple(label["order"]))
-
-
-def _why_none(site: Site, person: Person) -> tuple[str, int]:
-    why, count = site.project.why_counted(person.person_id, chats=site.worker is not None)
-    is_filling = site.buffer is not None and site.buffer.is_filling
-    return ("sampling", 0) if is_filling and why in ("empty", "done", "others", "second", "people") else (why, count)
+    turn = site.turns.add(Turn(person, item, "", messages, label["answer"]["responses"], tuple(label["order"])))
+    choice = {name: answer[name] for name in ("preferred", "strength", "both_bad")}
+    shown = {"messages": messages, "turn": turn.turn_id, "answers": turn.shown, "choice": choice}
+    return {**draft, "answer": shown}

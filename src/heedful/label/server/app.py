@@ -2,16 +2,23 @@
 
 Host and origin, then the address's rate limit, the session, its rate limit, the role, the CSRF token, the size of the body;
 only then does a handler see it. What is not in the table is not there. Handlers wait for the disk, so they run in threads.
+
+Pages are shells that scripts fill; they and the files that they load are read when the server starts, so no name that a
+request has is ever a path.
 """
 
+import hashlib
+import json
+import mimetypes
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.cookies import CookieError, SimpleCookie
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -19,10 +26,10 @@ from starlette.types import Receive, Scope, Send
 from heedful.data.readers import fault_in, parse_json
 from heedful.display import say
 from heedful.errors import ConfigError, DataError
-from heedful.label.project import NotHeldError
+from heedful.label.assignment import NotHeldError
 from heedful.label.records import Person
 from heedful.label.server import api, owner
-from heedful.label.server.pages import load_files, load_pages, load_refusal
+from heedful.label.server.policy import AwayError
 from heedful.label.server.request import ApiRequest, Json, Refused, Site
 from heedful.label.server.security import (
     HEADERS,
@@ -32,7 +39,6 @@ from heedful.label.server.security import (
     page_refusal,
     post_refusal,
 )
-from heedful.label.server.worker import AwayError
 from heedful.serving.guard import Refusal
 
 ANYONE: frozenset[str] | None = None
@@ -92,40 +98,37 @@ class Application:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        response = await self._answered(request)
-        if "etag" in response.headers and response.headers["etag"] == request.headers.get("if-none-match"):
-            response = Response(
-                status_code=304, headers={"ETag": response.headers["etag"], "Cache-Control": "no-cache"}
-            )
+        try:
+            response = await self._response(request)
+        except Exception as error:
+            response = self._refused(request, error)
+        tag = response.headers.get("etag")
+        if tag is not None and tag == request.headers.get("if-none-match"):
+            response = Response(status_code=304, headers={"ETag": tag, "Cache-Control": "no-cache"})
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
+        if response.status_code in (429, 503):
+            response.headers["Retry-After"] = "1"
         await response(scope, receive, send)
 
-    async def _answered(self, request: Request) -> Response:
-        try:
-            return await self._response(request)
-        except Refused as refused:
-            is_page = refused.status == 401 and not request.url.path.startswith("/api/")
-            if is_page:
-                return RedirectResponse("/join", 303)
-            return self._refused(request, refused)
-        except Exception as error:
-            failure = _failure(error)
-            status = failure.status
-            if status >= 500:
-                say(f"{request.method} {request.url.path}: {error}")
-            if status == 500:
-                traceback.print_exception(error)
-            worker = self.site.worker
-            is_loading = isinstance(error, AwayError) and worker is not None and not (worker.is_ready or worker.problem)
-            return self._refused(request, failure, {"loading": True} if is_loading else {})
-
-    def _refused(self, request: Request, refused: Refused, more: Mapping[str, bool] = MappingProxyType({})) -> Response:
-        """A page for whoever went to an address, JSON for scripts."""
+    def _refused(self, request: Request, error: Exception) -> Response:
+        """A page for a browser that went to an address, JSON for scripts."""
+        refused, path = _refusal(error), request.url.path
+        if isinstance(error, Refused) and refused.status == 401 and not path.startswith("/api/"):
+            return RedirectResponse("/join", 303)
+        if not isinstance(error, Refused) and refused.status >= 500:
+            say(f"{request.method} {path}: {error}")
+        if error is not refused and refused.status == 500:
+            traceback.print_exception(error)
         if "text/html" in request.headers.get("accept", ""):
-            return _patient(HTMLResponse(self.refusal(refused), refused.status))
-        coded = {"code": refused.code, "values": refused.values} if refused.code else {}
-        return _patient(Json({"error": refused.message, **coded, **more}, refused.status))
+            return HTMLResponse(self.refusal(refused), refused.status)
+        content: dict[str, Any] = {"error": refused.message}
+        if refused.code:
+            content |= {"code": refused.code, "values": refused.values}
+        worker = self.site.worker
+        if isinstance(error, AwayError) and worker is not None and not (worker.is_ready or worker.problem):
+            content["loading"] = True
+        return Json(content, refused.status)
 
     async def _response(self, request: Request) -> Response:
         headers, access = request.headers, self.site.access
@@ -133,33 +136,30 @@ class Application:
         peer = request.client.host if request.client is not None else "unknown"
         address = client_address(headers, peer, access)
         rule = self._rule(request)
-        if rule.method == "POST":
+        is_post = rule.method == "POST"
+        if is_post:
             _refuse(post_refusal(headers), "elsewhere")
         person, session = None, None
-        if rule.allows is not ANYONE:
+        if rule.allows is not None:
             person, session = await self._signed_in(request, address)
             _wait(self.by_person.seconds_to_wait(person.person_id))
-            allowed = rule.allows or frozenset()
-            if person.role not in allowed:
-                raise Refused(
-                    403, f"this is for {' and '.join(sorted(allowed))}s; your role is {person.role}", "other_role"
-                )
-            if rule.method == "POST":
+            if person.role not in rule.allows:
+                allowed = " and ".join(sorted(rule.allows))
+                raise Refused(403, f"this is for {allowed}s; your role is {person.role}", "other_role")
+            if is_post:
                 _refuse(csrf_refusal(headers, session), "old_page")
             if rule.is_costly:
                 _wait(self.costly.seconds_to_wait(person.person_id))
         else:
             _wait(self.by_address.seconds_to_wait(address))
-            if rule.method == "POST":
+            if is_post:
                 _wait(self.failed.seconds_to_wait(address, take=False))
-        body = await _body(request, rule.most_bytes) if rule.method == "POST" else b""
-        query = dict(request.query_params)
+        body = await _body(request, rule.most_bytes) if is_post else b""
+        call = ApiRequest(person, session, {}, dict(request.query_params), address, headers["host"])
         try:
-            return await self._in_thread(
-                self._handled, rule, ApiRequest(person, session, {}, query, address, headers["host"]), body
-            )
+            return await self._in_thread(self._handled, rule, call, body)
         except Refused as refused:
-            if rule.allows is ANYONE and refused.status == 401:
+            if rule.allows is None and refused.status == 401:
                 self.failed.seconds_to_wait(address)
             raise
 
@@ -185,9 +185,7 @@ class Application:
         return person, session
 
     def _handled(self, rule: RouteRule, call: ApiRequest, body: bytes) -> Response:
-        if body:
-            call = ApiRequest(call.person, call.session, _fields(body), call.query, call.address, call.host)
-        answer = rule.handler(self.site, call)
+        answer = rule.handler(self.site, replace(call, body=_fields(body)) if body else call)
         return answer if isinstance(answer, Response) else Json(answer)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -197,29 +195,27 @@ class Application:
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads, abandon_on_cancel=True)
 
 
-STATUSES: tuple[tuple[type[Exception], int], ...] = (
-    (NotHeldError, 409),
-    (DataError, 422),
-    (ConfigError, 422),
-    (ClientDisconnect, 400),
-    (TimeoutError, 408),
-    (OSError, 503),
-)
-"""The status of an answer to a request that could not be done, by what happened; the first that fits."""
-
-
-def _failure(error: Exception) -> Refused:
-    """What is answered to a request that could not be done."""
-    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
-    if status == 500:
-        return Refused(500, "the server made a mistake; its log says which", "mistake")
-    if status == 408:
-        return Refused(408, "the request did not arrive in time; send it again", "late")
-    if isinstance(error, AwayError | NotHeldError):
-        return Refused(status, str(error), error.code)
-    if status == 503:  # the page keeps what was not acknowledged
-        return Refused(503, "the server cannot write to its disk now, so nothing was confirmed; try again", "disk")
-    return Refused(status, str(error))
+def _refusal(error: Exception) -> Refused:
+    """What is answered to a request that was refused, or that could not be done."""
+    match error:
+        case Refused():
+            refused = error
+        case NotHeldError():
+            refused = Refused(409, str(error), error.code)
+        case AwayError():
+            refused = Refused(503, str(error), error.code)
+        case DataError() | ConfigError():
+            refused = Refused(422, str(error))
+        case ClientDisconnect():
+            refused = Refused(400, str(error))
+        case TimeoutError():
+            refused = Refused(408, "the request did not arrive in time; send it again", "late")
+        case OSError():  # the page keeps what was not acknowledged
+            said = "the server cannot write to its disk now, so nothing was confirmed; try again"
+            refused = Refused(503, said, "disk")
+        case _:
+            refused = Refused(500, "the server made a mistake; its log says which", "mistake")
+    return refused
 
 
 def _refuse(refusal: Refusal | None, code: str) -> None:
@@ -231,12 +227,6 @@ def _wait(seconds: float) -> None:
     if seconds > 0:
         whole = max(1, round(seconds))
         raise Refused(429, f"too many requests; try again in {whole} seconds", "too_many", n=whole)
-
-
-def _patient(response: Response) -> Response:
-    if response.status_code in (429, 503):
-        response.headers["Retry-After"] = "1"
-    return response
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str | None:
@@ -273,9 +263,10 @@ def _fields(body: bytes) -> dict[str, Any]:
     return fields
 
 
-# What can be asked
+# The pages and their files
 
-ROLES_OF_PAGES = {
+FOLDER = Path(__file__).parents[1] / "pages"
+PAGES = {
     "/": EVERYBODY,
     "/join": ANYONE,
     "/stats": READERS,
@@ -286,6 +277,66 @@ ROLES_OF_PAGES = {
     "/rounds": READERS,
     "/instructions": EVERYBODY,
 }
+"""Who may see each page. Its template has its name; that of the first one is work.html."""
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+
+
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+    )
+
+
+def load_refusal() -> Callable[[Refused], str]:
+    """Return what makes the page for an address that is not there or not for the person, in both languages."""
+    template = _templates().get_template("refused.html")
+    words = json.loads((FOLDER / "words" / "zh.json").read_text(encoding="utf-8"))
+
+    def page(refused: Refused) -> str:
+        said = words.get(f"said_{refused.code}", words["refused"])
+        for name, value in {"status": refused.status, **refused.values}.items():
+            said = said.replace(f"{{{name}}}", str(value))
+        return template.render(status=refused.status, message=refused.message, chinese=said)
+
+    return page
+
+
+def _page_rules() -> list[RouteRule]:
+    """Pages are the same for everybody, because all that differs comes from the API."""
+    templates, rules = _templates(), []
+    for path, allows in PAGES.items():
+        name = path[1:] or "work"
+        html = templates.get_template(f"{name}.html").render(page=name).encode()
+        rules.append(RouteRule("GET", path, allows, _serving(html, "text/html")))
+    return rules
+
+
+def _file_rules() -> list[RouteRule]:
+    """The files of static/, and the words of each language."""
+    static = FOLDER / "static"
+    files = {f"/static/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
+    files |= {f"/static/words/{path.name}": path for path in (FOLDER / "words").glob("*.json")}
+    rules = []
+    for address, path in sorted(files.items()):
+        content = path.read_bytes()
+        kind = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
+        rules.append(RouteRule("GET", address, ANYONE, _serving(content, kind, headers)))
+    return rules
+
+
+def _serving(content: bytes, kind: str, headers: Mapping[str, str] | None = None) -> Handler:
+    return lambda _site, _request: Response(content, media_type=kind, headers=headers)
+
+
+# What can be asked
+
 API = (
     RouteRule("POST", "/api/join", ANYONE, api.join),
     RouteRule("POST", "/api/leave", EVERYBODY, api.leave),
@@ -315,6 +366,4 @@ API = (
 
 def all_rules() -> tuple[RouteRule, ...]:
     """The API, the pages and their files."""
-    pages = [RouteRule("GET", path, ROLES_OF_PAGES[path], page) for path, page in load_pages().items()]
-    files = [RouteRule("GET", path, ANYONE, file) for path, file in load_files().items()]
-    return (*API, *pages, *files)
+    return (*API, *_page_rules(), *_file_rules())

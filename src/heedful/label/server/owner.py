@@ -5,7 +5,7 @@ import gc
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast, get_args
@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from heedful.errors import DataError
 from heedful.label import listing
-from heedful.label.answers import JUDGED
+from heedful.label.answers import JUDGED, check_words
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import FORMATS, ImportOptions, add, read_items_text
-from heedful.label.people import is_import
+from heedful.label.people import LONGEST_NAME, is_import
 from heedful.label.project import Project
 from heedful.label.records import TASKS, LabelledItem, Person, Role, Standing, Task
 from heedful.label.rounds_page import rounds_of
@@ -34,11 +34,8 @@ LONGEST_FILE_NAME = 1000
 PAGE = 50
 """Labels on a page of the list."""
 _ONE_AT_A_TIME = threading.Lock()
-Stamp = tuple[int, int] | None
-COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKeyDictionary()
-"""The last statistics of each open project, with the number of its last event and when its scores.jsonl was written."""
-PREVIEWED: WeakKeyDictionary[Project, tuple[int, dict[ExportOptions, Mapping[str, Any]]]] = WeakKeyDictionary()
-"""What exports of each open project have, by their options, with the number of its last event."""
+COMPUTED: WeakKeyDictionary[Project, tuple[int, dict[Hashable, Mapping[str, Any]]]] = WeakKeyDictionary()
+"""The statistics and the manifests of exports of each open project, with the number of its last event."""
 
 
 def people(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
@@ -52,32 +49,23 @@ def people(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every ha
 
 def change_people(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/people``: add a person (``name``), or change or invite one again (``person``); a link if one was made."""
-    body = request.body
+    body, project = request.body, site.project
+    name = fields.text(body, "name", most=LONGEST_NAME).strip() if "name" in body or "person" not in body else None
+    role = cast(Role, fields.one_of(body, "role", get_args(Role))) if "role" in body else None
+    standing = cast(Standing, fields.one_of(body, "standing", get_args(Standing))) if "standing" in body else None
     if "person" not in body:
         fields.only(body, "name", "role", "standing")
-        person = site.project.add_person(
-            fields.text(body, "name", most=fields.LONGEST_NAME).strip(),
-            _role(body) or "annotator",
-            _standing(body),
-        )
+        assert name is not None
+        person = project.add_person(name, role or "annotator", standing)
         _note(site, request, "added", person)
         return {"person": _shown(site, person), "link": _link(site, request, person)}
     fields.only(body, "person", "name", "role", "standing", "invite")
-    person = _person(site, fields.text(body, "person", most=100))
-    name = fields.text(body, "name", most=fields.LONGEST_NAME).strip() if "name" in body else None
+    person = _person(site, fields.identifier(body, "person"))
     if body.keys() & {"name", "role", "standing"}:
-        person = site.project.set_person(person.person_id, name=name, role=_role(body), standing=_standing(body))
+        person = project.set_person(person.person_id, name=name, role=role, standing=standing)
         _note(site, request, "changed", person)
     link = _link(site, request, person) if fields.switch(body, "invite") else None
     return {"person": _shown(site, person), "link": link}
-
-
-def _role(body: Mapping[str, Any]) -> Role | None:
-    return cast(Role, fields.one_of(body, "role", get_args(Role))) if "role" in body else None
-
-
-def _standing(body: Mapping[str, Any]) -> Standing | None:
-    return cast(Standing, fields.one_of(body, "standing", get_args(Standing))) if "standing" in body else None
 
 
 def set_instructions(site: Site, request: ApiRequest) -> Answer:
@@ -121,26 +109,26 @@ def import_text(site: Site, request: ApiRequest) -> Answer:
         unusable="drop" if is_preview or fields.switch(body, "drop") else "error",
     )
     ending = fields.one_of(body, "format", FORMATS, FORMATS[0])
-    named = re.split(r"[/\\]", fields.text(body, "name", most=LONGEST_FILE_NAME, least=0, default=""))[-1]
-    shown = partial(_with_name, ours=f"import{ending}", theirs=named or f"import{ending}")
+    ours = f"import{ending}"
+    name = re.split(r"[/\\]", fields.text(body, "name", most=LONGEST_FILE_NAME, least=0, default=""))[-1]
+
+    def named(error: object) -> str:  # a message begins with the file's name; its owner knows it by another one
+        text = str(error)
+        return (name or ours) + text.removeprefix(ours) if text.startswith(ours) else text
+
     with_labels = fields.switch(body, "labels")
     text = fields.text(body, "text", most=LONGEST_IMPORT)
     with heavy():
         try:
             imported = read_items_text(text, ending, options)
         except DataError as error:
-            raise DataError(shown(str(error))) from None
+            raise DataError(named(error)) from None
         added = {"items": 0, "labels": 0, "against": 0}
         if not is_preview:
-            added = add(site.project, replace(imported, file=named), with_labels=with_labels)
+            added = add(site.project, replace(imported, file=name or ours), with_labels=with_labels)
     found = imported.preview()
-    found["errors"] = [shown(error) for error in found["errors"]]
+    found["errors"] = [named(error) for error in found["errors"]]
     return found | {"added": added["items"], "labels_added": added["labels"], "labels_against": added["against"]}
-
-
-def _with_name(message: str, ours: str, theirs: str) -> str:
-    """A message about a file, which begins with its name, with the name that its owner knows it by."""
-    return theirs + message.removeprefix(ours) if message.startswith(ours) else message
 
 
 def export(site: Site, request: ApiRequest) -> Response:
@@ -148,7 +136,7 @@ def export(site: Site, request: ApiRequest) -> Response:
 
     ``without`` names people whose labels are left out, by their ids, with commas in between.
     """
-    query = request.query
+    query, project = request.query, site.project
     fields.only(query, "eval_fraction", "margin", "flagged", "without", "gold", "withdrawn", "preview")
     options = ExportOptions(
         eval_fraction=_fraction(query.get("eval_fraction", "0.1")),
@@ -158,39 +146,31 @@ def export(site: Site, request: ApiRequest) -> Response:
         withdrawn=cast(Any, fields.one_of(query, "withdrawn", ("keep", "leave-out"), "leave-out")),
         without=tuple(_person(site, one).person_id for one in query.get("without", "").split(",") if one),
     )
+    if "preview" in query:
+        return Json(_computed(project, options, lambda: export_project(project, options).manifest))
     with heavy():
-        if "preview" in query:
-            return Json(_manifest(site.project, options))
-        packed = export_project(site.project, options).zipped()
+        packed = export_project(project, options).zipped()
     site.audit.note("exported", person=request.caller.person_id, address=request.address)
     headers = {"Content-Disposition": 'attachment; filename="labels.zip"'}
     return Response(packed, media_type="application/zip", headers=headers)
 
 
-def _manifest(project: Project, options: ExportOptions) -> Mapping[str, Any]:
-    """What an export has, computed once for the same events and options."""
-    seq = len(project.events())
-    then, known = PREVIEWED.get(project, (0, {}))
-    if then != seq:
-        known = {}
-        PREVIEWED[project] = seq, known
-    if options not in known:
-        known[options] = export_project(project, options).manifest
-    return known[options]
+def _computed(project: Project, key: Hashable, work: Callable[[], Answer | Mapping[str, Any]]) -> Any:
+    """What ``work`` returns, computed once for the same events and key."""
+    then, known = COMPUTED.get(project, (0, {}))
+    seq = then + len(project.events(then))
+    if then != seq or key not in known:
+        with heavy():
+            known = {**(known if then == seq else {}), key: work()}
+            COMPUTED[project] = seq, known
+    return known[key]
 
 
 def stats(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/stats``: computed again only if something happened since the last time."""
-    project = site.project
-    scores = project.folder / "scores.jsonl"
-    stamp = (scores.stat().st_mtime_ns, scores.stat().st_size) if scores.is_file() else None
-    seq, stamp_then, found = COMPUTED.get(project, (0, None, None))
-    news = project.events(seq)
-    if found is None or news or stamp != stamp_then:
-        seq = news[-1].seq if news else seq
-        with heavy():
-            found = project_statistics(project)
-        COMPUTED[project] = (seq, stamp, found)
+    scores = site.project.folder / "scores.jsonl"
+    written = (scores.stat().st_mtime_ns, scores.stat().st_size) if scores.is_file() else None
+    found: Answer = _computed(site.project, ("statistics", written), lambda: project_statistics(site.project))
     return found
 
 
@@ -204,31 +184,28 @@ def labels(site: Site, request: ApiRequest) -> Answer:
     fields.only(query, "person", "differ", "search", "items", "page")
     search, withdrawn = query.get("search", "").strip(), project.withdrawn()
     everything = project.labels(also_withdrawn=True)
-    shown: Callable[[Any], Answer] = listing.row
-    rows: list[Any] = listing.chosen(
-        everything, person=query.get("person", ""), differ=bool(query.get("differ")), search=search
-    )
     if query.get("items"):
         counts = Counter(one.item.item_id for one in everything)
-        rows = [one for one in reversed(project.items(also_withdrawn=True)) if listing.contains(one, search)]
-        shown = partial(listing.row_of_item, counts=counts)
+        items = [one for one in reversed(project.items(also_withdrawn=True)) if listing.contains(one, search)]
+        rows = [partial(listing.row_of_item, one, counts) for one in items]
+    else:
+        person, differ = query.get("person", ""), bool(query.get("differ"))
+        chosen = listing.chosen(everything, person=person, differ=differ, search=search)
+        rows = [partial(listing.row, one) for one in chosen]
     page = query.get("page", "1")
     number = int(page) if page.isascii() and page.isdigit() and len(page) < 10 else 0
-    pages = max(1, -(-len(rows) // PAGE))
     if number < 1:
         raise Refused(422, f"page must be a whole number from 1, got {page!r:.60}")
+    pages = max(1, -(-len(rows) // PAGE))
     number = min(number, pages)
+    shown = [row() for row in rows[PAGE * (number - 1) : PAGE * number]]
     return {
-        "rows": [_marked(shown(one), withdrawn) for one in rows[PAGE * (number - 1) : PAGE * number]],
+        "rows": [one | {"withdrawn": one["item"] in withdrawn} for one in shown],
         "count": len(rows),
         "page": number,
         "pages": pages,
         "people": [{"person": person.person_id, "name": person.name} for person in project.people()],
     }
-
-
-def _marked(row: Answer, withdrawn: Set[str]) -> Answer:
-    return row | {"withdrawn": row["item"] in withdrawn}
 
 
 def batches(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
@@ -238,13 +215,11 @@ def batches(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every h
 
 def withdraw(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/withdraw``: take the items of a ``batch``, or one ``item``, out of the project, or put them ``back``."""
-    body = request.body
+    body, person = request.body, request.caller.person_id
     fields.only(body, "batch", "item", "back", "reason")
     batch = fields.text(body, "batch", most=300, least=0, default="")
-    items = () if batch else (fields.item_id(body),)
-    reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
-    back = fields.switch(body, "back")
-    person = request.caller.person_id
+    items = () if batch else (fields.identifier(body, "item"),)
+    reason, back = check_words("reason", body.get("reason", "")), fields.switch(body, "back")
     changed = site.project.withdraw(person, batch=batch, items=items, back=back, reason=reason)
     site.audit.note("put back" if back else "withdrawn", person=person, address=request.address, items=str(changed))
     return {"changed": changed}
@@ -253,11 +228,10 @@ def withdraw(site: Site, request: ApiRequest) -> Answer:
 def item(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/item``: an item with what everybody says, and what owners changed of that. Not what wrote its answers."""
     fields.only(request.query, "item")
-    project, identity = site.project, fields.item_id(request.query)
-    of_item = [one for one in project.items(also_withdrawn=True) if one.item_id == identity]
-    if not of_item:
+    project, identity = site.project, fields.identifier(request.query, "item")
+    found = next((one for one in project.items(also_withdrawn=True) if one.item_id == identity), None)
+    if found is None:
         raise Refused(404, f"there is no item {identity!r:.80} in this project")
-    found = of_item[0]
     names = {person.person_id: person.name for person in project.people()}
     said = [one for one in project.labels(also_withdrawn=True) if one.item.item_id == identity]
     return {
@@ -289,17 +263,14 @@ def _with_history(site: Site, one: LabelledItem, names: Mapping[str, str]) -> An
 
 def correct(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/correct``: another answer in place of a label's. ``closed``: its round was trained on already."""
-    body, project = request.body, site.project
+    body, project, person = request.body, site.project, request.caller.person_id
     fields.only(body, "nonce", "label", "answer", "reason")
-    answer = body.get("answer")
-    if not isinstance(answer, dict):
-        raise Refused(422, f"answer must be an object, got {answer!r:.60}")
-    label = fields.text(body, "label", most=100)
-    reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
-    event = project.correct(request.caller.person_id, label, answer, nonce=fields.nonce(body), reason=reason)
-    site.audit.note("corrected", person=request.caller.person_id, address=request.address, label=label)
-    about = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == label)
-    return {"correction": event.event_id, "closed": listing.is_closed(project.folder, about)}
+    answer, label = fields.answer(body), fields.identifier(body, "label")
+    reason = check_words("reason", body.get("reason", ""))
+    event = project.correct(person, label, answer, nonce=fields.nonce(body), reason=reason)
+    site.audit.note("corrected", person=person, address=request.address, label=label)
+    corrected = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == label)
+    return {"correction": event.event_id, "closed": listing.is_closed(project.folder, corrected)}
 
 
 def rounds(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both

@@ -15,18 +15,12 @@ from heedful.data.readers import kind_of, listed
 from heedful.label.labelling import Saved
 from heedful.label.project import Project
 from heedful.label.records import Person
-from heedful.label.server.buffer import Buffer
-from heedful.label.server.chat import Turns
-from heedful.label.server.closing import Closing
+from heedful.label.server.policy import Buffer, PolicyWorker, Turns
 from heedful.label.server.security import Access, Audit
-from heedful.label.server.worker import PolicyWorker
 
 TAB = re.compile(r"[A-Za-z0-9_-]{0,64}")
 DRAFT = re.compile(r"([A-Za-z0-9_-]{0,64})\.([0-9]{1,9})")
 NONCE = re.compile(r"[A-Za-z0-9_-]{8,64}")
-LONGEST_NAME = 200
-LONGEST_COMMENT = 10_000
-LONGEST_SECONDS = 10**7
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,8 @@ class Site:
     """The process that writes answers; None if the project has only imported ones."""
     buffer: Buffer | None
     """What keeps items ready for it."""
-    closing: Closing | None = None
-    """What ends the server once everything is labelled; None if it serves until somebody ends it."""
+    closing: Any = None
+    """`heedful.label.server.run.Closing`, which ends the server once everything is labelled; None if nothing does."""
 
 
 class Json(JSONResponse):
@@ -102,68 +96,51 @@ def text(fields: Mapping[str, Any], name: str, *, most: int, least: int = 1, def
     """Return a string of ``least`` to ``most`` characters."""
     value = fields.get(name, default)
     if not isinstance(value, str):
-        raise Refused(422, f"{name} must be a string, got {_got(fields, name)}")
+        raise _wrong(fields, name, "a string")
     if not least <= len(value) <= most:
         raise Refused(422, f"{name} must have {least} to {most} characters, got {len(value)}")
     return value
+
+
+def identifier(fields: Mapping[str, Any], name: str) -> str:
+    """Return the id of an item, label or person, or the token that came with an item."""
+    return text(fields, name, most=100)
 
 
 def nonce(fields: Mapping[str, Any]) -> str:
     """Return the number that a page makes once per thing sent."""
     value = fields.get("nonce")
     if not isinstance(value, str) or not NONCE.fullmatch(value):
-        raise Refused(
-            422, f"nonce must be 8 to 64 letters, digits, _ or -, made anew per label, got {_got(fields, 'nonce')}"
-        )
+        raise _wrong(fields, "nonce", "8 to 64 letters, digits, _ or -, made anew per label")
     return value
 
 
-def item_id(fields: Mapping[str, Any]) -> str:
-    """Return the id of an item."""
-    return text(fields, "item", most=100)
-
-
-def assignment(fields: Mapping[str, Any]) -> str:
-    """Return the token that came with an item: what a page says about the item counts only with it."""
-    return text(fields, "assignment", most=100)
-
-
-def seconds(fields: Mapping[str, Any], name: str = "seconds") -> float:
-    """Return how long something took."""
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
-        raise Refused(422, f"{name} must be a number from 0 to {LONGEST_SECONDS}, got {_got(fields, name)}")
-    return float(value)
+def answer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer, of which the store checks the rest."""
+    value = fields.get("answer")
+    if not isinstance(value, dict):
+        raise _wrong(fields, "answer", "an object")
+    return value
 
 
 def saved(fields: Mapping[str, Any]) -> Saved:
     """Return which draft is saved: the how manyth of which tab, and from which draft it began."""
     tab, save, begun = fields.get("tab", ""), fields.get("save", 0), fields.get("from")
     if not isinstance(tab, str) or not TAB.fullmatch(tab):
-        raise Refused(
-            422, f"tab must be up to 64 letters, digits, _ or -, drawn anew per page, got {_got(fields, 'tab')}"
-        )
-    if isinstance(save, bool) or not isinstance(save, int) or not 0 <= save < 10**9:
-        raise Refused(422, f"save must be a whole number from 0, got {_got(fields, 'save')}")
+        raise _wrong(fields, "tab", "up to 64 letters, digits, _ or -, drawn anew per page")
+    if type(save) is not int or not 0 <= save < 10**9:
+        raise _wrong(fields, "save", "a whole number from 0")
     found = DRAFT.fullmatch(begun) if isinstance(begun, str) else None
     if begun is not None and found is None:
-        raise Refused(422, f"from must be the draft_of of an item, got {_got(fields, 'from')}")
+        raise _wrong(fields, "from", "the draft_of of an item")
     return Saved(tab, save, None if found is None else (found[1], int(found[2])))
-
-
-def flags(fields: Mapping[str, Any], allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a list of known flags, each at most once, in the order in which they are known."""
-    value = fields.get("flags", [])
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value) or set(value) - set(allowed):
-        raise Refused(422, f"flags must be a list of {', '.join(allowed)}, got {value!r:.100}")
-    return tuple(one for one in allowed if one in value)
 
 
 def switch(fields: Mapping[str, Any], name: str) -> bool:
     """Return true or false; false if it is not there."""
     value = fields.get(name, False)
     if not isinstance(value, bool):
-        raise Refused(422, f"{name} must be true or false, got {_got(fields, name)}")
+        raise _wrong(fields, name, "true or false")
     return value
 
 
@@ -171,9 +148,10 @@ def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[str, ...], defau
     """Return one of some words."""
     value = fields.get(name, default)
     if value not in allowed:
-        raise Refused(422, f"{name} must be one of {', '.join(allowed)}, got {_got(fields, name)}")
+        raise _wrong(fields, name, f"one of {', '.join(allowed)}")
     return str(value)
 
 
-def _got(fields: Mapping[str, Any], name: str) -> str:
-    return f"{fields[name]!r:.60} ({kind_of(fields[name])})" if name in fields else "nothing"
+def _wrong(fields: Mapping[str, Any], name: str, allowed: str) -> Refused:
+    got = f"{fields[name]!r:.60} ({kind_of(fields[name])})" if name in fields else "nothing"
+    return Refused(422, f"{name} must be {allowed}, got {got}")

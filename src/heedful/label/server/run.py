@@ -8,16 +8,18 @@ import shlex
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 import yaml
 
-from heedful.configs.label_server import InviteConfig, LabelServeConfig
+from heedful.configs.label_server import EVERY_INTERFACE, InviteConfig, LabelServeConfig
 from heedful.configs.parse import plain_value
+from heedful.configs.tools import SampleWorkerConfig
 from heedful.data.messages import as_dict
 from heedful.data.schemas import read_prompts
 from heedful.display import Screen, harmless, say
@@ -28,12 +30,9 @@ from heedful.label.people import OWNER_LINK_MINUTES, make_owner_link
 from heedful.label.project import Project
 from heedful.label.records import Standing
 from heedful.label.server.app import Application, all_rules
-from heedful.label.server.buffer import Buffer
-from heedful.label.server.chat import Turns
-from heedful.label.server.closing import Closing
+from heedful.label.server.policy import Buffer, PolicyWorker, Turns
 from heedful.label.server.request import Site
 from heedful.label.server.security import Audit, access_of
-from heedful.label.server.worker import PolicyWorker
 from heedful.label.settings_file import read_settings
 from heedful.serving.connections import BACKLOG, Server, bound
 from heedful.serving.guard import is_loopback
@@ -45,6 +44,10 @@ RECEIVE_SECONDS = 60.0
 """The most that a request's arrival, or an answer's departure, may take: a file of 64 MB over a slow line."""
 END_SECONDS = 5.0
 """How long requests may take to be answered once the server ends."""
+UNSEEN_SECONDS = 60.0
+"""How long a server that ends by itself waits for a page to ask what is next: the tab may have been closed."""
+LOOK_SECONDS = 0.1
+"""How often it looks whether it may end."""
 
 
 def show(text: str) -> None:
@@ -58,7 +61,7 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
     Args:
         config: the project, the address, and the policy if one writes answers.
         announce: is called with each line for the user. The first has the owner's one-time link, if standard output is a
-            terminal: whatever keeps a log of it would keep the link.
+            terminal: a log would keep the link.
 
     Raises ConfigError if the server cannot listen at the address or a policy is not there; DataError if there is no such
     project, or another process writes to it.
@@ -66,16 +69,24 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
     _check_policies(config.policy)
     with bound(config.host, config.port) as listening, Project.open(config.project) as project:
         access = access_of(config.project, config.host, config.allowed_hosts, config.public_url)
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        address = config.public_url or f"http://{_reachable(host, config)}:{listening.getsockname()[1]}"
+        host = config.allowed_hosts[0] if config.host in EVERY_INTERFACE else config.host
+        host = f"[{host}]" if ":" in host else host
+        address = config.public_url or f"http://{host}:{listening.getsockname()[1]}"
         with _policy(config, project) as (worker, buffer):
             audit = Audit(config.project / "audit.jsonl")
             closing = None if config.until_done is None else Closing(project, config.until_done)
             site = Site(project, access, audit, Turns(), worker, buffer, closing)
             app = Application(site, all_rules())
             gc.freeze()  # what was loaded stays: searching it for unreachable objects would stop everybody
-            listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
-            announce(f"{project.settings.name}: {_owners_way_in(config.project, address)}")
+            listening.listen(BACKLOG)  # a link that is opened at once waits instead of being refused
+            if sys.stdout.isatty():
+                announce(f"{project.settings.name}: sign in as the owner, {_owners_link(config.project, address)}")
+            else:
+                command = f"heedful label invite {shlex.quote(str(config.project))} --owner --url {address}"
+                announce(
+                    f"{project.settings.name}: {address}; no link is printed, as this is no terminal. Get one for the "
+                    f"owner, on this machine, with: {command}"
+                )
             if worker is None and (chats := project.chats_left()):
                 count = f"{chats} chats are" if chats > 1 else "1 chat is"
                 say(f"warning: {count} given to nobody, because there is no model to talk to; name one with --policy")
@@ -85,6 +96,45 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
                 say("warning: others can reach this server, and nothing encrypts what they send; see docs/labelling.md")
             _run(make_server(app), listening, closing)
     announce("the server has ended")
+
+
+@dataclass
+class Closing:
+    """Ends a server once everything is labelled (``--until-done``), and a page has said so."""
+
+    project: Project
+    seconds: float
+    """How long the last label can be taken back after a page was told that nothing is left."""
+    over_at: float | None = None
+    """When everything was found labelled."""
+    told_at: float | None = None
+    """When a page was told."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self) -> float | None:
+        """Return for how many seconds the last label can be taken back; None if something is left to label."""
+        is_over, now = self.project.is_over(), time.monotonic()
+        with self.lock:
+            if not is_over:
+                return None
+            self.told_at = now if self.told_at is None else self.told_at
+            return max(0.0, self.seconds - (now - self.told_at))
+
+    def watch(self, server: uvicorn.Server) -> None:
+        """Have a server end when it may; returns when it does."""
+        while not server.should_exit:
+            server.should_exit = self._has_ended()
+            time.sleep(LOOK_SECONDS)
+
+    def _has_ended(self) -> bool:
+        is_over, now = self.project.is_over(), time.monotonic()
+        with self.lock:
+            if not is_over:
+                self.over_at = self.told_at = None
+                return False
+            self.over_at = now if self.over_at is None else self.over_at
+            is_told = self.told_at is not None and now - self.told_at >= self.seconds
+            return is_told or now - self.over_at >= self.seconds + UNSEEN_SECONDS
 
 
 def _run(server: uvicorn.Server, listening: socket.socket, closing: Closing | None) -> None:
@@ -141,25 +191,13 @@ def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None
         )
 
 
-def _owners_link(project: Path, address: str) -> str:
-    return f"once and within {OWNER_LINK_MINUTES:g} minutes, with {address}/join#{make_owner_link(project)}"
-
-
-def _owners_way_in(project: Path, address: str) -> str:
-    """The owner's link for a terminal; for anything else, which may be kept and read by others, how to get one."""
-    if sys.stdout.isatty():
-        return f"sign in as the owner, {_owners_link(project, address)}"
-    command = f"heedful label invite {shlex.quote(str(project))} --owner --url {address}"
-    return f"{address}; no link is printed, as this is no terminal. Get one for the owner, on this machine, with: {command}"
-
-
-def _reachable(host: str, config: LabelServeConfig) -> str:
-    return config.allowed_hosts[0] if config.host in ("0.0.0.0", "::") else host
-
-
 def make_server(app: Application) -> Server:
     """Return what serves an application, with limits on connections and on the time that each may take."""
     return Server(app, most_connections=MOST_CONNECTIONS, receive_seconds=RECEIVE_SECONDS, end_seconds=END_SECONDS)
+
+
+def _owners_link(project: Path, address: str) -> str:
+    return f"once and within {OWNER_LINK_MINUTES:g} minutes, with {address}/join#{make_owner_link(project)}"
 
 
 @contextlib.contextmanager
@@ -168,32 +206,16 @@ def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[Policy
     if not config.policy:
         yield None, None
         return
-    settings = config.project / "policy.yaml"
-    write_text(settings, _worker_settings(config))
+    options = {one.name for one in fields(SampleWorkerConfig)} & {one.name for one in fields(config)}
+    settings = {name: plain_value(getattr(config, name)) for name in sorted(options)}
+    content = yaml.safe_dump({"models": list(config.policy), **settings}, sort_keys=False, allow_unicode=True)
+    write_text(config.project / "policy.yaml", content)
     make_private(config.project)
     prompts = [] if config.prompts is None else [_as_json(one) for one in read_prompts(config.prompts)]
-    worker = PolicyWorker(settings, config.project / "policy.log")
+    worker = PolicyWorker(config.project / "policy.yaml", config.project / "policy.log")
     buffer = Buffer(project, worker, prompts, config.answers, config.buffer)
     with buffer, worker:  # the worker ends first, so that the buffer does not wait for its answers
         yield worker, buffer
-
-
-def _worker_settings(config: LabelServeConfig) -> str:
-    """Write the settings of the worker's process as YAML (`heedful.configs.tools.SampleWorkerConfig`)."""
-    own = {
-        "project",
-        "host",
-        "port",
-        "allowed_hosts",
-        "public_url",
-        "policy",
-        "prompts",
-        "answers",
-        "buffer",
-        "until_done",
-    }
-    settings = {one.name: plain_value(getattr(config, one.name)) for one in fields(config) if one.name not in own}
-    return yaml.safe_dump({"models": list(config.policy), **settings}, sort_keys=False, allow_unicode=True)
 
 
 def _as_json(prompt: Prompt) -> Any:
