@@ -133,7 +133,7 @@ def checkpoints(tmp_path_factory):
     return {architecture: root / architecture for architecture in (*DECODERS, "deberta-v2")}
 
 
-@pytest.fixture(params=["gpt2", "qwen3", "llama", pytest.param("qwen2", marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=["gpt2", "qwen3", *(pytest.param(a, marks=pytest.mark.exhaustive) for a in ("llama", "qwen2"))])
 def decoder(request, checkpoints):
     """The folder of each decoder in turn. qwen2 is llama with biases, so its tests are exhaustive."""
     return str(checkpoints[request.param])

@@ -102,7 +102,7 @@ def fine_tuned(tmp_path: Path, architecture: str) -> str:
             for q, a in answers.items()
         ],
     )
-    settings = {"eval_fraction": 0.0, "batch_size": 3, "max_steps": 40, "learning_rate": 1e-2, "dtype": "float32"}
+    settings = {"eval_fraction": 0.0, "batch_size": 3, "max_steps": 25, "learning_rate": 1e-2, "dtype": "float32"}
     train_sft(SFTConfig(model=str(tmp_path / "base"), data=data, output=tmp_path / "run", sample_every=0, **settings))
     return str(tmp_path / "run" / "final")
 

@@ -56,7 +56,9 @@ def train(heedful, thinker, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("command", TRAIN)
+@pytest.mark.parametrize(
+    "command", [c if c in ("sft", "grpo") else pytest.param(c, marks=pytest.mark.exhaustive) for c in TRAIN]
+)
 def test_a_record_that_the_template_refuses(command, train, written):
     """The error names the flag, and the flag drops the record, with the template's refusal as the cause."""
     make = RECORDS[command]

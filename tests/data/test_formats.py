@@ -460,8 +460,7 @@ COMMANDS = {
         PROMPTS,
     ),
 }  # fmt: skip
-QUICK = {("sft", sharegpt), ("sft", openai), ("dpo", ultrafeedback), ("reward", orca_pairs), ("kto", kto_alpaca)}
-QUICK |= {("grpo", prompts_alpaca)}
+QUICK = {("sft", sharegpt), ("dpo", ultrafeedback), ("kto", kto_alpaca)}
 EVERY = [
     pytest.param(
         command,

@@ -68,20 +68,21 @@ def test_ten_records_of_a_bomb_cost_ten_records(tmp_path):
     ("name", "filling", "fragments"),
     [
         ("a.jsonl.gz", b"\0", ["a.jsonl.gz:13: the line is longer than 64 MiB"]),
-        (
+        pytest.param(
             "a.jsonl.gz",
             b" " * 1023 + b"\n",
             ["over 300 times its own size", "(gunzip)"],
+            marks=pytest.mark.exhaustive,
         ),
         ("a.json.gz", b" ", ["over 300 times its own size", "(gunzip)"]),
     ],
 )
 def test_a_bomb_is_refused_in_bounded_memory(tmp_path, name, filling, fragments):
-    """2 GiB in 2 MB."""
-    write_bomb(tmp_path / name, filling, mib=2048)
+    """1 GiB in 1 MB."""
+    write_bomb(tmp_path / name, filling, mib=1024)
     said, grown = measured(tmp_path / name)
     assert [fragment for fragment in fragments if fragment not in said] == []
-    assert grown < 900
+    assert grown < 700
 
 
 def test_a_line_of_100_mb_is_refused_before_it_is_read(tmp_path):

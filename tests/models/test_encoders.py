@@ -92,7 +92,11 @@ ENCODERS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=ENCODERS)
+@pytest.fixture(
+    params=[
+        a if a in ("bert", "deberta-v3", "roberta") else pytest.param(a, marks=pytest.mark.exhaustive) for a in ENCODERS
+    ]
+)
 def encoder(request, tmp_path):
     """The folder of each masked language model in turn, as from a hub: no head of a classifier, no pooler."""
     make_tokenizer, config, settings, kind = ENCODERS[request.param]

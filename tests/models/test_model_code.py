@@ -1,7 +1,7 @@
 """A model's own Python code runs only if the user asked for it, and then only from a folder on this machine."""
 
+import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -264,13 +264,13 @@ def test_no_command_runs_code_that_nobody_asked_for(words, canary, tmp_path, cap
     assert not (tmp_path / "运行").exists()
 
 
-def test_yes_to_every_question_is_no_way_in(words, canary, tmp_path):
+def test_yes_to_every_question_is_no_way_in(words, canary, tmp_path, heedful, monkeypatch):
     """``yes | heedful sft``"""
-    command = [sys.executable, "-m", "heedful.cli", *words([*COMMANDS["sft"], "--model", "{own}"])]
-    done = subprocess.run(command, input="y\n" * 1000, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 2, done.stderr
-    assert "--trust-remote-code" in done.stderr
-    assert "[y/N]" not in done.stdout + done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 1000))
+    done = heedful(*words([*COMMANDS["sft"], "--model", "{own}"]))
+    assert done.status == 2, done.err
+    assert "--trust-remote-code" in done.err
+    assert "[y/N]" not in done.out + done.err
     assert not canary.exists()
     assert not (tmp_path / "运行").exists()
 

@@ -29,27 +29,21 @@ from heedful.errors import ConfigError, DataError
 from heedful.hub import MODELSCOPE, local_dataset, sum_rows
 
 CANONICAL_NAMES = (
-    "text",
-    "messages",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "margin",
-    "responses",
-    "ranks",
-    "label",
-    "tools",
-    "conversations",
-    "instruction",
-    "input",
-    "output",
-    "system",
-    "history",
-    "question",
-    "response",
-    "context",
-    "system_prompt",
+    *(
+        "text",
+        "messages",
+        "prompt",
+        "completion",
+        "chosen",
+        "rejected",
+        "margin",
+        "responses",
+        "ranks",
+        "label",
+        "tools",
+    ),
+    *("conversations", "instruction", "input", "output", "system", "history"),
+    *("question", "response", "context", "system_prompt"),
 )
 """The column names that the schemas and formats know; ``--columns`` maps a file's own names to them."""
 
@@ -104,7 +98,11 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     Raises DataError, with the file and line, for anything that cannot be read, and for an empty data set.
     """
     rows = itertools.islice(_rows(path, columns, streaming=max_samples is not None), max_samples)
-    records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in rows]
+    records = []
+    for source, fields in rows:
+        if (fault := fault_in(fields)) is not None:
+            raise DataError(f"{source}: {fault}")
+        records.append(Record(source, _renamed(fields, columns, source)))
     if not records:
         raise DataError(f"{path}: the data set is empty. Expected at least one record; check how the file was written.")
     return records
@@ -183,12 +181,11 @@ def _file_rows(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
         return _json_rows(path, file, columns, is_one_value=ending == ".json")
     if ending in (".csv", ".tsv"):
         return _separated_rows(path, file, columns, tabs=ending == ".tsv")
-    if ending == ".parquet":
-        return _parquet_rows(path, file)
-    if ending == ".arrow":
-        return _arrow_rows(path, file)
+    if ending in (".parquet", ".arrow"):
+        return _table_rows(path, ending[1:].capitalize(), file.stat().st_size, _batches(path, file, ending))
     if ending == ".txt":
-        return _plain_text(path, file)
+        text = _decoded(read_bytes(path, file), path)
+        return iter([(f"{path}:1", {"text": text})] if text.strip() else [])
     raise DataError(f"{path}: the ending {file.suffix!r} is not a known format. {ACCEPTED_SOURCES}.")
 
 
@@ -257,15 +254,17 @@ def _json_lines(path: str, file: Path) -> Iterator[Row]:
             text = _decoded(raw, path, number).rstrip("\r\n")
             fields = _object(_parsed(text, path, source, number), source)
         except DataError:
-            if is_packed(file):
-                check_packed(path, file)
+            if is_packed(file):  # damage can look like a fault in a line: read it to its checksum
+                with _opened(path, file) as stream:
+                    while stream.read(MIB):
+                        pass
             raise
         yield source, fields
 
 
 def _json_rows(path: str, file: Path, columns: Mapping[str, str], *, is_one_value: bool) -> Iterator[Row]:
     """Yield the records of JSON Lines or of one JSON value, whatever the ending says: the first character tells."""
-    first, _, others = beginning(path, file).lstrip().partition(b"\n")
+    first, _, others = read_bytes(path, file, MIB).lstrip().partition(b"\n")
     if is_one_value:
         is_list = not (others.strip() and isinstance(_value(first), dict))
     else:
@@ -282,22 +281,13 @@ def _value(line: bytes) -> Any:
         return None
 
 
-def _lists_in(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, list[Any]]:
-    """The lists of records in an object that is no record itself."""
-    if any(name in CANONICAL_NAMES or name in columns.values() for name in value):
-        return {}
-    return {
-        name: one
-        for name, one in value.items()
-        if isinstance(one, list) and one and all(isinstance(r, dict) for r in one)
-    }
-
-
 def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    text = _decoded(read_whole(path, file), path)
+    text = _decoded(read_bytes(path, file), path)
     value = _parsed(text, path, path, 1) if text.strip() else []
     if isinstance(value, dict):
-        lists = _lists_in(value, columns)
+        is_record = any(name in CANONICAL_NAMES or name in columns.values() for name in value)
+        found = {} if is_record else value
+        lists = {n: v for n, v in found.items() if v and isinstance(v, list) and all(isinstance(r, dict) for r in v)}
         if len(lists) > 1:
             raise DataError(
                 f"{path}: an object with several lists of records: {listed(lists)}. Write the one to read into a file "
@@ -307,7 +297,7 @@ def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
             (name, records), *_ = lists.items()
             say(f"{path}: the records are the list {printable(name)!r}")
             value = records
-        elif any(name in CANONICAL_NAMES or name in columns.values() for name in value):
+        elif is_record:
             value = [value]
     if not isinstance(value, list):
         raise DataError(f"{path}: found a JSON {kind_of(value)}; a .json file must hold one list of objects.")
@@ -369,13 +359,6 @@ def _cell(text: str, name: str, place: str) -> Any:
     return value if is_messages else text
 
 
-def _plain_text(path: str, file: Path) -> Iterator[Row]:
-    """Yield the whole file as one ``text``, byte for byte."""
-    text = _decoded(read_whole(path, file), path)
-    if text.strip():
-        yield f"{path}:1", {"text": text}
-
-
 def _decoded(raw: bytes, path: str, line: int = 1) -> str:
     """Return the text of bytes that begin at the beginning of a line."""
     try:
@@ -431,35 +414,28 @@ def _object(value: Any, source: str) -> dict[str, Any]:
     return value
 
 
-def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
+def _batches(path: str, file: Path, ending: str) -> Iterator[Any]:
+    """Yield the rows of a Parquet or Arrow file as tables of at most `PARQUET_ROWS`."""
+    import pyarrow
     from pyarrow import parquet
 
-    def batches() -> Iterator[Any]:
+    if ending == ".parquet":
         with parquet.ParquetFile(file) as table:
             _require_distinct_columns(table.schema_arrow.names, path)
             yield from table.iter_batches(PARQUET_ROWS)
-
-    return _table_rows(path, "Parquet", file.stat().st_size, batches())
-
-
-def _arrow_rows(path: str, file: Path) -> Iterator[Row]:
-    import pyarrow
-
-    def batches() -> Iterator[Any]:
-        with pyarrow.OSFile(str(file)) as source:
-            is_file = source.read(6) == b"ARROW1"
-            source.seek(0)
-            if is_file:
-                table = pyarrow.ipc.open_file(source)
-                whole = (table.get_batch(i) for i in range(table.num_record_batches))
-            else:
-                whole = table = pyarrow.ipc.open_stream(source)
-            _require_distinct_columns(table.schema.names, path)
-            for batch in whole:
-                batch.validate(full=True)
-                yield from (batch.slice(start, PARQUET_ROWS) for start in range(0, batch.num_rows, PARQUET_ROWS))
-
-    return _table_rows(path, "Arrow", file.stat().st_size, batches())
+        return
+    with pyarrow.OSFile(str(file)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        if is_file:
+            table = pyarrow.ipc.open_file(source)
+            whole = (table.get_batch(i) for i in range(table.num_record_batches))
+        else:
+            whole = table = pyarrow.ipc.open_stream(source)
+        _require_distinct_columns(table.schema.names, path)
+        for batch in whole:
+            batch.validate(full=True)
+            yield from (batch.slice(start, PARQUET_ROWS) for start in range(0, batch.num_rows, PARQUET_ROWS))
 
 
 def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
@@ -535,14 +511,6 @@ def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) ->
     return kept | {name: fields[column] for name, column in columns.items()}
 
 
-def _usable(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return ``fields`` unchanged. Raises DataError if `fault_in` finds something in them."""
-    fault = fault_in(fields)
-    if fault is not None:
-        raise DataError(f"{source}: {fault}")
-    return fields
-
-
 def fault_in(value: Any) -> str | None:
     """Say where a JSON value holds NaN, infinity or a lone surrogate, or is nested too deeply; None if it does not."""
     todo: list[tuple[str, Any, int]] = [("", value, 0)]
@@ -613,11 +581,7 @@ GZIP_RATIO = 300
 class Growth:
     """Refuses a packed file that unpacks to far more than records do, before it fills the memory.
 
-    Args:
-        path: the file's name in messages.
-        packed: its size in bytes.
-        ratio: how many times this size its content may have.
-        remedy: what to do if the content is real.
+    Its content may have ``ratio`` times its size. ``remedy`` is what to do if the content is real.
     """
 
     def __init__(self, path: str, packed: int, ratio: int, remedy: str) -> None:
@@ -638,9 +602,9 @@ def numbered_lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers from 1, without a byte order mark.
 
     Lines end only at ``\\n``: `str.splitlines` would also cut at U+2028, which JSON allows inside a string. Only what is
-    asked for is read, so damage in the rest of a packed file is not noticed (`check_packed`).
+    asked for is read, so damage in the rest of a packed file is not noticed.
 
-    Raises DataError for a line that is too long, and as `read_whole` does.
+    Raises DataError for a line that is too long, and as `read_bytes` does.
     """
     with _opened(path, file) as stream:
         number = 0
@@ -654,26 +618,13 @@ def numbered_lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
             yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
 
 
-def beginning(path: str, file: Path) -> bytes:
-    """Return the first MiB of a file, as `read_whole` does."""
-    with _opened(path, file) as stream:
-        return stream.read(MIB).removeprefix(codecs.BOM_UTF8)
-
-
-def read_whole(path: str, file: Path) -> bytes:
-    """Return the content of a file, unpacked, without a byte order mark.
+def read_bytes(path: str, file: Path, size: int = -1) -> bytes:
+    """Return the content of a file or its first ``size`` bytes, unpacked, without a byte order mark.
 
     Raises DataError if it cannot be read, if a packed file is damaged, or if it unpacks to far more than records do.
     """
     with _opened(path, file) as stream:
-        return stream.read().removeprefix(codecs.BOM_UTF8)
-
-
-def check_packed(path: str, file: Path) -> None:
-    """Read a packed file to its checksum: damage can look like a fault in a line. Raises DataError if it is damaged."""
-    with _opened(path, file) as stream:
-        while stream.read(MIB):
-            pass
+        return stream.read(size).removeprefix(codecs.BOM_UTF8)
 
 
 def is_packed(file: Path) -> bool:

@@ -412,15 +412,9 @@ def _is_of_base(name: str) -> bool:
 def _fit_vocabulary(
     model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], config: LoraConfig, folder: Path
 ) -> None:
-    """Give a model as many rows of embeddings as an adapter file has.
+    """Give a model as many rows of embeddings as an adapter file has. Raises CheckpointError if new ones have no numbers.
 
-    Args:
-        model: the model.
-        whole: names in the model, weights of the file, and whether a weight is also that of what is tied to it.
-        config: of the adapters.
-        folder: for messages.
-
-    Raises CheckpointError if new rows would have no numbers.
+    ``whole`` are names in the model, weights of the file, and whether a weight is also that of what is tied to it.
     """
     ends = _ends(model)
     of_ends = {_layer(name): (len(tensor), is_shared) for name, tensor, is_shared in whole if _layer(name) in ends}

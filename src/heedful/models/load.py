@@ -52,11 +52,7 @@ class FourBit:
     compute_dtype: torch.dtype
 
     def arguments(self, *, keep: Sequence[str] = ()) -> dict[str, Any]:
-        """Arguments of ``from_pretrained``.
-
-        Args:
-            keep: names of layers to leave as they are; by default the output head.
-        """
+        """Arguments of ``from_pretrained``. The layers named in ``keep`` stay as they are, by default the output head."""
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             llm_int8_skip_modules=list(keep) or None,
@@ -85,12 +81,7 @@ def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.
 
 
 def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: torch.device) -> None:
-    """Refuse options that cannot work on this machine, before anything is loaded.
-
-    Args:
-        options: the flags.
-        models: names of the models to load in 4 bits.
-        device: where the run is.
+    """Refuse options that cannot work on this device, before any of these models is loaded in 4 bits.
 
     Raises ConfigError, and CheckpointError for a model that is not there.
     """

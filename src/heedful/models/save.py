@@ -22,16 +22,10 @@ VALUE_HEAD = Path("value_head") / "value_head.safetensors"
 
 
 def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
-    """Write a policy as a folder that transformers, vLLM and others load.
+    """Write a policy (of one with adapters only them) as a folder that transformers, vLLM and others load.
 
-    Args:
-        policy: the policy; if it has adapters, only they are written.
-        tokenizer: written with it.
-        folder: where to write.
-        stop_ids: written into the generation config, so that other tools end a response at the same tokens.
-
-    The value head goes into a folder of its own, because vLLM reads every safetensors file beside config.json as
-    weights of the language model.
+    ``stop_ids`` go into the generation config, so that other tools end a response at the same tokens. The value head goes
+    into a folder of its own, because vLLM reads every safetensors file beside config.json as weights of the language model.
     """
     check_finite(policy)
     policy.lm.generation_config.eos_token_id = list(stop_ids)
@@ -54,14 +48,9 @@ def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, fold
 def save_reward_model(
     model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
 ) -> None:
-    """Write a reward model as a folder that ``AutoModelForSequenceClassification`` loads, and what it reads beside it.
+    """Write a reward model (of one with adapters only them and the head) for ``AutoModelForSequenceClassification``.
 
-    Args:
-        model: the reward model; if it has adapters, only they and the head are written.
-        tokenizer: written with it.
-        folder: where to write.
-        offset: written beside the weights; None is the model's own. Other tools ignore it and give the raw head's
-            output.
+    ``offset`` is written beside the weights; None is the model's own. Other tools ignore it and give the raw head's output.
     """
     check_finite(model)
     save_model(model.classifier, folder)

@@ -130,15 +130,7 @@ def rows_of(model: PreTrainedModel) -> int:
 def check_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, Sequence[int]]]
 ) -> None:
-    """Refuse texts with tokens that a model has no row of embeddings for.
-
-    Args:
-        model: the model that is to read them.
-        tokenizer: its tokenizer.
-        texts: where each was read, as ``file:line``, and its token ids.
-
-    Raises DataError.
-    """
+    """Raise DataError for a text (``file:line`` and token ids) with a token that the model has no row of embeddings for."""
     rows = rows_of(model)
     for source, ids in texts:
         beyond = [i for i in ids if i >= rows] if len(ids) and max(ids) >= rows else []
@@ -149,16 +141,7 @@ def check_rows(
 def check_own_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], pad_id: int
 ) -> None:
-    """Refuse tokens that sampling needs, and a model has no row of embeddings for.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        stop_ids: the tokens that end a response.
-        pad_id: the padding token.
-
-    Raises CheckpointError.
-    """
+    """Raise CheckpointError if the model has no row of embeddings for a token that sampling needs: an end or padding."""
     rows = rows_of(model)
     for name, i in [*(("a token that ends responses", i) for i in stop_ids), ("the padding token", pad_id)]:
         if not 0 <= i < rows:

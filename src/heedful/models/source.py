@@ -121,12 +121,7 @@ def load_config(model: str | Source) -> Any:
 
 @contextlib.contextmanager
 def explained(name: str, kind: str) -> Iterator[None]:
-    """Turn any exception raised while reading ``name`` into a CheckpointError that says what could not be loaded, but for one
-    that says that memory ran out.
-
-    Args:
-        name: the folder or name that is read.
-        kind: what is loaded from it, for the message.
+    """Turn an exception while a ``kind`` of thing is read from ``name`` into a CheckpointError, unless memory ran out.
 
     Meanwhile transformers' own report of missing weights is silenced, because every caller checks them itself.
     """
@@ -206,12 +201,7 @@ def _names(code: Any) -> list[str]:
 
 
 def leave_code(config: Any, name: str) -> None:
-    """Say that a model's code is not run, if it names some that transformers does not need.
-
-    Args:
-        config: the model's configuration, as transformers has it.
-        name: the model's, for the warning.
-    """
+    """Say that a model's code is not run, if its configuration names some that transformers does not need."""
     if getattr(config, "auto_map", None):
         warnings.warn(
             f"{name} comes with Python code (auto_map in its config.json), which is not run: transformers' own "
@@ -236,7 +226,7 @@ OTHERS = ("tokenizer.json", "chat_template.jinja")
 
 
 class Rule(NamedTuple):
-    """What a value must be."""
+    """What a value must be, in words and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -254,36 +244,25 @@ def check_settings(folder: Path) -> None:
     sizes = [part["vocab_size"] for part in parts if _is_count(part.get("vocab_size"))]
     tokens = token_rules(max(sizes, default=None))
     of_config = dict(tokens)
-    if any("Classification" in str(name) for name in _listed(config.get("architectures"))):
+    if "Classification" in str(config.get("architectures")):
         del of_config["eos_token_id"]  # such a model writes nothing, and GPT2Config writes 50256 for every vocabulary
     for part in parts:
-        _check(folder / "config.json", part, SIZES | _dropouts(part) | of_config)
+        dropouts = (key for key, value in part.items() if key.endswith(DROPOUTS) and not isinstance(value, bool))
+        _check(folder / "config.json", part, SIZES | dict.fromkeys(dropouts, SHARE) | of_config)
     _check(folder / "generation_config.json", read.get("generation_config.json", {}), GENERATION | tokens)
     _check(folder / "tokenizer_config.json", read.get("tokenizer_config.json", {}), TOKENIZER)
 
 
 def check_generation(path: Path, content: Mapping[str, Any], rows: int) -> None:
-    """Refuse a generation config that holds nonsense.
-
-    Args:
-        path: its file, for messages.
-        content: its keys and values.
-        rows: how many tokens the model has.
-
-    Raises CheckpointError.
-    """
+    """Refuse a generation config of a model of ``rows`` tokens that holds nonsense. Raises CheckpointError, with its path."""
     _check(path, content, GENERATION | token_rules(rows))
 
 
 def check_eos(folder: Path, token: str) -> None:
-    """Refuse an end-of-sequence token that the tokenizer's files do not have: transformers adds it, as a new token that the
-    model never learned to write.
+    """Refuse an end-of-sequence token that the tokenizer's files do not have. Raises CheckpointError.
 
-    Args:
-        folder: the tokenizer's folder; one without ``tokenizer.json`` is not checked.
-        token: the end-of-sequence token.
-
-    Raises CheckpointError.
+    transformers adds it, as a new token that the model never learned to write. A folder without ``tokenizer.json`` is not
+    checked.
     """
     if not (folder / "tokenizer.json").is_file():
         return
@@ -298,11 +277,7 @@ def check_eos(folder: Path, token: str) -> None:
 
 
 def token_rules(rows: int | None) -> dict[str, Rule]:
-    """Rules of the keys that name tokens.
-
-    Args:
-        rows: how many tokens the model has; None if that is not known.
-    """
+    """Rules of the keys that name tokens, of a model of ``rows`` tokens (None: of an unknown number)."""
     allowed = "a token id (0 or above)" if rows is None else f"a token id from 0 to {rows - 1}"
 
     def is_id(value: Any) -> bool:
@@ -334,10 +309,6 @@ def _check(path: Path, content: Mapping[str, Any], rules: Mapping[str, Rule]) ->
             )
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
@@ -355,11 +326,6 @@ def _is_template(value: Any) -> bool:
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
-
-
-def _dropouts(content: Mapping[str, Any]) -> dict[str, Rule]:
-    named = (key for key, value in content.items() if key.endswith(DROPOUTS) and not isinstance(value, bool))
-    return dict.fromkeys(named, SHARE)
 
 
 def _from(low: float, high: float = math.inf, *, without: bool = False) -> Callable[[Any], bool]:

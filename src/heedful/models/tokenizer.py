@@ -27,11 +27,7 @@ A prompt ends before the space, because the space and the first word of an answe
 
 
 def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
-
-    Args:
-        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
-        chat_template: replaces the tokenizer's own template: ``plain``, or the path of a Jinja file.
+    """Load the tokenizer of a model. ``chat_template`` replaces its own: ``plain``, or the path of a Jinja file.
 
     Raises CheckpointError if the model has no tokenizer, ConfigError if there is no such template.
     """
@@ -85,15 +81,9 @@ def check_companion(
     longest: int,
     options: TrustOptions = NO_CODE,
 ) -> None:
-    """Refuse a reference or value model that cannot read the policy's token ids, before it is loaded.
+    """Refuse a reference or value model (named by ``flag``) that cannot read the policy's token ids, before it is loaded.
 
-    Args:
-        flag: the flag that names it, for messages.
-        model: the companion; for None nothing is checked.
-        tokenizer: the policy's. The companion must give each of its tokens the same id, and may know more tokens.
-        longest: the most tokens that it has to read.
-        options: say whether code in its folder may run.
-
+    It must give each token of the policy's ``tokenizer`` the same id, may know more tokens, and must read ``longest`` tokens.
     Raises ConfigError and CheckpointError.
     """
     if model is None:
@@ -129,16 +119,10 @@ _ENVIRONMENT = _compile_jinja_template("").environment
 
 
 def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse chat templates that could not be saved, or that no time limit could end.
+    """Refuse chat templates that could not be saved, or that no time limit could end. Raises CheckpointError.
 
     Each template is saved in a file of its name, so a name leads nowhere else. A power of numbers such as ``9 ** 9 ** 9`` is
     one operation, in which nothing can interrupt Python; no template needs one.
-
-    Args:
-        tokenizer: its templates are looked at; they need not be valid.
-        name: the model's, for messages.
-
-    Raises CheckpointError.
     """
     templates = tokenizer.chat_template
     for key, template in (templates if isinstance(templates, dict) else {"default": templates or ""}).items():
@@ -157,12 +141,7 @@ def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: Mapping[str, Any]) -> None:
-    """Give variables of a tokenizer's chat template a default, which is saved with it. Whoever renders may say otherwise.
-
-    Args:
-        tokenizer: its chat template is changed.
-        thinking: ``--thinking``.
-        variables: ``--chat-template-kwargs``.
+    """Give variables of a tokenizer's chat template a default by --thinking and --chat-template-kwargs, saved with it.
 
     Raises ConfigError if the template does not read a variable, CheckpointError if it is not a Jinja template.
     """

@@ -129,10 +129,7 @@ def normalise_values(model: ValueModel, *, mean: float, std: float, reward_weigh
 
         V <- (reward_weight V - mean) / std
 
-    Args:
-        model: the value model.
-        mean, std: of the normalisation of scores.
-        reward_weight: weight of this reward model among the rewards.
+    ``mean`` and ``std`` are of the normalisation of scores; ``reward_weight`` is of this reward model among the rewards.
     """
     model.value_head.weight.mul_(reward_weight).div_(std)
     model.value_head.bias.mul_(reward_weight).sub_(mean).div_(std)
