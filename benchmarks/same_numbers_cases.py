@@ -155,7 +155,7 @@ def cases() -> list[Case]:
         ppo("whiten-rewards", GPT2, whiten_rewards=True, gamma=0.98),
         ppo("missing-eos-replace", QWEN, missing_eos="replace", missing_eos_penalty=1.0),
         one("ppo-dense", "ppo", GPT2, dense, score_norm_running=True),
-        one("ppo-dense-mean-std", "ppo", GPT2, dense, brevity, reward_combine="mean-std", reward_std_coef=0.5),
+        one("ppo-dense-mean-std", "ppo", GPT2, dense, brevity, reward_combine="mean-std"),
         one("ppo-two-rewards", "ppo", QWEN, pleasing, brevity, reward_weights=(0.7, 0.3), missing_eos_penalty=0.5),
         ppo("length-drawn", QWEN, response_length="drawn", min_new_tokens=4),
         ppo("length-fixed", GPT2, response_length="fixed", samples_per_prompt=1),

@@ -138,7 +138,6 @@ def _company(config_class, name):
         "track_offline": {"track": ("wandb",)},
         "track_wait": {"track": ("wandb",)},
         "lora_dropout": {"lora_rank": 8},
-        "reward_std_coef": {"reward_combine": "mean-std"},
         "kl_horizon": {"kl_target": 6.0},
         "replicas": {"shard": "full", "ranks": 8},
         "ptx_coef": {"ptx_data": "数据.jsonl"},

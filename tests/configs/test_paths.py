@@ -15,9 +15,9 @@ from heedful.configs.tools import MergeConfig, ReportConfig
 from heedful.errors import ConfigError
 
 NO_PATHS = {
-    "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change", "reward_token_env",
+    "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change",
     "token_env", "allowed_hosts", "track_project", "track_name", "project", "name", "to", "license", "base_model", "language",
-    "message", "tasks", "judge_columns", "judge_key_env", "sampler", "sampler_token_env", "extra", "without", "url",
+    "message", "tasks", "judge_columns", "sampler", "extra", "without", "url",
     "public_url", "criteria", "reason", "batch", "items", "person", "search", "label", "answer", "by",
 }  # fmt: skip
 """Settings that are text."""

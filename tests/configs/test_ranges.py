@@ -95,9 +95,7 @@ REWARDS = [
     *({"reward_concurrency": x} for x in (0, -1)),
     *({"judge_temperature": x} for x in (-1, NAN, INFINITE)),
     *({"judge_max_tokens": x} for x in (0, -1)),
-    *({"judge_scale": x} for x in ((1.0, 1.0), (2.0, 1.0), (0.0, NAN), (0.0, INFINITE), (0.0,), ())),
     *({"max_failed_rewards": x} for x in (-0.1, 1, NAN, INFINITE)),
-    *({"reward_std_coef": x} for x in (-0.5, NAN)),
 ]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
 ONLINE = [
@@ -234,15 +232,6 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             PPOConfig,
             {"score_norm_running": True, "score_norm_samples": 8},
             "--score-norm-running .*--score-norm-samples",
-        ),
-        *(
-            (
-                config_class,
-                {"reward_std_coef": 0.5, "reward_combine": how},
-                "--reward-std-coef 0.5 .*mean-std, got " + how,
-            )
-            for config_class in (PPOConfig, GRPOConfig, ScoresConfig)
-            for how in ("sum", "min")
         ),
         (
             PPOConfig,
@@ -418,15 +407,6 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (PassAtKConfig, {"k": (1,), "samples_per_prompt": 1, "temperature": 0.0}),
         (KTOConfig, {"batch_size": 2, "desirable_weight": 1e-9}),
         (DPOConfig, {"loss": "simpo", "target_margin": 0.0, "nll_coef": 0.0}),
-        (
-            ScoresConfig,
-            {
-                "reward_combine": "mean-std",
-                "reward_std_coef": 0.0,
-                "reward_retry_minutes": 0.0,
-                "max_failed_rewards": 0.0,
-            },
-        ),
         (ScoresConfig, {"max_failed_rewards": 0.0}),
         (PPOConfig, {"reward_weights": (0.0, -1.0), "score_clip": 1e-3, "score_norm_running": True}),
         (ServeRewardConfig, {"port": 0}),
@@ -511,10 +491,10 @@ def test_every_commands_settings_are_tested(every_config_class):
 
 
 def test_every_number_has_a_range(config_class):
-    """A number without one would take NaN. Weights, a judge's scale, and k of pass@k are lists, with checks of their own."""
+    """A number without one would take NaN. Weights, and k of pass@k, are lists with checks of their own."""
     hints = typing.get_type_hints(config_class)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert numbers - {"reward_weights", "judge_scale", "k"} == set(ranges_of(config_class))
+    assert numbers - {"reward_weights", "k"} == set(ranges_of(config_class))
 
 
 def test_every_class_of_settings_passes_checks_on(config_class, make):

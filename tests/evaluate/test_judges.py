@@ -77,7 +77,7 @@ def test_pairs_without_a_verdict_are_left_out_and_counted(settings, chat_server,
 def test_a_comparison_has_no_mean_score(settings, chat_server):
     with pytest.raises(ConfigError, match=r"--judge-mode ranking compares .* use heedful evaluate win-rate"):
         evaluate_scores(ScoresConfig(**settings, judge_mode="ranking", rewards=(chat_server.judge,)))
-    result = evaluate_scores(ScoresConfig(**settings, judge_scale=(0.0, 1.0), rewards=(chat_server.judge,)))
+    result = evaluate_scores(ScoresConfig(**settings, rewards=(chat_server.judge,)))
     assert result["score_mean"] == evaluate_scores(ScoresConfig(**settings), rewards=[gold_judge])["score_mean"]
     assert json.dumps(result)
 
@@ -90,9 +90,6 @@ def test_a_judge_that_dies_in_an_evaluation(settings, chat_server, tmp_path, cap
     words += [
         "--rewards",
         chat_server.judge,
-        "--judge-scale",
-        "0",
-        "1",
         "--reward-retry-minutes",
         "0",
         "--reward-concurrency",

@@ -322,7 +322,6 @@ def second(completions):
         ({"reward_combine": "mean", "reward_weights": (3.0, 1.0)}, [3.0, 6.0, -4.0]),
         ({"reward_combine": "min", "reward_weights": (4.0, 1.0)}, [3.0, 8.0, -4.0]),
         ({"reward_combine": "mean-std"}, [2.0 - 1.0, 2.0, -4.0]),
-        ({"reward_combine": "mean-std", "reward_std_coef": 3.0}, [2.0 - 3.0, 2.0, -4.0]),
     ],
     ids=str,
 )

@@ -100,7 +100,7 @@ def test_a_cache_of_judges_is_no_file_of_the_run(tiny, prompts, tmp_path):
         check_output(config)
 
 
-def test_patience_with_a_server_and_the_name_of_a_key_are_no_change(tiny, prompts, tmp_path):
+def test_patience_with_a_server_is_no_change(tiny, prompts, tmp_path):
     """After a judge was away too long the same run goes on with more."""
 
     def config(**more):
@@ -108,7 +108,7 @@ def test_patience_with_a_server_and_the_name_of_a_key_are_no_change(tiny, prompt
             model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",), **more
         )
 
-    more = {"reward_retry_minutes": 60.0, "judge_key_env": "ANOTHER", "reward_token_env": "THIRD"}
+    more = {"reward_retry_minutes": 60.0, "reward_concurrency": 3}
     assert differences(settings_of(config()), settings_of(config(**more))) == {}
 
 

@@ -299,10 +299,11 @@ def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, dra
         connected(first, policy=policy, sampler_sleep=True)
 
 
-def test_a_token_that_is_not_there(server, connected, policy, monkeypatch):
-    monkeypatch.delenv("NOBODYS_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="--sampler-token-env NOBODYS_TOKEN: there is no such"):
-        connected(server(), policy=policy, sampler_token_env="NOBODYS_TOKEN")
+def test_a_token_that_cannot_be_sent(server, connected, policy, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_SAMPLER_TOKEN", "密码")
+    with pytest.raises(ConfigError, match="HEEDFUL_SAMPLER_TOKEN holds something else than visible ASCII") as error:
+        connected(server(), policy=policy)
+    assert "密码" not in str(error.value)
 
 
 def test_nccl_needs_vllm_here(server, connected, policy):

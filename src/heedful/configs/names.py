@@ -7,11 +7,33 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 TABLES = tomllib.loads((files("heedful.configs") / "names.toml").read_text(encoding="utf-8"))
 PEERS: dict[str, str] = TABLES["peers"]
 GONE: dict[str, str] = TABLES["gone"]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting that is a constant now."""
+
+    beside: str
+    """A setting of the commands that had it."""
+    use: str
+    """What to do instead."""
+    was: Any = None
+    """Its last default, as JSON holds it."""
+
+
+REMOVED = {name: Removed(**facts) for name, facts in TABLES["removed"].items()}
+
+
+def was_default(name: str, value: Any) -> bool:
+    """Whether a name and its value are a setting that is gone and its default: files of earlier versions are full of them."""
+    return name in REMOVED and value == REMOVED[name].was
 
 
 def answer(name: str, settings: Collection[str]) -> str:
@@ -26,6 +48,8 @@ def answer(name: str, settings: Collection[str]) -> str:
     for spelling in (".".join(parts[i:]) for i in range(len(parts))):
         if spelling in GONE:
             return f"; {GONE[spelling]}"
+        if spelling in REMOVED and REMOVED[spelling].beside in settings:
+            return f" any more: {REMOVED[spelling].use}"
         ours, _, hint = PEERS.get(spelling, "").partition(" | ")
         found = next((one for one in ours.split() if one in settings), None)
         if found:

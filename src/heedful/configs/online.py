@@ -355,7 +355,7 @@ class SamplerOptions(Settings):
 
     sampler: tuple[str, ...] = ()
     """vLLM servers that draw the responses, as vllm:http://HOST:PORT; several share them. heedful serve-policy starts one.
-    None: this process draws them."""
+    None: this process draws them. They are sent the token that the environment variable HEEDFUL_SAMPLER_TOKEN holds."""
     sampler_weights: Literal["folder", "nccl"] = "folder"
     """How a server gets the weights after each step. folder: it reads a folder that the trainer writes. nccl: from GPU to
     GPU, which needs vLLM in this environment too, and a server that heedful serve-policy started with --nccl."""
@@ -365,15 +365,9 @@ class SamplerOptions(Settings):
     sampler_sleep: bool = False
     """Servers sleep, and leave their GPU's memory to the trainer, except while they sample. For servers on the trainer's GPU,
     started with heedful serve-policy --sleep, which get their weights through a folder."""
-    sampler_concurrency: Annotated[int, POSITIVE] = 128
-    """Most responses in flight at a time to each server."""
-    sampler_timeout: Annotated[float, POSITIVE] = 600.0
-    """Seconds for one response, or for loading weights. Raise it for long responses or large models."""
     sampler_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
     """How long servers that fail are asked again before the run ends (and can be resumed). A response that one lost is drawn
     by the others meanwhile. At the start of a new run it is 10 seconds."""
-    sampler_token_env: str | None = None
-    """Environment variable with a token that is sent to the servers (vLLM's --api-key)."""
 
     @property
     def sampler_addresses(self) -> tuple[str, ...]:
@@ -387,8 +381,7 @@ class SamplerOptions(Settings):
         if not self.sampler:
             refuse(
                 self,
-                *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_concurrency", "sampler_timeout"),
-                *("sampler_retry_minutes", "sampler_token_env"),
+                *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_retry_minutes"),
                 because="belongs to --sampler, which is not set; add --sampler vllm:http://HOST:PORT, or leave it out",
             )
             return
@@ -403,10 +396,6 @@ class SamplerOptions(Settings):
             raise ConfigError(
                 "--sampler-weights nccl does not go with --sampler-sleep: a server that sleeps is on the trainer's GPU, and "
                 "NCCL sends nothing from a GPU to itself; use --sampler-weights folder, or leave out --sampler-sleep"
-            )
-        if self.sampler_token_env is not None and (not self.sampler_token_env or "=" in self.sampler_token_env):
-            raise ConfigError(
-                f"--sampler-token-env must be the name of an environment variable, got {self.sampler_token_env!r}"
             )
 
 
@@ -425,8 +414,8 @@ def _check_address(one: str) -> None:
         raise ConfigError(f"--sampler {one!r}: {form}, without a path")
     if parts.username or parts.password:
         raise ConfigError(
-            f"--sampler: the address of {parts.hostname} holds a user or password, which would be written down; use "
-            "--sampler-token-env"
+            f"--sampler: the address of {parts.hostname} holds a user or password, which would be written down; use the "
+            "environment variable HEEDFUL_SAMPLER_TOKEN"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
+from heedful.configs.names import REMOVED
 from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range, Settings, flag, refuse
 from heedful.configs.tracking import TrackingOptions
 from heedful.errors import ConfigError
@@ -269,7 +270,7 @@ class CheckpointOptions(Settings):
         super().check()
         object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
         for name in self.allow_change:
-            if not hasattr(self, name) and name != "models":
+            if not hasattr(self, name) and name != "models" and name not in REMOVED:
                 raise ConfigError(
                     f"--allow-change {name} is not a setting; name flags without their dashes, such as learning-rate"
                 )

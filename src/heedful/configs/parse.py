@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import yaml
 
 from heedful.configs.help import every_setting, first_screen, settings
-from heedful.configs.names import GONE, answer, is_hydra
+from heedful.configs.names import GONE, REMOVED, answer, is_hydra, was_default
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import LARGEST_YAML, read_object
 from heedful.redact import HIDDEN, redact
@@ -213,6 +213,7 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
     _refuse_tag(root, str(path))
     hints = typing.get_type_hints(config_class)
     flags: dict[str, YamlFlag] = {}
+    gone = {name for name, one in REMOVED.items() if one.beside in hints} - hints.keys()
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
         key = _key(key_node, hints, place)
@@ -221,7 +222,16 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         if key in getattr(config_class, "NESTED", ()) and isinstance(value_node, yaml.SequenceNode):
             value_node.value = [_flattened(node) for node in value_node.value]
         flags[key] = YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place)
-    return list(flags.values())
+    values = {key_node.value.replace("-", "_"): value_node for key_node, value_node in root.value}
+    return [flag for key, flag in flags.items() if key not in gone or not was_default(key, _typed(values[key]))]
+
+
+def _typed(node: yaml.Node) -> Any:
+    """What a plain value or a list of them means in YAML."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_typed(one) for one in node.value]
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    return yaml.safe_load(node.value) if is_plain else node.value
 
 
 def _settings_text(path: Path) -> str:

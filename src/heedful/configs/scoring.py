@@ -1,38 +1,33 @@
 """Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
 
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions, TrustOptions
-from heedful.configs.settings import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, Settings, refuse
+from heedful.configs.settings import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, Settings
 from heedful.errors import ConfigError
 from heedful.redact import HIDDEN
 
 JudgeMode = Literal["score", "pairwise", "ranking"]
-KEY = "HEEDFUL_JUDGE_API_KEY"
-"""The environment variable with the key of judges, if no other is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions(Settings):
-    """How a judge (judge:http://HOST/v1#MODEL) is asked. All of it is refused if there is none."""
+    """How a judge (judge:http://HOST/v1#MODEL) is asked. All of it is refused if there is none. Its API key is what the
+    environment variable HEEDFUL_JUDGE_API_KEY holds."""
 
     SECTION = "judge"
 
     judge_mode: JudgeMode = "score"
-    """What a judge is asked. score: a number for each response. pairwise: which of two responses to a prompt is better, each
-    two asked in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a prompt, in one
-    request. The last two need several responses to a prompt (samples-per-prompt), and give scores from 0 to 1; training with
-    them holds nothing out, or has best-by."""
+    """What a judge is asked. score: a number from 0 to 10 for each response. pairwise: which of two responses to a prompt is
+    better, each two asked in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a
+    prompt, in one request. The last two need several responses to a prompt (samples-per-prompt), and give scores from 0 to
+    1; training with them holds nothing out, or has best-by."""
     judge_rubric: Path | None = None
     """Text file that says what a good response is, in any language, sent to the judge as it stands. None is a general one:
     right, complete, clear, and no longer than needed."""
-    judge_scale: tuple[float, float] = (0.0, 10.0)
-    """Worst and best number that a judge may give (judge-mode score). Any other number is a failure; scores stay on this
-    scale."""
     judge_columns: tuple[str, ...] = ()
     """Columns of the prompts' records that a judge is shown, such as answer, the solution to compare with. Nothing else of a
     record leaves the machine but its prompt."""
@@ -44,34 +39,11 @@ class JudgeOptions(Settings):
     judge_cache: Path | None = None
     """File that keeps judges' answers (SQLite), so that the same question to the same model is paid for once, in other runs
     and after a kill too. None keeps nothing."""
-    judge_key_env: str = KEY
-    """Environment variable with the judge's API key, sent as the header Authorization: Bearer KEY. The default one may be
-    unset, for servers that ask for none. The key itself is written nowhere."""
 
     @property
     def judge_compares(self) -> bool:
         """Whether judges compare responses to a prompt with each other."""
         return self.judge_mode != "score"
-
-    def check(self) -> None:
-        super().check()
-        scale = tuple(self.judge_scale)
-        if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
-            raise ConfigError(
-                "--judge-scale must be two finite numbers, the worst score and then the best, such as 0 10, got "
-                f"{self.judge_scale}"
-            )
-        object.__setattr__(self, "judge_scale", scale)
-        if self.judge_compares:
-            refuse(
-                self,
-                "judge_scale",
-                because=f"belongs to --judge-mode score; --judge-mode {self.judge_mode} gives scores from 0 to 1",
-            )
-        if not self.judge_key_env or "=" in self.judge_key_env:
-            raise ConfigError(
-                f"--judge-key-env must be the name of an environment variable, got {self.judge_key_env!r}"
-            )
 
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
@@ -85,13 +57,13 @@ class RewardOptions(JudgeOptions, TrustOptions):
 
     rewards: tuple[str, ...] = ()
     """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, verify:math,
-    http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL."""
+    http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL. http rewards are sent the token that
+    the environment variable HEEDFUL_REWARD_TOKEN holds."""
     reward_weights: tuple[float, ...] = ()
     """What multiplies the score of each reward, in order, functions given in Python included; none given is 1 for each."""
-    reward_combine: Literal["sum", "mean", "min", "mean-std"] = "sum"
-    """How the weighted scores of several rewards become one. min and mean-std are for ensembles, and err on the low side."""
-    reward_std_coef: Annotated[float, NOT_NEGATIVE] = 1.0
-    """Standard deviations of the rewards that mean-std takes off their mean. Raising it trusts only what all agree on."""
+    reward_combine: Combination = "sum"
+    """How the weighted scores of several rewards become one. min and mean-std (the mean minus the standard deviation) are for
+    ensembles, and err on the low side."""
     max_failed_rewards: Annotated[float, BELOW_ONE] = 0.1
     """Largest share of a batch's responses that may be left without a score because a reward failed on them (an exception, a
     timeout, a crash, NaN). They are left out of everything and counted; with more the run stops. 0 stops at the first."""
@@ -107,9 +79,6 @@ class RewardOptions(JudgeOptions, TrustOptions):
     reward_concurrency: Annotated[int | None, POSITIVE] = None
     """Most requests in flight at a time to an http reward or a judge. Raise it if the server answers many at once, lower it
     if it is overloaded. None is 4 for http and 64 for judges. Refused without such a reward."""
-    reward_token_env: str | None = None
-    """Environment variable with a token that http rewards are sent, as the header Authorization: Bearer TOKEN. Refused
-    without such a reward."""
 
     @property
     def group_size(self) -> int:
@@ -131,11 +100,6 @@ class RewardOptions(JudgeOptions, TrustOptions):
         if not all(abs(weight) <= sys.float_info.max for weight in self.reward_weights):
             got = tuple(weight if isinstance(weight, float) else "an integer" for weight in self.reward_weights)
             raise ConfigError(f"--reward-weights must be finite numbers, got {got}")
-        if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
-            raise ConfigError(
-                f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
-                f"{self.reward_combine}; leave out one of the two"
-            )
         for reward in (*self.rewards, *getattr(self, "best_by", ()), *getattr(self, "judge", ())):
             if isinstance(reward, str) and "://" in reward and HIDDEN in reward:
                 raise ConfigError(

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+import os
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ def refuse(config: Any, *fields: str, because: str) -> None:
 def is_visible_ascii(token: str) -> bool:
     """Whether a token can be sent in a header: visible ASCII characters only, and no space."""
     return token.isascii() and token.isprintable() and " " not in token
+
+
+def check_secret(variable: str, what: str) -> None:
+    """If an environment variable holds a secret, it can be sent in a header. Raises ConfigError, which does not show it."""
+    if not is_visible_ascii(os.environ.get(variable, "")):
+        raise ConfigError(
+            f"the environment variable {variable} holds something else than visible ASCII characters, so it cannot be sent "
+            f"in a header; set it to {what}"
+        )
 
 
 @dataclass(frozen=True)

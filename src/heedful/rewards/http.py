@@ -64,7 +64,7 @@ def check_url(url: str) -> None:
     if parts.username or parts.password:
         raise ConfigError(
             f"--rewards: the address of {host} holds a user or password, which would be written into the run's folder; leave "
-            "it out, and use --reward-token-env (--judge-key-env for a judge) or a function of your own "
+            "it out, and use HEEDFUL_REWARD_TOKEN (HEEDFUL_JUDGE_API_KEY for a judge) or a function of your own "
             "(python:FILE.py:FUNCTION)"
         )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from heedful.configs.scoring import KEY, JudgeOptions, RewardOptions
-from heedful.configs.settings import is_visible_ascii, refuse
+from heedful.configs.scoring import JudgeOptions, RewardOptions
+from heedful.configs.settings import check_secret, refuse
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT
@@ -31,6 +31,10 @@ from heedful.rewards.judge_questions import (
 from heedful.rewards.results import Measured, OneScore, Problem, Share
 
 FORM = "judge:http://HOST:PORT/v1#MODEL"
+KEY = "HEEDFUL_JUDGE_API_KEY"
+"""The environment variable with the API key of judges; it may be unset, for servers that ask for none."""
+SCALE = (0.0, 10.0)
+"""The worst and the best number that a judge may give."""
 IN_FLIGHT = 64
 """Requests in flight at a time, if nothing else is said."""
 TRIES = 3
@@ -114,13 +118,9 @@ class ChatAPI:
         return text
 
     def _remedy(self, status: int) -> str:
-        variable = self.options.judge_key_env
         if status in (401, 403):
             has = "is not accepted" if self.endpoint.token else "is not set"
-            return (
-                f"it asks for an API key, and the environment variable {variable} {has}; set it, or name another one with "
-                "--judge-key-env"
-            )
+            return f"it asks for an API key, and the environment variable {KEY} {has}; set it to the judge's API key"
         if status == 404:
             return f"there is no such address, or no model {self.model!r} there; write judge:http://HOST:PORT/v1#MODEL"
         return "correct the address or what the message names"
@@ -382,17 +382,7 @@ def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
         return
     read_rubric(options.judge_rubric)
     check_cache(options.judge_cache)
-    key = os.environ.get(options.judge_key_env, "")
-    if options.judge_key_env != KEY and not key:
-        raise ConfigError(
-            f"--judge-key-env {options.judge_key_env}: this environment variable is not set, or empty; set it to the judge's "
-            "API key"
-        )
-    if key and not is_visible_ascii(key):
-        raise ConfigError(
-            f"--judge-key-env {options.judge_key_env}: this environment variable holds something else than visible ASCII "
-            "characters, so it cannot be sent in a header; set it to the judge's API key"
-        )
+    check_secret(KEY, "the judge's API key")
     if options.judge_compares and options.group_size < 2:
         raise ConfigError(
             f"--judge-mode {options.judge_mode} compares responses to the same prompt, and here each has one: set "
@@ -446,12 +436,12 @@ def load_judge(reward: str, options: RewardOptions) -> JudgeReward:
         timeout=options.answer_timeout,
         retry_seconds=60 * options.reward_retry_minutes,
         concurrency=options.reward_concurrency or IN_FLIGHT,
-        token=os.environ.get(options.judge_key_env),
+        token=os.environ.get(KEY),
         first_wait=FIRST_WAIT,
     )
     rubric = read_rubric(options.judge_rubric)
     modes: dict[str, Mode] = {
-        "score": Score(rubric, *options.judge_scale),
+        "score": Score(rubric, *SCALE),
         "pairwise": Pairwise(rubric),
         "ranking": RankingMode(rubric),
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from heedful.configs.scoring import RewardOptions
-from heedful.configs.settings import is_visible_ascii, refuse
+from heedful.configs.settings import check_secret, refuse
 from heedful.errors import ConfigError, RewardError
 from heedful.models.source import resolve
 from heedful.redact import redact
@@ -24,6 +24,8 @@ FORMS = (
     "judge:http://HOST:PORT/v1#MODEL (a language model)"
 )
 AnyReward = str | Reward | RewardFunction
+TOKEN = "HEEDFUL_REWARD_TOKEN"
+"""The environment variable with the token of http rewards."""
 IN_PROCESS = ("python:", "rule:regex:", "verify:")
 """The beginnings of rewards that run in a process of their own: what a user or a model wrote may keep them busy for ever."""
 
@@ -69,11 +71,10 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
     has_http = any(isinstance(reward, str) and is_address(reward) for reward in wanted)
     has_process = any(isinstance(reward, str) and reward.startswith(IN_PROCESS) for reward in wanted)
     none = "and there is none; leave it out, or name one:"
-    http = f"rewards over http, {none} http://HOST:PORT/PATH"
     asked = f"rewards over http and judges, {none} http://HOST:PORT/PATH"
     process = f"python: functions, rule:regex and verify:math, {none} python:FILE.py:FUNCTION"
-    if not has_http:
-        refuse(options, "reward_token_env", because=f"is about {http}")
+    if has_http:
+        check_secret(TOKEN, "the token that the server expects")
     if not has_http and not has_judge:
         refuse(options, "reward_retry_minutes", "reward_concurrency", because=f"is about {asked}")
     if not has_process:
@@ -83,13 +84,6 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
             options,
             "reward_timeout",
             because=f"is about rewards over http, judges, {process}, or http://HOST:PORT/PATH",
-        )
-    token = None if options.reward_token_env is None else os.environ.get(options.reward_token_env, "")
-    if token is not None and not (token and is_visible_ascii(token)):
-        raise ConfigError(
-            f"--reward-token-env {options.reward_token_env}: this environment variable "
-            f"{'is not set or empty' if not token else 'holds something else than visible ASCII characters'}; set it to the "
-            "token that the server expects"
         )
 
 
@@ -103,9 +97,7 @@ def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine:
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
-    return Ensemble(
-        tuple(rewards), options.reward_combine, options.reward_std_coef, max_failed=options.max_failed_rewards
-    )
+    return Ensemble(tuple(rewards), options.reward_combine, max_failed=options.max_failed_rewards)
 
 
 def load_judges(flag: str, wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
@@ -155,7 +147,7 @@ def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> Reward
             timeout=limits.answer_timeout,
             retry_seconds=60 * limits.reward_retry_minutes,
             concurrency=limits.reward_concurrency or IN_FLIGHT,
-            token=os.environ.get(limits.reward_token_env or ""),
+            token=os.environ.get(TOKEN),
             micro_batch_size=machine.get("micro_batch", MICRO_BATCH).rows,
         )
     if is_judge(reward):

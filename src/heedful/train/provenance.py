@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful import redact
+from heedful.configs.names import was_default
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_plain
 from heedful.errors import ConfigError
@@ -109,9 +110,9 @@ def environment(
     }
 
 
-def made_from(config: RunOptions, facts: Mapping[str, Any]) -> str:
-    """A sum of a run's settings and of its sources in `environment`."""
-    return digest([settings_of(config), {kind: facts[kind] for kind in SOURCES}])
+def made_from(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """A sum of a run's settings (`settings_of`) and of its sources in `environment`."""
+    return digest([settings, {kind: facts[kind] for kind in SOURCES}])
 
 
 def inputs(config: RunOptions) -> list[Path]:
@@ -199,7 +200,12 @@ def settings_of(config: RunOptions) -> dict[str, Any]:
 
 
 def saved_settings(output: Path) -> dict[str, Any]:
-    """`settings_of` the run in a folder. Raises ConfigError."""
+    """`settings_of` the run in a folder, with those that are gone and were not at their default. Raises ConfigError."""
+    return {name: value for name, value in written_settings(output).items() if not was_default(name, value)}
+
+
+def written_settings(output: Path) -> dict[str, Any]:
+    """`settings_of` the run in a folder as the version that wrote them had them. Raises ConfigError."""
     saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
     marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
     return _marked({name: value for name, value in saved.items() if name not in FREE}, marks)

@@ -119,14 +119,14 @@ class Run:
         self._folder: RunFolder | None = None
         """The run's folder, on rank 0: the others write nothing."""
 
-        def open_folder() -> tuple[Path, str, Path | None, list[str]]:
+        def open_folder() -> tuple[Path, list[str], Path | None, list[str]]:
             data = [one for one in (config.data, config.eval_data, *more_data) if one]
             about = {"total_steps": total_steps, "objective": objective}
             folder = self._folder = RunFolder(config, algorithm, data=data, models=parents, facts=about)
             found = folder.checkpoint
-            return folder.path, folder.made_from, found.path if found else None, folder.notes
+            return folder.path, folder.unchanged, found.path if found else None, folder.notes
 
-        self.path, self._made_from, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
+        self.path, self._unchanged, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
         self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *folder_notes]
 
@@ -176,7 +176,7 @@ class Run:
         if self._folder:
             self._opening += self._folder.rewind(self._stopping, self.objective)
         self._stopping.best = ranks.broadcast(self._stopping.best)
-        if run["made_from"] != self._made_from:
+        if run["made_from"] not in self._unchanged:
             self._stopping.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")
         self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
@@ -198,7 +198,7 @@ class Run:
                 "suppressed": list(self._already_reported),
                 "patience": self._stopping.state_dict(),
                 "seconds": self._seconds(),
-                "made_from": self._made_from,
+                "made_from": self._unchanged[0],
             },
             "logs": self._folder.log_sizes() if self._folder else {},
         }

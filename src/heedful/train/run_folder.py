@@ -42,7 +42,17 @@ from heedful.train.output_folder import (
     real_path,
     set_aside,
 )
-from heedful.train.provenance import ANEW, OF_THIS_CALL, Artifact, check_same_sources, environment, made_from
+from heedful.train.provenance import (
+    ANEW,
+    OF_THIS_CALL,
+    SOURCES,
+    Artifact,
+    check_same_sources,
+    environment,
+    made_from,
+    settings_of,
+    written_settings,
+)
 
 NO_LOCKS = (
     "the file system of --output has no locks, so nothing keeps a second process out of the folder: start one at a time"
@@ -76,9 +86,12 @@ class RunFolder:
     ) -> None:
         self._config = config
         self._environment = environment(command, config, data=data, models=models)  # which may take minutes
-        self.made_from = made_from(config, self._environment)
-        """A sum of settings, data and models: another in the state of a checkpoint means that they have changed."""
+        self.made_from = made_from(settings_of(config), self._environment)
+        """A sum of settings, data and models, for checkpoints."""
         plan = check_output(config)
+        self.unchanged = [self.made_from]
+        """Such sums of this very run, also by earlier versions, which had other settings or another order of them. Another
+        in a checkpoint means that settings, data or models have changed since."""
         self.path = real_path(config.output)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
@@ -101,7 +114,7 @@ class RunFolder:
             if not self._lock.keeps_others_out:
                 self.notes.append(NO_LOCKS)
             if plan.resumes:
-                self._find_checkpoint()
+                self._find_checkpoint(has_changes=bool(plan.changes))
             if self.checkpoint is None:
                 self._begin(command, facts or {})
                 self._open_logs()
@@ -110,13 +123,17 @@ class RunFolder:
             self._undo()
             raise
 
-    def _find_checkpoint(self) -> None:
+    def _find_checkpoint(self, *, has_changes: bool) -> None:
         """Read the checkpoint to continue from, if the run has come to one. Raises CheckpointError, ConfigError."""
         config = self._config
         identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
         self._checkpoints = Checkpoints(self.path, identity, config.keep)
         before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
         self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
+        if not has_changes and all(before.get(kind) == self._environment[kind] for kind in SOURCES):
+            earlier = [*before.get("unchanged", []), made_from(written_settings(self.path), before)]
+            self.unchanged = list(dict.fromkeys([self.made_from, *earlier]))
+            self._environment["unchanged"] = self.unchanged
         self._goes_back = config.resume not in ("auto", "never")
         if self._goes_back:
             path = Path(config.resume)

@@ -21,7 +21,7 @@ from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.sft import train_sft
 
 FAULTS = {"rate_limited": 0.03, "failing": 0.005, "html": 0.005, "garbage": 0.03, "delay": (0.0, 0.05)}
-JUDGED = {"judge_scale": (0.0, 1.0), "reward_retry_minutes": 1.0}
+JUDGED = {"reward_retry_minutes": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, 
     settings |= {"steps": 4}
     train_ppo(PPOConfig(**settings | {"output": tmp_path / "whole"}, **JUDGED, rewards=(chat_server.judge,)))
     first_steps = judged(tmp_path / "whole")
-    flags = ("--rewards", chat_server.judge, "--judge-scale", "0", "1", "--reward-retry-minutes", "0.002")
+    flags = ("--rewards", chat_server.judge, "--reward-retry-minutes", "0.002")
     before_the_second = chat_server.seen()["requests"] - sum(int(step["judge/requests"]) for step in first_steps[1:])
     chat_server.faults(dies_after=before_the_second + 10)
     assert main(command(settings, *flags)) == 4
@@ -134,7 +134,7 @@ def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, 
 )
 def test_a_judge_that_dies_before_the_first_whole_step(settings, chat_server, tmp_path, capsys, answered, when):
     """In the evaluation before it, and in it: exit status 4 as later, and the folder is as it was."""
-    flags = ("--rewards", chat_server.judge, "--judge-scale", "0", "1", "--reward-retry-minutes", "0")
+    flags = ("--rewards", chat_server.judge, "--reward-retry-minutes", "0")
     chat_server.faults(dies_after=answered)
     assert main(command(settings, *flags)) == 4
     said = capsys.readouterr().err
@@ -209,10 +209,6 @@ def test_comparing_modes_give_the_places_of_the_judges_scores(settings, chat_ser
             "--score-norm-samples takes one response",
         ),
         ({"judge_rubric": "missing.txt"}, r"--judge-rubric missing\.txt cannot be read"),
-        (
-            {"judge_key_env": "HEEDFUL_TEST_KEY"},
-            "--judge-key-env HEEDFUL_TEST_KEY: this environment variable is not set",
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -17,8 +17,9 @@ import httpx2
 import torch
 
 from heedful.configs.online import RolloutConfig
+from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
-from heedful.errors import ConfigError, SamplerError
+from heedful.errors import SamplerError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
 from heedful.parallel.sharding import gathered_on_first, is_sharded
@@ -29,6 +30,13 @@ from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, VLLMS
 from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
 
 T = TypeVar("T")
+TOKEN = "HEEDFUL_SAMPLER_TOKEN"
+"""The environment variable with the token of servers that were started with vLLM's --api-key."""
+CONCURRENCY = 128
+"""Most responses in flight at a time to each server; vLLM queues what it cannot draw at once."""
+TIMEOUT = 1800.0
+"""Seconds for one response, or for loading weights: 32,000 tokens, if many are drawn at once. A process that ends closes its
+connections, and is noticed at once."""
 FIRST_PATIENCE = 10.0
 """Seconds for which servers are waited for at the start of a new run: an address may be wrong."""
 LONGEST_IDLE = 2.0
@@ -86,14 +94,14 @@ class Servers:
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        headers = {"Authorization": f"Bearer {token}"} if (token := _token(config.sampler_token_env)) else {}
-        most = config.sampler_concurrency * len(config.sampler_addresses) + 8
+        check_secret(TOKEN, "the token that the servers expect (vLLM's --api-key)")
+        headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN)) else {}
+        most = CONCURRENCY * len(config.sampler_addresses) + 8
         limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=LONGEST_IDLE)
         # servers of one's own are not behind the proxies of the environment
         client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
-            VLLMServer(address, client, sampling=sampling, timeout=config.sampler_timeout)
-            for address in config.sampler_addresses
+            VLLMServer(address, client, sampling=sampling, timeout=TIMEOUT) for address in config.sampler_addresses
         ]
         self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
         self.folder: Path | None = None
@@ -231,7 +239,7 @@ class Servers:
                 self.servers,
                 weights,
                 requests,
-                concurrency=self.config.sampler_concurrency,
+                concurrency=CONCURRENCY,
                 patience=60 * self.config.sampler_retry_minutes,
             )
             drawn = await dispatch.run()
@@ -348,17 +356,6 @@ def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config
         )
     if config.sampler_weights == "nccl" and not about["has_nccl"]:
         raise server.error("takes no weights by NCCL; start it with --nccl, or use --sampler-weights folder")
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "")
-    if not token:
-        raise ConfigError(
-            f"--sampler-token-env {variable}: there is no such environment variable, or it is empty; set it"
-        )
-    return token
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
