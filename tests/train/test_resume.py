@@ -10,17 +10,21 @@ import time
 
 import pytest
 import torch
+import yaml
 
 from heedful import faults
+from heedful.configs.names import REMOVED
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError
+from heedful.train import run_folder
 from heedful.train.checkpoints import read_state
 from heedful.train.dpo import train_dpo
 from heedful.train.early_stopping import EarlyStopping
 from heedful.train.kto import train_kto
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.provenance import FREE
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
@@ -335,6 +339,26 @@ def test_a_second_signal_ends_at_once_and_damages_nothing(train, whole, tmp_path
     assert os.waitstatus_to_exitcode(status) == 130, "of the second"
     train("ppo shared", "cut")
     assert_equal_runs(tmp_path / "cut", whole("ppo shared")[0])
+
+
+def test_a_run_of_an_earlier_version_keeps_its_best(train, whole, tmp_path, monkeypatch, capfd):
+    """Its files have settings that are gone, so its sum is another; also if the run is killed before its next checkpoint."""
+    gone = {name: one.was for name, one in sorted(REMOVED.items()) if name not in FREE}
+    settings_of, to_yaml = run_folder.settings_of, run_folder.to_yaml
+
+    def earlier():
+        monkeypatch.setattr(run_folder, "settings_of", lambda config: gone | settings_of(config))
+        monkeypatch.setattr(run_folder, "to_yaml", lambda *a, **k: yaml.safe_dump(gone) + to_yaml(*a, **k))
+        train("sft", "cut")
+
+    assert os.WTERMSIG(with_fault("step.learned:kill@4", earlier)) == signal.SIGKILL
+    assert "judge_scale" in (tmp_path / "cut" / "config.yaml").read_text(encoding="utf-8")
+    assert os.WTERMSIG(with_fault("step.learned:kill@1", lambda: train("sft", "cut"))) == signal.SIGKILL
+    train("sft", "cut")
+    said = "".join(capfd.readouterr())
+    assert "goes on after step" in said
+    assert "chosen anew" not in said
+    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
 
 
 def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):
