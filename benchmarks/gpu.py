@@ -44,7 +44,7 @@ from heedful import GRPOConfig, PPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.kernels.device import resolve_device, resolve_dtype
-from heedful.kernels.sampling_copy import halve_frozen, same_weights
+from heedful.kernels.weights import halve_frozen, same_weights
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.value_model import ValueModel

@@ -4,8 +4,8 @@ python benchmarks/products.py [--threads 1] [--seconds 60] [--seed 0]
 
 Draws the sides of products at random, odd and small ones too, and times what a linear layer does with them: the product
 itself, the gradient of its input, and the gradient of its matrix. Prints, for each kind, oneDNN's median gain, the share
-of products that it loses, and the worst cases: whether `heedful.kernels.products` should use it on this processor. That it
-compiles code for every size is left out. Nothing else should run at the same time.
+of products that it loses, and the worst cases: whether `heedful.kernels.cpu.products` should use it on this processor. That
+it compiles code for every size is left out. Nothing else should run at the same time.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from heedful.kernels import products
+from heedful.kernels.cpu import products
 
 SIDES = (1, 3, 8, 16, 31, 48, 64, 100, 128, 255, 256, 384, 512, 576, 768, 1000, 1024, 1536, 2048, 3000, 4864)
 

@@ -15,8 +15,7 @@ from heedful.data.batches import collate
 from heedful.errors import ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device
-from heedful.kernels.layout import positions
-from heedful.kernels.packing import can_pack
+from heedful.kernels.packing import can_pack, positions
 from heedful.models.load import load_causal_lm, load_policy
 from heedful.models.policy import Policy, freeze
 from heedful.models.shape import shape_of

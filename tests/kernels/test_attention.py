@@ -13,9 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from heedful.data.chat import RewardInputs
 from heedful.kernels import attention as attention_module
 from heedful.kernels.attention import ATTENTION, attention, use_attention
-from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk
+from heedful.models.load import load_causal_lm, load_policy, load_reward_model
 from heedful.models.save import save_policy, save_reward_model
-from heedful.models.tiny import DECODERS, byte_tokenizer
+from heedful.models.tiny import byte_tokenizer
 
 CPU = torch.device("cpu")
 ROWS, HEADS, SIZE = 3, 4, 8
@@ -66,7 +66,7 @@ def check_close(found, tolerance):
 
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "additive", "one row for all"])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.usefixtures("always")
@@ -95,12 +95,6 @@ def test_every_option_is_heeded(options, causal_module):
     check_close(both(module, tensors, None, **options), 1e-12)
     del module.is_causal
     check_close(both(module, tensors, None, **options), 1e-12)
-
-
-@pytest.mark.usefixtures("always")
-def test_values_of_another_size():
-    module, tensors = states(6, 11, dtype=torch.float64, value_size=5)
-    check_close(both(module, tensors, None), 1e-12)
 
 
 @pytest.mark.parametrize("queries", [1, 6])
@@ -194,14 +188,6 @@ def test_a_language_model_is_the_same_with_it(decoder, compute_dtype):
     assert distances[0].norm() < 1.2 * distances[1].norm()
 
 
-def test_a_trunk_is_the_same_with_it(decoder):
-    trunk = load_trunk(decoder).eval()
-    assert trunk.config._attn_implementation == ATTENTION
-    plain = AutoModelForCausalLM.from_pretrained(decoder, dtype=torch.float32)
-    with torch.no_grad():
-        assert torch.equal(trunk(**IDS).last_hidden_state, plain.base_model(**IDS).last_hidden_state)
-
-
 def test_one_token_on_the_cache_is_the_same_with_it(decoder):
     """Single queries take the plain products in float32 too."""
     model, plain = load_causal_lm(decoder).eval(), AutoModelForCausalLM.from_pretrained(decoder, dtype=torch.float32)
@@ -215,7 +201,7 @@ def test_one_token_on_the_cache_is_the_same_with_it(decoder):
     assert not torch.equal(*steps), "the plain products were not used"
 
 
-@pytest.mark.parametrize("architecture", [*DECODERS, "deberta-v2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
 @pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
 def test_a_reward_model_scores_as_before(checkpoints, tmp_path, architecture, compute_dtype):
     """Against the folder as plain transformers loads it; DeBERTa attends in its own way and stays as it is."""

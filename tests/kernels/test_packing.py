@@ -15,8 +15,16 @@ from transformers import (
 
 from heedful.data.batches import collate, collate_padding_behind
 from heedful.kernels.attention import Segments, use_attention
-from heedful.kernels.layout import hidden_states, padding_behind
-from heedful.kernels.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
+from heedful.kernels.packing import (
+    MOST_REAL,
+    can_pack,
+    hidden_states,
+    is_worth_packing,
+    packed_states,
+    padding_behind,
+    response_tokens,
+    token_states,
+)
 from heedful.models.heads import checkpoint_layers
 from heedful.models.load import load_policy
 from heedful.models.reward_model import RewardModel
@@ -134,19 +142,6 @@ def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, mon
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_half_precision_has_the_numbers_of_padded_rows(decoder, monkeypatch):
-    """By the same products, so that old and new log-probs agree whichever way each of their passes took."""
-    policy, batch, seen = load(decoder, torch.bfloat16), collate(PROMPTS, RESPONSES, pad_id=0), []
-    can_pack(policy.lm.base_model)
-    numbers = []
-    for most_real in (0.9, 0.0):
-        monkeypatch.setattr("heedful.kernels.packing.MOST_REAL", most_real)
-        with read_rows(policy.lm.base_model, seen):
-            numbers.append(policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs)
-    assert seen == [(1, 64), (4, 13)]
-    torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-5)
-
-
 def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder):
     """Up to 64 tokens, by texts no longer than the longest: a model may not have more positions. Elsewhere it is not."""
     trunk, lengths = load(decoder).lm.base_model, []
@@ -259,13 +254,6 @@ def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
     assert not can_pack(trunk)
 
 
-def test_chunks_of_attention_are_not_packed_although_short_texts_would_agree(decoder):
-    """They begin every so many tokens of a row, not of a text."""
-    trunk = load(decoder).lm.base_model
-    trunk.config.attention_chunk_size = 64
-    assert not can_pack(trunk)
-
-
 def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
     """Not even where nothing would show: here the layers add nothing to the embeddings."""
     trunk = load(decoder).lm.base_model
@@ -277,13 +265,6 @@ def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
         with_kwargs=True,
     )
     assert not can_pack(trunk)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_trying_leaves_the_mode_alone(decoder, training):
-    trunk = load(decoder).lm.base_model.train(training)
-    can_pack(trunk)
-    assert trunk.training is training
 
 
 def scored(folder, tmp_path, pad_id=0):

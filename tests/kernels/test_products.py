@@ -10,15 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from heedful.configs.options import LoRAOptions
+from heedful.kernels.cpu.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
 from heedful.kernels.head_logprobs import head_logprobs
-from heedful.kernels.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
-from heedful.kernels.sampling_copy import inference_copy
+from heedful.kernels.weights import inference_copy
 from heedful.models.adapters import add_adapters
 from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer
 
-MODULE = importlib.import_module("heedful.kernels.products")
+MODULE = importlib.import_module("heedful.kernels.cpu.products")
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.data.batches import collate
-from heedful.kernels.row_filling import MULTIPLE, filling
+from heedful.kernels.cpu.products import MULTIPLE, filling
 from heedful.models.load import load_policy
 
 CPU = torch.device("cpu")

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from heedful.configs.options import LoRAOptions, SamplingOptions
-from heedful.kernels.sampling_copy import inference_copy
-from heedful.kernels.stored import in_float32, store_matrices
-from heedful.kernels.tied_gradient import TiedMatrix
+from heedful.kernels.weights import TiedMatrix, in_float32, inference_copy, store_matrices
 from heedful.models.adapters import add_adapters
 from heedful.models.load import load_causal_lm, load_policy
 from heedful.models.policy import Policy
@@ -63,13 +61,6 @@ def test_matrices_are_stored_and_the_rest_stays(decoder):
         is_half = name in linear or parameter is lm.get_input_embeddings().weight
         assert parameter.dtype == (torch.bfloat16 if is_half else torch.float32), name
         assert parameter.requires_grad
-
-
-def test_float32_changes_nothing(decoder):
-    lm = load_causal_lm(decoder)
-    store_matrices(lm, torch.float32)
-    assert {p.dtype for p in lm.parameters()} == {torch.float32}
-    assert not lm.get_input_embeddings()._forward_hooks
 
 
 def test_adapters_on_stored_matrices_are_in_float32(decoder):

@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.data.batches import collate
-from heedful.kernels.tied_gradient import TiedMatrix
-from heedful.kernels.untrained_rows import UntrainedRows
+from heedful.kernels.weights import TiedMatrix, UntrainedRows
 from heedful.models import policy as policy_module
 from heedful.models.load import load_causal_lm, load_policy
 from heedful.models.tiny import byte_tokenizer

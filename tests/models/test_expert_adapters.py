@@ -11,9 +11,8 @@ from transformers import GraniteMoeConfig, JambaConfig, MixtralConfig, Qwen3MoeC
 from heedful.configs.offline import SFTConfig
 from heedful.configs.online import GRPOConfig
 from heedful.errors import ConfigError
-from heedful.kernels.layout import hidden_states
-from heedful.kernels.sampling_copy import same_weights
-from heedful.kernels.stored import store_matrices
+from heedful.kernels.packing import hidden_states
+from heedful.kernels.weights import same_weights, store_matrices
 from heedful.models.adapters import add_adapters, expert_parameters, save_model
 from heedful.models.load import FourBit, load_causal_lm, load_policy, load_trunk, say_unquantized
 from heedful.models.shape import load_shape

@@ -22,7 +22,7 @@ from heedful.configs.offline import SFTConfig
 from heedful.configs.tools import MergeConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, ConfigError
-from heedful.kernels.sampling_copy import same_weights
+from heedful.kernels.weights import same_weights
 from heedful.models.adapters import (
     adapter_chain,
     add_adapters,

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from heedful.errors import CheckpointError
-from heedful.kernels.layout import hidden_states
+from heedful.kernels.packing import hidden_states
 from heedful.models.load import load_causal_lm, load_reward_model, load_trunk
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve

@@ -21,7 +21,7 @@ from heedful.configs.online import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
-from heedful.kernels.sampling_copy import as_sampled
+from heedful.kernels.weights import as_sampled
 from heedful.models.adapters import add_adapters
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.models.load import load_policy, load_reward_model, load_value_model

@@ -8,7 +8,8 @@ import torch
 from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.options import LoRAOptions
-from heedful.kernels import attention, head_logprobs, last_mlp
+from heedful.kernels import attention, head_logprobs
+from heedful.kernels.cpu import layers
 from heedful.models import value_model
 from heedful.models.adapters import add_adapters
 from heedful.models.load import load_policy
@@ -67,7 +68,7 @@ def test_a_layer_keeps_what_is_planned_to_the_byte(tmp_path, architecture, rank)
 def test_the_last_layer_keeps_nothing_of_its_mlp_for_tokens_that_are_not_read(tmp_path, monkeypatch, rank):
     """16 of 24 tokens of each row are read. The switch is the share of tokens from which on all are computed."""
     part, tokens, shape = saved_bytes(tmp_path / "qwen3-a", rank, 2)
-    monkeypatch.setattr(last_mlp, "MOST_READ", 0.0)
+    monkeypatch.setattr(layers, "MOST_READ", 0.0)
     whole, _, _ = saved_bytes(tmp_path / "qwen3-b", rank, 2)
     kept = shape.hidden + 4 * shape.intermediate + 3 * rank
     unread, read = tokens // 3, 2 * tokens // 3
@@ -84,7 +85,7 @@ def test_sizes_are_those_of_the_code():
     assert memory.MOST_SCORES == attention.MOST_SCORES
     assert memory.CACHE_BLOCK == kv_cache.BLOCK
     assert memory.VALUE_HEAD == value_model.WIDTH
-    assert memory.MOST_READ == last_mlp.MOST_READ
+    assert memory.MOST_READ == layers.MOST_READ
     head = value_model.ValueHead(SMALL.hidden)
     ppo = {**BASE, "rewards": ("rule:digits",), "max_new_tokens": 8}
     shared, none = (phases(kind(**ppo), lengths=Lengths(16, 8))["step"] for kind in (PPOConfig, GRPOConfig))

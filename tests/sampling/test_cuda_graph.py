@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, MistralConfig, MistralForCausalLM
 
-from heedful.kernels.layout import positions
+from heedful.kernels.packing import positions
 from heedful.models.tiny import byte_tokenizer
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder, obstacle
 

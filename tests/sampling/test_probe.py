@@ -23,7 +23,7 @@ from heedful.configs.offline import SFTConfig
 from heedful.configs.options import SamplingOptions
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
-from heedful.kernels.layout import hidden_states
+from heedful.kernels.packing import hidden_states
 from heedful.models.policy import Policy
 from heedful.models.tiny import byte_tokenizer
 from heedful.sampling import probe

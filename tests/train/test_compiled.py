@@ -9,12 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from heedful.configs.offline import SFTConfig
 from heedful.errors import ConfigError
-from heedful.kernels.compiled import compile_layers, repeated_layers
-from heedful.kernels.sampling_copy import inference_copy
+from heedful.kernels.weights import inference_copy
 from heedful.models.load import load_policy
 from heedful.models.save import save_policy
 from heedful.models.tiny import byte_tokenizer, make_tiny_model
-from heedful.train.setup import prepare, resolve_machine
+from heedful.train.setup import compile_layers, prepare, repeated_layers, resolve_machine
 
 CPU = torch.device("cpu")
 

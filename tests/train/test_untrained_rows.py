@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.core import sft_loss
-from heedful.kernels.untrained_rows import hold_untrained_rows
+from heedful.kernels.weights import hold_untrained_rows
 from heedful.models.policy import Policy
 from heedful.models.tiny import tiny_config
 

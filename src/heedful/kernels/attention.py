@@ -18,8 +18,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.core.masking import at_least_float32
+from heedful.kernels.cpu.products import compiles_each_shape
 from heedful.kernels.device import HALF
-from heedful.kernels.row_filling import compiles_each_shape
 
 M = TypeVar("M", bound=PreTrainedModel)
 ATTENTION = "heedful"

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.core.masking import at_least_float32
-from heedful.kernels.products import linear, product
+from heedful.kernels.cpu.products import linear, product
 
 CHUNK = 2**22
 """Logits computed per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes

@@ -1,6 +1,8 @@
-"""Rows of unequal length without padding: all tokens in one row, in which each text attends only to itself."""
+"""Batches of unequal length with little or no padding: behind the rows, or all texts in one row, each attending to itself."""
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,14 +11,71 @@ from transformers import PreTrainedModel
 
 from heedful.errors import is_out_of_memory
 from heedful.kernels.attention import Segments
-from heedful.kernels.last_mlp import read_states
-from heedful.kernels.layout import hidden_states, padding_behind
-from heedful.kernels.row_filling import filling
+from heedful.kernels.cpu.layers import only_last_mlp_of, take
+from heedful.kernels.cpu.products import filling
 
 MOST_REAL = 0.9
 """Rows are packed if at most this share of their padded tokens is real. Above it, arranging texts for attention costs
 more than the padding."""
 _CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def positions(attention_mask: Tensor) -> Tensor:
+    """Position ids ``[batch, time]``: the number of real tokens before each.
+
+    Args:
+        attention_mask: True (or 1) at real tokens. Padding on the left does not shift positions.
+    """
+    mask = attention_mask.long()
+    return mask.cumsum(dim=1) - mask
+
+
+def hidden_states(trunk: nn.Module, ids: Tensor, **options: Any) -> Tensor:
+    """Last hidden states ``[batch, time, hidden]`` of a causal trunk, computed without a cache.
+
+    Args:
+        trunk: the model without its head.
+        ids: token ids ``[batch, time]``; padding must be behind a row's tokens.
+        options: further arguments of the trunk.
+
+    With padding behind, no token sees it, so no mask is needed, and attention without one is faster. The mask of ones
+    tells transformers so. The states at padding are meaningless.
+    """
+    if "use_cache" in inspect.signature(trunk.forward).parameters:
+        options["use_cache"] = False
+    return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **options).last_hidden_state
+
+
+def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, Tensor]:
+    """The rows of a batch with all padding moved behind their tokens, and the mask of the real tokens.
+
+    Args:
+        ids: token ids ``[batch, time]``.
+        mask: True at real tokens.
+        longest: number of columns to keep: the most real tokens of any row.
+
+    A batch has as many columns as its longest prompt plus its longest response, often twice what any row needs.
+    """
+    order = (~mask).byte().argsort(dim=1, stable=True)[:, :longest]
+    return ids.gather(1, order), mask.gather(1, order)
+
+
+def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
+    """Put numbers back at the True positions of ``mask``, in order; zeros elsewhere."""
+    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
+
+
+def read_states(trunk: PreTrainedModel, ids: Tensor, read: Tensor, **options: Any) -> Tensor:
+    """Last hidden states ``[read, hidden]`` of some tokens of a batch, as `hidden_states` has them.
+
+    Args:
+        trunk: the model without its head.
+        ids: token ids ``[batch, time]``.
+        read: which of ``ids``, flattened, are read: their places, each at most once.
+        options: further arguments of the trunk.
+    """
+    with only_last_mlp_of(trunk, ids, read):
+        return take(hidden_states(trunk, ids, **options).flatten(0, 1), read)
 
 
 def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, read: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import autocast
-from heedful.kernels.layout import hidden_states
+from heedful.kernels.packing import hidden_states
 
 
 def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:

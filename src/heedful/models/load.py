@@ -25,11 +25,9 @@ from transformers import (
 from heedful.configs.options import MemoryOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.attention import use_attention
-from heedful.kernels.gated_mlp import use_lean_mlps
-from heedful.kernels.norms import use_lean_norms
-from heedful.kernels.products import use_fast_products
-from heedful.kernels.rotary import use_lean_rotations
-from heedful.kernels.stored import store_matrices
+from heedful.kernels.cpu.layers import use_lean_layers
+from heedful.kernels.cpu.products import use_fast_products
+from heedful.kernels.weights import store_matrices
 from heedful.models.adapters import attach_adapter, expert_parameters, experts_but, merge_adapters, whole_weights
 from heedful.models.heads import check_causal
 from heedful.models.policy import Policy
@@ -174,7 +172,7 @@ def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
     """Let the padding token's embedding learn, in place.
 
     transformers freezes it, and it is often also the end-of-sequence token. (A row that nobody trained is another matter:
-    `heedful.kernels.untrained_rows`.)
+    `heedful.kernels.weights.hold_untrained_rows`.)
     """
     model.get_input_embeddings().padding_idx = None
     return model
@@ -352,9 +350,7 @@ def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **opti
     experts = experts_but(model, options.get("float32_experts", ""))
     store_matrices(model, options.get("stored", torch.float32), but=but, experts=experts)
     use_fast_products(model, device, compute_dtype)
-    use_lean_norms(model, device)
-    use_lean_mlps(model, device)
-    use_lean_rotations(model, device)
+    use_lean_layers(model, device)
 
 
 NAMES = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}

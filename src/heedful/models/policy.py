@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful import core
+from heedful.kernels.cpu.products import filling, is_plain_linear
 from heedful.kernels.device import HALF, autocast, scale_gradient
 from heedful.kernels.head_logprobs import head_logprobs
-from heedful.kernels.layout import scatter
-from heedful.kernels.packing import before_each, response_tokens, token_states
-from heedful.kernels.products import is_plain_linear
-from heedful.kernels.row_filling import filling
-from heedful.kernels.tied_gradient import TiedMatrix
+from heedful.kernels.packing import before_each, response_tokens, scatter, token_states
+from heedful.kernels.weights import TiedMatrix
 from heedful.models.heads import logit_map
 from heedful.models.value_model import ValueHead
 

@@ -18,8 +18,7 @@ from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
 from heedful.files import read_object, write_json
 from heedful.kernels.device import autocast, scale_gradient
-from heedful.kernels.layout import hidden_states
-from heedful.kernels.packing import can_pack, token_states
+from heedful.kernels.packing import can_pack, hidden_states, token_states
 from heedful.models.shape import context_length
 from heedful.models.source import explained
 from heedful.types import Reading

@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError
 from heedful.kernels.device import autocast, scale_gradient
-from heedful.kernels.layout import scatter
-from heedful.kernels.packing import before_each, response_tokens, token_states
+from heedful.kernels.packing import before_each, response_tokens, scatter, token_states
 from heedful.models.heads import check_causal, scalar_head
 from heedful.models.reward_model import RewardModel
 

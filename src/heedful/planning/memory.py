@@ -44,7 +44,7 @@ CHUNK, SMALLEST_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256, "cuda": 1024}, {"cpu": 
 MOST_SCORES = 2**22
 """That of `heedful.kernels.attention`."""
 MOST_READ = 0.9
-"""That of `heedful.kernels.last_mlp`."""
+"""That of `heedful.kernels.cpu.layers`."""
 CACHE_BLOCK = 32
 """That of `heedful.sampling.kv_cache`."""
 VALUE_HEAD = 128
@@ -548,7 +548,7 @@ def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int 
     Args:
         shape: the model.
         half: products are computed in a half precision; the stream between layers stays in float32.
-        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.norms`).
+        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.cpu.layers`).
         rank: of the adapters; 0 means that all weights learn.
     """
     hidden, query, key, size = shape.hidden, shape.query, shape.key, 2 if half else 4

@@ -12,7 +12,7 @@ from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.messages import from_dict
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
-from heedful.kernels.sampling_copy import halve_frozen
+from heedful.kernels.weights import halve_frozen
 from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.reward_model import RewardModel, score_head

@@ -14,7 +14,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from heedful.kernels.layout import positions
+from heedful.kernels.packing import positions
 from heedful.sampling.fixed_batch import FixedBatch
 
 SMALLEST_ROWS = 8

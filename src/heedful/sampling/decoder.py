@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
 from heedful.data.batches import collate
+from heedful.kernels.cpu.products import pack_linears
 from heedful.kernels.device import HALF, autocast
-from heedful.kernels.layout import positions
-from heedful.kernels.sampling_copy import as_sampled, inference_copy, pack_linears, refresh
+from heedful.kernels.packing import positions
+from heedful.kernels.weights import as_sampled, inference_copy, refresh
 from heedful.models.policy import Policy
 from heedful.parallel.sharding import gathered
 from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder

@@ -11,7 +11,7 @@ from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError
-from heedful.kernels.sampling_copy import same_weights
+from heedful.kernels.weights import same_weights
 from heedful.models.load import four_bit, load_reward_model, load_value_model
 from heedful.models.policy import Policy
 from heedful.models.source import resolve

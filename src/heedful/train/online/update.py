@@ -12,7 +12,7 @@ from heedful import core
 from heedful.configs.online import OnlineConfig
 from heedful.core.policy_losses import Metrics
 from heedful.core.surrogates import SURROGATES
-from heedful.kernels.layout import scatter
+from heedful.kernels.packing import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.models.value_model import ValueHead, ValueModel
 from heedful.parallel import ranks

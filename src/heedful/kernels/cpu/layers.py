@@ -1,0 +1,386 @@
+"""Layers of a model on a CPU that compute the same in fewer passes over memory: norms, rotations and gated MLPs.
+
+Each takes the place of a model's own layer by its class, so names of parameters, and saved files, stay the same. It does
+so only if a trial shows that the layer computes the formula here.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from heedful.errors import is_out_of_memory
+from heedful.kernels.cpu.products import compiles_each_shape
+
+M = TypeVar("M", bound=nn.Module)
+
+SMALLEST_ROW = 128
+"""Numbers of a row from which on torch's kernel for the gradients of a layer norm is the faster way to an RMS norm's."""
+MOST_READ = 0.9
+"""At most this share of the tokens is read where the others are left out: taking rows apart costs a little too."""
+SILU = (nn.SiLU, SiLUActivation)
+ROTATION = "apply_rotary_pos_emb"
+"""What transformers calls the function in each of its attention layers' files."""
+
+Replacement = Callable[[nn.Module], type[nn.Module] | None]
+_REPLACED: dict[tuple[Replacement, type[nn.Module]], type[nn.Module]] = {}
+"""The class that takes the place of a class, as one of the functions below makes it. They are asked once for each class."""
+
+
+def use_lean_layers(model: M, device: torch.device) -> M:
+    """Let every norm, gated MLP and attention layer of a formula below compute by it, in place, if ``device`` is a CPU.
+
+    Layers of other formulas (Gemma's norms, rotations of neighbours) and of other models of the process stay as they are.
+    """
+    for module in model.modules() if device.type == "cpu" else ():
+        for replacement in (_lean_norm, _lean_mlp, _lean_attention):
+            _replace(module, replacement)
+    return model
+
+
+def _replace(module: nn.Module, replacement: Replacement) -> None:
+    kind = type(module)
+    if (replacement, kind) not in _REPLACED:
+        lean = replacement(module) or kind
+        _REPLACED[replacement, kind] = _REPLACED[replacement, lean] = lean
+    module.__class__ = _REPLACED[replacement, kind]
+
+
+def _subclass(kind: type[nn.Module], forward: Callable[..., Any]) -> type[nn.Module]:
+    return type(f"Lean{kind.__name__}", (kind,), {"forward": forward})
+
+
+# ------------------------------------------------------------------------------------------------------------ RMS norms
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square normalization, Zhang and Sennrich 2019, equation 4, with an epsilon below the root.
+
+        y_i = w_i r x_i,    r = (mean_j x_j^2 + eps)^(-1/2)
+
+    The gradients, of which autograd makes eleven passes over memory and this four to six, are with upstream g
+
+        dx_i = r w_i g_i - x_i r^3 mean_j(w_j g_j x_j),    dw_i = sum over rows of r g_i x_i
+
+    and cannot be differentiated again. Those of a layer norm (Ba et al. 2016) whose mean is 0 are the same but for
+    - r mean_j(w_j g_j) in each dx_i; where torch's kernel for them is fast, it computes them, and that is added again.
+
+    Args:
+        x: rows, ``[..., size]``.
+        weight: w, ``[size]``.
+        eps: added to the mean square.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        learned: Tensor = _RMSNorm.apply(x, weight, eps)
+        return learned
+    return (x * _inverse_root(x, eps)).mul_(weight)
+
+
+def _inverse_root(x: Tensor, eps: float) -> Tensor:
+    return x.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = _inverse_root(x, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        size, d_x, d_weight = x.shape[-1], None, None
+        if all(ctx.needs_input_grad[:2]) and size >= SMALLEST_ROW and x.is_contiguous() and upstream.is_contiguous():
+            return (*_as_layer_norm(upstream, x, weight, inverse), None)
+        products = (upstream * x).reshape(-1, size)
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.mv(products.t(), inverse.reshape(-1))
+        if ctx.needs_input_grad[0]:
+            along = (torch.mv(products, weight) / size).view_as(inverse).mul_(inverse**3)
+            d_x = (upstream * weight).mul_(inverse).addcmul_(x, along, value=-1)
+        return d_x, d_weight, None
+
+
+def _as_layer_norm(upstream: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight by the kernel for those of a layer norm."""
+    shape = [x.shape[-1]]
+    d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+        upstream, x, shape, torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
+    )
+    centred = torch.mv(upstream.reshape(-1, *shape), weight).view_as(inverse).mul_(inverse).div_(*shape)
+    return d_x.add_(centred), d_weight
+
+
+def _lean_norm(norm: Any) -> type[nn.Module] | None:
+    """A class of norms that compute `rms_norm`, if a module is an RMS norm by its name, its parts, and what it computes."""
+    kind: type[nn.Module] = type(norm)
+    parts = [name for name, _ in norm.named_parameters()]
+    if not kind.__name__.endswith("RMSNorm") or parts != ["weight"]:
+        return None
+    eps = getattr(norm, "variance_epsilon", None)
+    if not isinstance(eps, float):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, len(norm.weight), generator=generator, dtype=torch.float64) for rows in (3, 1))
+    with torch.no_grad():
+        found = torch.func.functional_call(norm, {"weight": weight[0].float()}, (x.float(),)).double()
+        if not torch.allclose(found, rms_norm(x, weight[0], eps), rtol=1e-4, atol=1e-5):
+            return None
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        weight = self.weight
+        if hidden_states.dtype == weight.dtype == torch.float32 and not torch.compiler.is_compiling():
+            return rms_norm(hidden_states, weight, self.variance_epsilon)
+        plain: Tensor = kind.forward(self, hidden_states)
+        return plain
+
+    return _subclass(kind, forward)
+
+
+# ------------------------------------------------------------------------------------------------------------ rotations
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, Su et al. 2021, equation 34, of halves in place of neighbours.
+
+        y_i = x_i cos_i - x_{i+n} sin_i,    y_{i+n} = x_{i+n} cos_{i+n} + x_i sin_{i+n},    i < n = size / 2
+
+    bit for bit as transformers computes it. The gradients, in a third of autograd's passes, are with upstream g
+
+        dx_i = g_i cos_i + g_{i+n} sin_{i+n},    dx_{i+n} = g_{i+n} cos_{i+n} - g_i sin_i
+
+    and cannot be differentiated again; cos and sin have none.
+
+    Args:
+        x: ``[..., size]``.
+        cos, sin: of each position's angles, broadcast to x.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        learned: Tensor = _Rotate.apply(x, cos, sin)
+        return learned
+    return _rotated(x, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (first, second), (s1, s2) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    y = x * cos
+    y1, y2 = y.chunk(2, dim=-1)
+    y1.sub_(second * s1)  # not as one operation, which rounds once less than the formula of transformers
+    y2.add_(first * s2)
+    return y
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        (g1, g2), (s1, s2) = upstream.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+        d_x = upstream * cos
+        d1, d2 = d_x.chunk(2, dim=-1)
+        d1.addcmul_(g2, s2)
+        d2.addcmul_(g1, s1, value=-1)
+        return d_x, None, None
+
+
+def _lean_attention(layer: nn.Module) -> type[nn.Module] | None:
+    """A class of attention layers that rotate by `rotate`, if this one calls a function of the same formula."""
+    kind = type(layer)
+    forward = kind.forward
+    if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names or forward.__closure__:
+        return None
+    plain = forward.__globals__[ROTATION]
+    if not _is_rotation(plain):
+        return None
+
+    def lean(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        is_same = all(x.dtype == torch.float32 and x.shape[-1] == q.shape[-1] for x in (q, k, cos, sin))
+        if not is_same or torch.compiler.is_compiling():
+            rotated: tuple[Tensor, Tensor] = plain(q, k, cos, sin, unsqueeze_dim)
+            return rotated
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    replaced = FunctionType(
+        forward.__code__, forward.__globals__ | {ROTATION: lean}, forward.__name__, forward.__defaults__
+    )
+    replaced.__kwdefaults__ = forward.__kwdefaults__
+    return _subclass(kind, replaced)
+
+
+def _is_rotation(function: Callable[..., Any]) -> bool:
+    """Whether a function of queries and keys computes `rotate` of both."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(1, 2, 3, 8, generator=generator) for _ in range(4))
+    cos, sin = cos[:, 0], sin[:, 0]
+    try:
+        found = function(q, k, cos, sin)
+    except Exception:  # other arguments
+        return False
+    expected = [rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
+    return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(found, expected, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------- gated MLPs
+
+
+def _lean_mlp(mlp: Any) -> type[nn.Module] | None:
+    """A class of gated MLPs that write over what nothing needs any more, in passes without gradients: the same bits.
+
+        y = W_down (a(W_gate x) * W_up x),    a an activation such as SiLU        Shazeer 2020, equation 6
+
+    None if this one has other parts or computes something else, which is tried on two random tokens.
+    """
+    kind: type[nn.Module] = type(mlp)
+    parts = {name: module for name, module in mlp.named_children() if name != "act_fn"}
+    is_gated = parts.keys() == {"gate_proj", "up_proj", "down_proj"} and hasattr(mlp, "act_fn")
+    if not kind.__name__.endswith("MLP") or not is_gated:
+        return None
+    if (
+        not all(isinstance(product, nn.Linear) for product in parts.values())
+        or mlp.gate_proj.weight.device.type != "cpu"
+    ):
+        return None
+    weight = mlp.gate_proj.weight
+    x = torch.randn(1, 2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    with torch.no_grad():
+        if not torch.equal(mlp(x), _gated_in_place(mlp, x)):
+            return None
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            plain: Tensor = kind.forward(self, x)
+            return plain
+        return _gated_in_place(self, x)
+
+    return _subclass(kind, forward)
+
+
+def _gated_in_place(mlp: Any, x: Tensor) -> Tensor:
+    gate = mlp.gate_proj(x)
+    gate = nn.functional.silu(gate, inplace=True) if isinstance(mlp.act_fn, SILU) else mlp.act_fn(gate)
+    output: Tensor = mlp.down_proj(gate.mul_(mlp.up_proj(x)))
+    return output
+
+
+# ------------------------------------------------------------------------- the last MLP only for the tokens that are read
+
+_IS_LAST: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_READ: ContextVar[tuple[nn.Module, Tensor, list[int]] | None] = ContextVar("read", default=None)
+"""The MLP that leaves tokens out in the current pass, the places of those that it reads, and how many each pass had."""
+
+
+def only_last_mlp_of(trunk: PreTrainedModel, ids: Tensor, read: Tensor) -> contextlib.AbstractContextManager[object]:
+    """While entered, the MLP of a trunk's last layer computes only the tokens that are read, where that gains.
+
+    An MLP mixes no tokens, and no layer follows the last one, so the states that are read stay the same: it is tried once
+    per trunk. The other states are meaningless.
+
+    Args:
+        trunk: the model without its head.
+        ids: token ids of the pass, ``[batch, time]``.
+        read: places of the tokens that are read in ``ids``, flattened; each at most once.
+    """
+    gains = len(read) <= MOST_READ * ids.numel() and ids.device.type == "cpu" and not compiles_each_shape(ids.device)
+    mlp = _last_mlp(trunk) if gains else None
+    if mlp is not None and trunk not in _IS_LAST:
+        _IS_LAST[trunk] = _try_leaving_out(trunk, mlp)
+    return _only_for(mlp, read) if mlp is not None and _IS_LAST[trunk] else contextlib.nullcontext()
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """``x[rows]``, no row twice, whose gradient is copied to its place and not added there."""
+    taken: Tensor = _Take.apply(x, rows)
+    return taken
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return upstream.new_zeros(ctx.shape).index_copy_(0, rows, upstream), None
+
+
+def _last_mlp(trunk: PreTrainedModel) -> nn.Module | None:
+    """The MLP of the last of a trunk's layers; None if it may need other tokens, or is not called as it is written.
+
+    A mixture of experts balances over all tokens; layers that are compiled, recomputed or divided among ranks call in
+    other ways.
+    """
+    layers = getattr(trunk, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not layers:
+        return None
+    last = layers[-1]
+    mlp = getattr(last, "mlp", None)
+    is_plain = isinstance(mlp, nn.Module) and type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp)
+    is_recomputed = bool(getattr(last, "gradient_checkpointing", False))
+    is_called_otherwise = last._compiled_call_impl is not None or hasattr(last, "unshard")
+    return mlp if is_plain and not is_recomputed and not is_called_otherwise else None
+
+
+@contextlib.contextmanager
+def _only_for(mlp: nn.Module, read: Tensor) -> Iterator[list[int]]:
+    """While entered, and in this thread, an MLP gives zeros for all tokens but some. Yields what it counts its passes in."""
+    passes = list[int]()
+    before = _READ.set((mlp, read, passes))
+    try:
+        yield passes
+    finally:
+        _READ.reset(before)
+
+
+def _mlp_of_read(mlp: nn.Module) -> type[nn.Module]:
+    """A class of MLPs that `_only_for` reaches."""
+    kind = type(mlp)
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        mlp, read, passes = _READ.get() or (None, None, [])
+        if mlp is not self or read is None:
+            plain: Tensor = kind.forward(self, x)
+            return plain
+        passes.append(len(read))
+        rows = x.flatten(0, -2)
+        return torch.zeros_like(rows).index_copy(0, read, kind.forward(self, take(rows, read))).view_as(x)
+
+    return _subclass(kind, forward)
+
+
+@torch.no_grad()
+def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
+    """Whether the states that are read are the same if an MLP leaves out the others."""
+    _replace(mlp, _mlp_of_read)
+    ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]], device=next(trunk.parameters()).device)
+    read, was_training = torch.tensor([2, 3, 5], device=ids.device), trunk.training
+    trunk.eval()
+    try:
+        whole = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
+        with _only_for(mlp, read) as passes:
+            part = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
+    except Exception as error:  # whatever an MLP of other arguments makes of it
+        if is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        trunk.train(was_training)
+    return passes == [len(read)] and torch.allclose(part, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
