@@ -14,11 +14,12 @@ from heedful.data import read_demonstrations, read_rankings
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.loading import EncodedPrompt
+from heedful.data.messages import as_dict
 from heedful.errors import HeedfulError
 from heedful.models.load import load_policy, load_reward_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.models import score_texts
+from heedful.rewards.models import ModelReward
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch, Prompt, Ranking, Text
@@ -60,10 +61,11 @@ def measure(runs: Path) -> dict:
     renderer = Renderer(load_tokenizer(f"{runs}/sft/final"))
     reward_tokenizer = load_tokenizer(f"{runs}/reward/final")
     reward_model = load_reward_model(f"{runs}/reward/final", reward_tokenizer, **CPU)
-    inputs = RewardInputs(reward_tokenizer, reward_model.reads)
+    reward = ModelReward(reward_model, RewardInputs(reward_tokenizer, reward_model.reads))
 
     def scores(prompts: list[Text], responses: list[tuple[str, bool]]) -> list[float]:
-        return score_texts(reward_model, inputs, prompts, [r for r, _ in responses], [cut for _, cut in responses])
+        asked = [prompt if isinstance(prompt, str) else [as_dict(message) for message in prompt] for prompt in prompts]
+        return reward(asked, [r for r, _ in responses], truncated=[cut for _, cut in responses])
 
     pairs = [scores([r.prompt] * 2, [(response, False) for response in r.responses]) for r in rankings]
     wanted = {d.prompt: {d.response} for d in demonstrations}

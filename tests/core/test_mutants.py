@@ -18,8 +18,8 @@ from torch.autograd.gradcheck import GradcheckError
 
 import heedful.core
 
-ROOMS = {"head_logprobs": "kernels", "rotary": "kernels"}
-"""Where a module is, if not in core; its tests are in the folder of the same name."""
+ROOMS = {"head_logprobs": "kernels", "layers": "kernels.cpu"}
+"""Where a module is, if not in core; its tests are in tests/kernels."""
 CORE = Path(heedful.core.__file__).parent
 TESTS = {
     path.stem: path for room in ("core", "kernels") for path in (Path(__file__).parents[1] / room).glob("test_*.py")
@@ -652,7 +652,7 @@ MUTANTS = [
         ),
     ),
     *in_module(
-        "rotary",
+        "layers",
         (
             "turned the other way",
             "y1.sub_(second * s1)",
@@ -663,19 +663,19 @@ MUTANTS = [
             "the gradient turns on",
             "d2.addcmul_(g1, s1, value=-1)",
             "d2.addcmul_(g1, s1)",
-            "::test_golden_gradients_turn_back",
+            "::test_golden_gradients_of_a_rotation_turn_back",
         ),
         (
             "the sine's halves stay in their places",
             "d1.addcmul_(g2, s2)",
             "d1.addcmul_(g2, s1)",
-            "::test_gradients_are_those_of_the_formula",
+            "::test_gradients_of_a_rotation_are_those_of_the_formula",
         ),
         (
             "one half turns by the other's angle",
             "y2.add_(first * s2)",
             "y2.add_(first * s1)",
-            "::test_gradients_are_those_of_the_formula",
+            "::test_gradients_of_a_rotation_are_those_of_the_formula",
         ),
     ),
     *in_module(

@@ -179,6 +179,22 @@ def test_identity_it_is_token_logprobs_and_entropy_of_the_logits(chunks, dtype, 
         torch.testing.assert_close(x, y, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_identity_without_entropy_the_logprobs_are_the_same(chunks, temperature):
+    hidden, weight, bias, ids = head_and_states()
+    results = []
+    for with_entropy in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        logprobs, h = head_logprobs(
+            leaves[0], leaves[1], ids, bias=leaves[2], temperature=temperature, with_entropy=with_entropy
+        )
+        (logprobs.square().sum() + h.sum() * with_entropy * 0).backward()
+        results.append([logprobs.detach(), *(leaf.grad for leaf in leaves)])
+    assert h.tolist() == [0.0] * TOKENS
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("cap", [None, 1.5])
 def test_gradcheck(chunks, cap):
     hidden, weight, bias, ids = head_and_states()
@@ -258,6 +274,17 @@ def test_half_precision_products_and_float32_beyond(monkeypatch, chunk):
         assert x.dtype == torch.float32
         # A logit of size 8 is rounded by up to 2^-6, a probability by as much of itself.
         assert 0 < (x - y).abs().max() < 2**-4 * y.abs().max()
+
+
+def test_half_precision_states_are_computed_as_they_are():
+    """The default is the dtype of the states, whose gradient has it too; the numbers are float32."""
+    hidden, weight, _, ids = head_and_states(torch.float32)
+    states = hidden.bfloat16().requires_grad_()
+    logprobs, _ = head_logprobs(states, weight, ids)
+    logprobs.sum().backward()
+    assert logprobs.dtype == torch.float32
+    assert torch.equal(logprobs, head_logprobs(hidden, weight, ids, compute_dtype=torch.bfloat16)[0])
+    assert states.grad.dtype == torch.bfloat16
 
 
 def test_golden_gradients_of_many_chunks_add_up_in_float32(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from heedful.train.sft import train_sft
 
 CLIENT = """
 import json, os, sys, time
+
+def hang():
+    while os.path.exists({hanging!r}):
+        time.sleep(0.05)
 
 def Settings(**k):
     return k
@@ -50,18 +55,22 @@ def _one_thread():
 
 @pytest.fixture
 def plant(tmp_path, monkeypatch):
-    """``plant(init="...")``: put a wandb first on the path that does this when called. Returns what reads its notes."""
+    """``plant(init="...")``: put a wandb first on the path that does this when called. Returns what reads its notes.
+
+    What a test tells to ``hang()`` hangs until the test has ended.
+    """
     root = tmp_path / "planted"
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a second client of the same second would be the first
-    notes = root / "notes.jsonl"
+    notes, hanging = root / "notes.jsonl", root / "hanging"
+    hanging.touch()
 
     def put(**does):
         code = {name: does.get(name, "pass") for name in ("login", "init", "log", "finish")}
         sys.modules.pop("wandb", None)
-        (root / "wandb.py").write_text(CLIENT.format(notes=str(notes), **code), encoding="utf-8")
+        (root / "wandb.py").write_text(CLIENT.format(notes=str(notes), hanging=str(hanging), **code), encoding="utf-8")
 
         def read(kind):
             lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
@@ -69,7 +78,11 @@ def plant(tmp_path, monkeypatch):
 
         return read
 
-    return put
+    yield put
+    hanging.unlink()  # a client that hung would still be there in the tests that come next
+    for thread in threading.enumerate():
+        if thread.name.startswith("heedful tracker "):
+            thread.join(10)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from heedful.cli import main
 from heedful.errors import ConfigError
 from heedful.train.sft import train_sft
 
-HANG = "time.sleep(3600)"
+HANG = "hang()"
 
 
 @pytest.fixture(autouse=True)
