@@ -202,7 +202,7 @@ def test_negative_weights_are_no_flags(written, tmp_path, weights):
 def test_strings_survive_the_round_trip(tmp_path_factory, text):
     """Also in a field that may be None: the quoted text 'null' is a text."""
     path = text if is_path(text) else "m"
-    config = PPOConfig(model=path or "m", data=path, columns=text, chat_template=path, output=Path("o"))
+    config = SFTConfig(model=path or "m", data=path, columns=text, chat_template=path, output=Path("o"))
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
     config = ChatConfig(model="m", system_prompt=text)
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config

@@ -141,8 +141,9 @@ def _refuse_stray(arguments: Sequence[str], config_class: type) -> None:
 
 def _require(config_class: type, given: Collection[str], command: str) -> None:
     """Refuse a command without its required settings. Raises ConfigError."""
-    missing = [one for one in settings(config_class) if one.is_required and one.name not in given]
-    if missing:
+    required = {f.name for f in dataclasses.fields(config_class) if f.default is dataclasses.MISSING}
+    if required - set(given):  # only then is it worth reading what settings say of themselves
+        missing = [one for one in settings(config_class) if one.is_required and one.name not in given]
         positions = getattr(config_class, "POSITIONAL", ())
         lines = [f"{one.flag} is missing: {one.summary}" for one in missing if one.name not in positions]
         places = [one for one in missing if one.name in positions]
