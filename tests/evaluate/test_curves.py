@@ -304,6 +304,8 @@ def test_the_command(sft, ppo, tmp_path, capsys):
         "{",
         "[1]",
         '{"step": 1, "loss/sft": "低"}',
+        '{"step": 1, "loss/sft": "1"}',
+        '{"step": 1, "loss/sft": true}',
         '{"step": 1, "loss/sft": 1' + "0" * 400 + "}",
         "[" * 5000,
         '{"loss/sft": 1}',

@@ -166,6 +166,8 @@ def _read_metrics(path: Path) -> list[dict[str, float]]:
             continue
         try:
             record = json.loads(line)
+            if any(type(value) not in (int, float, type(None)) for value in record.values()):
+                raise TypeError("not a number")  # true, or a number as text
             metrics.append({name: math.nan if value is None else float(value) for name, value in record.items()})
             int(record["step"])
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
