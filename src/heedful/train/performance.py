@@ -1,6 +1,7 @@
 """What a step cost: tokens per second, and memory."""
 
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -14,6 +15,27 @@ def performance(num_tokens: float, seconds: float, device: torch.device) -> dict
         device: of the model.
     """
     return {"perf/tokens_per_second": num_tokens / max(seconds, 1e-9), "perf/memory_gb": most_memory_gb(device)}
+
+
+def online_performance(
+    metrics: Mapping[str, float], num_tokens: float, device: torch.device, *, sampled_tokens: float
+) -> dict[str, float]:
+    """Response tokens per second of sampling, scoring, the update and all three of an online step, and the most memory.
+
+    Args:
+        metrics: of the step, with the seconds of each phase.
+        num_tokens: response tokens that were learned from, by which all but sampling is measured.
+        device: of the policy.
+        sampled_tokens: response tokens that were sampled.
+    """
+    seconds = {phase: metrics[f"time/{phase}"] for phase in ("rollout", "score", "update")}
+    tokens = {"rollout": sampled_tokens, "score": num_tokens, "update": num_tokens}
+    speeds = {f"perf/{phase}_tokens_per_second": tokens[phase] / max(seconds[phase], 1e-9) for phase in seconds}
+    return {
+        "perf/tokens_per_second": num_tokens / sum(seconds.values()),
+        **speeds,
+        "perf/memory_gb": most_memory_gb(device),
+    }
 
 
 def most_memory_gb(device: torch.device) -> float:

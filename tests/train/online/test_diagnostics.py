@@ -14,9 +14,9 @@ from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import critic_metrics
 from heedful.train.online.online_dpo import train_online_dpo
-from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.update import accumulate, learn
+from heedful.train.performance import online_performance
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -161,7 +161,7 @@ def test_the_norm_of_a_value_head(config, make_learner, experience_of):
 
 def test_speed_of_each_phase():
     seconds = {"time/rollout": 2.0, "time/score": 1.0, "time/update": 5.0}
-    found = performance(seconds, 80.0, torch.device("cpu"), sampled_tokens=240.0)
+    found = online_performance(seconds, 80.0, torch.device("cpu"), sampled_tokens=240.0)
     assert found.pop("perf/memory_gb") > 0.05
     assert found == {
         "perf/tokens_per_second": 10.0,

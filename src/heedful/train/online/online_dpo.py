@@ -27,11 +27,11 @@ from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.minibatch import gradients, shuffled, take_step
-from heedful.train.online.performance import performance
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
 from heedful.train.optimization import step_metrics
+from heedful.train.performance import online_performance
 from heedful.train.run import Run
 
 
@@ -109,7 +109,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     learned, sampled = float(scored.rollouts.lengths.sum()), scored.drawn.sampled_tokens
-    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
+    return metrics | online_performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(

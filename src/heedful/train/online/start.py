@@ -1,6 +1,7 @@
 """Everything that an online run needs before its first step. Whatever a user can get wrong is refused here."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,7 +15,7 @@ from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
-from heedful.errors import ConfigError, RewardError
+from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
@@ -26,6 +27,7 @@ from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.results import Remote
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
 from heedful.train.fsdp import divide, loading_device
@@ -34,14 +36,17 @@ from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
-from heedful.train.online.going_on import expect_answers, resumable, with_the_same_servers
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.provenance import About, files_of, given_in_python, notes_of, parents_of
 from heedful.train.online.ptx import PretrainingMix, load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
+from heedful.train.output_folder import FolderPlan
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 
 C = TypeVar("C", bound=RolloutConfig)
+
+NAMES_SERVERS = {"rewards", "best_by", "sampler"}
+"""Settings with addresses. One that was changed may be wrong, however long the run has been going."""
 
 
 class Started(NamedTuple, Generic[C]):
@@ -60,7 +65,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
     config, wanted = _wanted_rewards(config, rewards)
-    goes_on = with_the_same_servers(check_start(config))
+    resumes = _resumes_with_same_servers(check_start(config))
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -88,14 +93,14 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    with resumable(goes_on):
-        sampler = _sampler(config, renderer, policy, longest, is_known=goes_on)
+    with _resumable(resumes):
+        sampler = _sampler(config, renderer, policy, longest, is_known=resumes)
     divide(config, device, policy, reference, critic)
     functions = load_rewards(wanted, config, **_where(policy, config))
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
     divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
-    if goes_on:
-        expect_answers([*functions, *judges])
+    if resumes:
+        _expect_answers([*functions, *judges])
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
@@ -104,13 +109,13 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
-    with resumable(goes_on):
+    with _resumable(resumes):
         score_norm = _score_norm(
             config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
         )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    with resumable(goes_on):
+    with _resumable(resumes):
         _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config)
     learner = Learner(
         config=config,
@@ -314,3 +319,29 @@ def _try_rewards(
     completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
     for together in filter(None, rewards):
         score(together, completions)
+
+
+# Servers of an unfinished run ------------------------------------------------------------------------------------------
+
+
+def _resumes_with_same_servers(plan: FolderPlan) -> bool:
+    """Whether an unfinished run resumes with the servers that have answered it before: none begins without their answer."""
+    return plan.resumes and not NAMES_SERVERS & set(plan.changes)
+
+
+def _expect_answers(rewards: Sequence[Reward]) -> None:
+    """Have rewards on servers waited for as long as in the middle of a run."""
+    for reward in rewards:
+        if isinstance(reward.function, Remote):
+            reward.function.has_answered_before()
+
+
+@contextlib.contextmanager
+def _resumable(resumes: bool) -> Iterator[None]:
+    """Around what asks servers before the first step: a failure of a resumed run has the status of one that can be resumed."""
+    try:
+        yield
+    except (RewardError, SamplerError) as error:
+        if resumes:
+            error.status = TrainingError.status
+        raise

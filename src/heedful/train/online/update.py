@@ -26,10 +26,10 @@ from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import pass_metrics
 from heedful.train.online.minibatch import MOST_APPROX_KL, critic_norm, gradients, shuffled, take_step
-from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.respond import response_kl
 from heedful.train.optimization import step_metrics
+from heedful.train.performance import online_performance
 from heedful.types import MicroBatch
 
 
@@ -91,7 +91,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         made = sum(not step.is_left_out for step in taken)
         metrics["policy/update_frac"] = made / (config.ppo_epochs * minibatches)
     learned, sampled = float(experience.batch.response_mask.sum()), experience.scored.drawn.sampled_tokens
-    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
+    return metrics | online_performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(
