@@ -338,7 +338,7 @@ def _expect_answers(rewards: Sequence[Reward]) -> None:
 
 @contextlib.contextmanager
 def _resumable(resumes: bool) -> Iterator[None]:
-    """Around what asks servers before the first step: a failure of a resumed run has the status of one that can be resumed."""
+    """Around what asks servers before the first step: a resumed run that fails has the status of one that can be resumed."""
     try:
         yield
     except (RewardError, SamplerError) as error:
