@@ -118,10 +118,11 @@ def length(completions, **_):
 @pytest.fixture(scope="module")
 def train_into(tiny, data):
     """``train_into(folder, name, **changes)``: run one of `RUNS`."""
+    model = tiny("gpt2")  # made here, so that its saving is no visit of a fault point
 
     def run(folder, name, **changes):
         function, kind, settings = RUNS[name]
-        settings = {"model": tiny("gpt2"), "output": folder, **settings, **changes}
+        settings = {"model": model, "output": folder, **settings, **changes}
         if kind in OFFLINE_KINDS:
             return function(kind(**({"data": data["demonstrations" if kind is SFTConfig else "pairs"]} | settings)))
         if "ptx_coef" in settings:
