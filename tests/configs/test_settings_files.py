@@ -103,3 +103,12 @@ def test_json_escapes_are_whole_characters(tmp_path):
     path = tmp_path / "设置.json"
     path.write_text(json.dumps({"model": "模", "data": "d", "output": "o", "system_prompt": "好😀"}))
     assert parse(SFTConfig, [str(path)], prog="sft").system_prompt == "好😀"
+
+
+def test_missing_settings_are_named_all_at_once(heedful):
+    outcome = heedful("ppo", "--model", "模型")
+    assert outcome.status == 2
+    for name in ("--data", "--output"):
+        assert f"{name} is missing: " in outcome.message
+    assert "--model is missing" not in outcome.message
+    assert "heedful ppo --help shows an example" in outcome.message
