@@ -95,7 +95,7 @@ def written(tmp_path):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """``tiny(architecture)`` is the folder of a tiny model, made once."""
-    from heedful.models.tiny import make_tiny_model
+    from heedful import make_tiny_model
 
     root = tmp_path_factory.mktemp("模型")
 
@@ -122,7 +122,8 @@ def checkpoints(tmp_path_factory):
     """Folders by architecture: causal language models, and for deberta-v2 a classifier. Read-only."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from heedful.models.tiny import DECODERS, make_tiny_model
+    from heedful import make_tiny_model
+    from heedful.models.tiny import DECODERS
 
     root = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(7)
@@ -148,7 +149,7 @@ def thinker(tmp_path_factory):
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from heedful.models.tiny import make_tiny_model
+    from heedful import make_tiny_model
 
     root = tmp_path_factory.mktemp("思考")
     folders = {}

@@ -24,8 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from heedful.configs.options import SamplingOptions
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
+from heedful.models import Policy, load_causal_lm
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
 from heedful.sampling.vllm.extension.heedful_vllm import HeedfulWorker

@@ -24,12 +24,10 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from heedful.configs.offline import RewardConfig, SFTConfig
-from heedful.configs.online import PPOConfig
+from heedful import CheckpointError, PPOConfig, Prompt, RewardConfig, SFTConfig
 from heedful.data.loading import EncodedPrompt
-from heedful.errors import CheckpointError
 from heedful.kernels.packing import can_pack
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import byte_tokenizer
 from heedful.sampling.kv_cache import make_cache
 from heedful.sampling.probe import ADVICE, PROVEN
 from heedful.sampling.teacher_forced import token_outputs
@@ -37,7 +35,7 @@ from heedful.train import reward, sft
 from heedful.train.online import engine
 from heedful.train.online.experience import collect
 from heedful.train.online.start import start
-from heedful.types import MicroBatch, Prompt
+from heedful.types import MicroBatch
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
 LIMIT = 1e-4

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from heedful.models.load import load_causal_lm
+from heedful.models import load_causal_lm
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 MEASURED = (

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from heedful import PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_tokenizer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PROMPTS, RESPONSES = (5, 3, 4), (4, 1, 6)

@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.offline import RewardConfig, SFTConfig
-from heedful.configs.online import PPOConfig
+from heedful import Message, PPOConfig, RewardConfig, SFTConfig, make_tiny_model, train_ppo, train_reward, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
-from heedful.models.load import load_policy, load_reward_model
-from heedful.models.policy import freeze
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import freeze, load_policy, load_reward_model, load_tokenizer
 from heedful.sampling.generate import sample
-from heedful.train.online.engine import train_ppo
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
-from heedful.types import Message
 
 CPU = torch.device("cpu")
 QUESTIONS = ["你好", "hello", "2+2?"]

@@ -22,14 +22,22 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from heedful.configs.evaluate import BestOfNConfig
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful import (
+    BestOfNConfig,
+    ChatConfig,
+    ConfigError,
+    DataError,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    ServeRewardConfig,
+    SFTConfig,
+)
 from heedful.configs.parse import parse, to_yaml
-from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.tools import ChatConfig
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
-from heedful.errors import ConfigError, DataError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "fuzz.md"
 LONGEST = 20.0

@@ -8,18 +8,25 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from heedful.configs.offline import RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import (
+    ConfigError,
+    GRPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    make_tiny_model,
+    train_grpo,
+    train_ppo,
+    train_reward,
+    train_sft,
+)
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import collate
-from heedful.errors import ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device
 from heedful.kernels.packing import can_pack, positions
-from heedful.models.load import load_causal_lm, load_policy
-from heedful.models.policy import Policy, freeze
+from heedful.models import Policy, freeze, load_causal_lm, load_policy
 from heedful.models.shape import shape_of
-from heedful.models.tiny import make_tiny_model
 from heedful.parallel.sharded_files import Parts, write_parts
 from heedful.parallel.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
 from heedful.planning.memory import CUDA_CONTEXT, Lengths, plan_of
@@ -27,11 +34,8 @@ from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.compact_adamw import CompactAdamW
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.optimization import make_optimizer
-from heedful.train.reward import train_reward
 from heedful.train.setup import load_reference, load_trained, prepare
-from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 
 pytestmark = [

@@ -9,21 +9,26 @@ import pytest
 import torch
 import yaml
 
-from heedful import hub
+from heedful import CheckpointError, ConfigError, DataError, ScoresConfig, evaluate_scores, hub, make_tiny_model
 from heedful.cli import main
-from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.options import LoRAOptions
 from heedful.data import read_prompts, read_records
-from heedful.errors import CheckpointError, ConfigError, DataError
-from heedful.evaluate.policies import evaluate_scores
-from heedful.models.adapters import adapter_chain, add_adapters
-from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk, load_value_model
-from heedful.models.policy import Policy
-from heedful.models.save import save_policy, save_reward_model, save_value_model
+from heedful.models import (
+    Policy,
+    ValueModel,
+    add_adapters,
+    load_causal_lm,
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    load_trunk,
+    load_value_model,
+    save_policy,
+    save_reward_model,
+    save_value_model,
+)
+from heedful.models.adapters import adapter_chain
 from heedful.models.source import load_config, resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.models.value_model import ValueModel
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 PACKAGE = """

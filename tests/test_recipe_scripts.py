@@ -15,16 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful import DataError, Message, Ranking, RewardConfig, SFTConfig, make_tiny_model, train_reward, train_sft
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.data.chat import Renderer
-from heedful.errors import DataError
-from heedful.models.load import load_policy
-from heedful.models.tiny import byte_tokenizer, make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
-from heedful.types import Message, Ranking
+from heedful.models import byte_tokenizer, load_policy, load_tokenizer
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 BYTES = byte_tokenizer()

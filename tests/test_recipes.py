@@ -15,19 +15,19 @@ import pytest
 import torch
 import yaml
 
+from heedful import CheckpointError, Message
 from heedful.cli import COMMANDS, main
 from heedful.configs.parse import parse
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.messages import as_dict
-from heedful.errors import CheckpointError
+from heedful.models import load_policy, load_reward_model, load_tokenizer
 from heedful.models.adapters import adapter_chain, is_adapter
-from heedful.models.load import load_policy, load_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE
-from heedful.models.tokenizer import load_tokenizer, set_defaults
+from heedful.models.tokenizer import set_defaults
 from heedful.rewards.models import ModelReward
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.types import Message, MicroBatch
+from heedful.types import MicroBatch
 
 ROOT = Path(__file__).parents[1] / "recipes"
 RECIPES = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "launch")

@@ -11,18 +11,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import GRPOConfig
+from heedful import GRPOConfig, SFTConfig, train_grpo, train_sft
 from heedful.configs.options import SamplingOptions, TemplateOptions
+from heedful.data import read_demonstrations, read_prompts
 from heedful.data.chat import Renderer
 from heedful.data.loading import encode_demonstrations, encode_prompts
-from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.models.load import load_policy
-from heedful.models.policy import freeze
-from heedful.models.tokenizer import load_chat_tokenizer, load_tokenizer
+from heedful.models import freeze, load_policy, load_tokenizer
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.sampler import make_sampler
-from heedful.train.online.engine import train_grpo
-from heedful.train.sft import train_sft
 
 PAGE = Path(__file__).parents[1] / "docs" / "thinking.md"
 WORDS = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")

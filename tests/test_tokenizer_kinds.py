@@ -11,14 +11,13 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from heedful import CheckpointError, Demonstration, DPOConfig, Labelled, Message, Prompt, Ranking
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
-from heedful.errors import CheckpointError
-from heedful.models.tokenizer import PLAIN_TEMPLATE, load_tokenizer
+from heedful.models import load_tokenizer
+from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.train.pairs import encode_preferences
-from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking
 
 TEXTS = [
     "The quick brown fox says that x and y are letters, and 12 + 34 = 46.",

@@ -9,16 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from heedful import ChatConfig, ConfigError, Message, SFTConfig, train_sft
 from heedful.chat import Conversation, chat
-from heedful.configs.offline import SFTConfig
-from heedful.configs.tools import ChatConfig
 from heedful.data.chat import Renderer
-from heedful.errors import ConfigError
-from heedful.models.load import load_policy
-from heedful.models.policy import freeze
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.sft import train_sft
-from heedful.types import Message
+from heedful.models import freeze, load_policy, load_tokenizer
 
 ANSWER = "您好😀！再见。"
 

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.models.load import load_causal_lm
+from heedful.models import load_causal_lm
 
 
 @pytest.fixture

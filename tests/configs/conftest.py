@@ -2,16 +2,28 @@
 
 import pytest
 
-from heedful.configs.evaluate import (
+from heedful import (
+    A2CConfig,
     AccuracyConfig,
     BestOfNConfig,
+    ChatConfig,
+    DemoConfig,
+    DPOConfig,
+    GRPOConfig,
     KLConfig,
+    KTOConfig,
+    MergeConfig,
+    OnlineDPOConfig,
     PassAtKConfig,
     PerplexityConfig,
+    PPOConfig,
+    RewardConfig,
     ScoresConfig,
-    TasksConfig,
+    ServeRewardConfig,
+    SFTConfig,
     WinRateConfig,
 )
+from heedful.configs.evaluate import TasksConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
     CorrectConfig,
@@ -22,8 +34,6 @@ from heedful.configs.label_data import (
     WithdrawConfig,
 )
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.plan import (
     PlanA2CConfig,
     PlanDPOConfig,
@@ -35,18 +45,7 @@ from heedful.configs.plan import (
     PlanSFTConfig,
 )
 from heedful.configs.rounds import RoundConfig, SimulateConfig
-from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.tools import (
-    ChatConfig,
-    DemoConfig,
-    MergeConfig,
-    PushConfig,
-    ReportConfig,
-    RunsConfig,
-    SampleConfig,
-    ServePolicyConfig,
-    TinyConfig,
-)
+from heedful.configs.tools import PushConfig, ReportConfig, RunsConfig, SampleConfig, ServePolicyConfig, TinyConfig
 from heedful.configs.tracking import TrackConfig
 
 RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}

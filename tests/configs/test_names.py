@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from heedful import ConfigError, PPOConfig, SFTConfig
 from heedful.command_table import COMMANDS
 from heedful.configs.names import GONE, PEERS, REMOVED
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.errors import ConfigError
 
 EARLIER = Path(__file__).parent / "earlier"
 """config.yaml of runs with default settings, as heedful wrote them before settings were removed."""

@@ -11,13 +11,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heedful import configs
+from heedful import A2CConfig, ChatConfig, ConfigError, GRPOConfig, PPOConfig, SFTConfig, configs
 from heedful.configs.label_server import LabelServeConfig
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, PPOConfig
 from heedful.configs.parse import parse, to_yaml
-from heedful.configs.tools import ChatConfig
-from heedful.errors import ConfigError
 
 RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
 

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
-from heedful.configs.offline import RewardConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import (
+    BestOfNConfig,
+    ConfigError,
+    GRPOConfig,
+    KLConfig,
+    MergeConfig,
+    PPOConfig,
+    RewardConfig,
+    WinRateConfig,
+)
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.settings import PATHS, REWARDS
-from heedful.configs.tools import MergeConfig, ReportConfig
-from heedful.errors import ConfigError
+from heedful.configs.tools import ReportConfig
 
 NO_PATHS = {
     "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change",

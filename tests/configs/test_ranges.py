@@ -9,22 +9,31 @@ import typing
 
 import pytest
 
-from heedful.cli import COMMANDS
-from heedful.configs.evaluate import (
+from heedful import (
+    A2CConfig,
     AccuracyConfig,
     BestOfNConfig,
+    ChatConfig,
+    ConfigError,
+    DemoConfig,
+    DPOConfig,
+    GRPOConfig,
     KLConfig,
+    KTOConfig,
+    MergeConfig,
+    OnlineDPOConfig,
     PassAtKConfig,
     PerplexityConfig,
+    PPOConfig,
+    RewardConfig,
     ScoresConfig,
+    ServeRewardConfig,
+    SFTConfig,
     WinRateConfig,
 )
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.configs.scoring import ServeRewardConfig
+from heedful.cli import COMMANDS
 from heedful.configs.settings import Range
-from heedful.configs.tools import ChatConfig, DemoConfig, MergeConfig, ReportConfig, TinyConfig
-from heedful.errors import ConfigError
+from heedful.configs.tools import ReportConfig, TinyConfig
 
 NAN, INFINITE = math.nan, math.inf
 

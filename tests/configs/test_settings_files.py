@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from heedful.configs.offline import SFTConfig
+from heedful import SFTConfig
 from heedful.configs.parse import parse
 
 LAUGH = (

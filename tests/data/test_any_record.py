@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from heedful import DataError
 from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.messages import as_dict
-from heedful.errors import DataError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip() != "")
 NO_THOUGHT = TEXTS.filter(lambda text: "<think>" not in text and "</think>" not in text)

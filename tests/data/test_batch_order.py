@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful import CheckpointError, ConfigError
 from heedful.data import BatchOrder
-from heedful.errors import CheckpointError, ConfigError
 
 SIZES = st.integers(1, 40).flatmap(lambda items: st.tuples(st.just(items), st.integers(1, items)))
 

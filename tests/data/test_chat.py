@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from heedful import CheckpointError, Message
 from heedful.data.chat import Renderer, RewardInputs, plain_text, stop_ids
-from heedful.errors import CheckpointError
-from heedful.models.tiny import CLS, END_OF_TEXT, SEP, SPECIALS, TURN_END, byte_tokenizer
+from heedful.models import byte_tokenizer
+from heedful.models.tiny import CLS, END_OF_TEXT, SEP, SPECIALS, TURN_END
 from heedful.models.tokenizer import PLAIN_TEMPLATE
-from heedful.types import Message, ToolCall
+from heedful.types import ToolCall
 
 TOKENIZER = byte_tokenizer()
 EOS, USER, ASSISTANT, END = (

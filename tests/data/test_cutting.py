@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from heedful import ConfigError, DataError, Message
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
 from heedful.data.loading import cut_prompt
-from heedful.errors import ConfigError, DataError
-from heedful.models.tiny import CLS, byte_tokenizer
-from heedful.types import Message
+from heedful.models import byte_tokenizer
+from heedful.models.tiny import CLS
 
 
 def renderer_with_bos():

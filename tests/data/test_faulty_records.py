@@ -8,8 +8,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from heedful import DataError
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
-from heedful.errors import DataError
 from heedful.types import plain_response
 
 READERS = {"demonstrations": read_demonstrations, "rankings": read_rankings, "prompts": read_prompts}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful import ConfigError, DataError
 from heedful.data.fitting import check_dropped, max_length, too_long
-from heedful.errors import ConfigError, DataError
 
 LENGTHS = [5, 6, 7, 4, 9]
 SOURCES = [f"数据.jsonl:{i}" for i in range(1, 6)]

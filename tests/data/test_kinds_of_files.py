@@ -14,8 +14,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from heedful import DataError
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings, read_records
-from heedful.errors import DataError
 from heedful.hub import dataset_sum
 
 ROWS = [

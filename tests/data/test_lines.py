@@ -11,9 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from heedful import DataError
 from heedful.data import read_records, readers
 from heedful.data.readers import LONGEST_LINE, MIB
-from heedful.errors import DataError
 
 MEASURED = """
 import resource, sys

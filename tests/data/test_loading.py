@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
+from heedful import DataError, Demonstration, Message, Prompt, Ranking
 from heedful.configs.options import DataOptions
 from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import Example, encode_demonstrations, encode_pairs, encode_prompts, encode_split, load_split
-from heedful.errors import DataError
-from heedful.models.tiny import byte_tokenizer
-from heedful.types import Demonstration, Message, Prompt, Ranking
+from heedful.models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

@@ -8,11 +8,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from heedful.configs.evaluate import PerplexityConfig
-from heedful.configs.offline import SFTConfig
+from heedful import DataError, PerplexityConfig, SFTConfig
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
 from heedful.data.loading import load_split
-from heedful.errors import DataError
 from heedful.evaluate.measuring import held_out, left_out
 
 ROWS = [{"prompt": f"问题{i}", "n": i} for i in range(4)]

@@ -5,13 +5,13 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
+from heedful import CheckpointError, DataError, Message
+from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings
 from heedful.data.messages import as_dict, from_dict
-from heedful.data.schemas import read_demonstrations, read_prompts, read_rankings
 from heedful.data.template_check import Sample, check_rendering
-from heedful.errors import CheckpointError, DataError
-from heedful.types import Message, ToolCall
+from heedful.types import ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "加", "parameters": {"type": "object"}}}]
 CALL = {"type": "function", "id": "c1", "function": {"name": "加", "arguments": {"x": 1, "y": [2]}}}

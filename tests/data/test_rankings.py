@@ -2,11 +2,10 @@
 
 import pytest
 
+from heedful import DataError, Ranking
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import best_first, encode_rankings
-from heedful.errors import DataError
-from heedful.models.tiny import byte_tokenizer
-from heedful.types import Ranking
+from heedful.models import byte_tokenizer
 
 INPUTS = RewardInputs(byte_tokenizer())
 

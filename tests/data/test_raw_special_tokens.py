@@ -5,10 +5,11 @@ import json
 import pytest
 from tokenizers import processors
 
+from heedful import Message
 from heedful.cli import main
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.models.tiny import END_OF_TEXT, TURN_END, byte_tokenizer
-from heedful.types import Message
+from heedful.models import byte_tokenizer
+from heedful.models.tiny import END_OF_TEXT, TURN_END
 
 TOKENIZER = byte_tokenizer()
 EOS, END = (TOKENIZER.convert_tokens_to_ids(token) for token in (END_OF_TEXT, TURN_END))

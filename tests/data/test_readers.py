@@ -9,9 +9,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from heedful import ConfigError, DataError
 from heedful.data import Record, parse_columns, read_records
 from heedful.data.readers import CANONICAL_NAMES
-from heedful.errors import ConfigError, DataError
 
 ROWS = [
     {"prompt": "你好，世界\u2028第二行 🐎", "n": 1, "tags": ["甲", None]},

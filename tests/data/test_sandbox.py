@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from heedful import CheckpointError, Message
 from heedful.data import sandbox
 from heedful.data.chat import Renderer
 from heedful.data.sandbox import LARGEST
-from heedful.errors import CheckpointError, RefusedError
-from heedful.models.tiny import byte_tokenizer
-from heedful.types import Message
+from heedful.errors import RefusedError
+from heedful.models import byte_tokenizer
 
 GROWTH = (
     "{{% set ns = namespace(x={start}) %}}"

@@ -9,6 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from heedful import ConfigError, DataError, Demonstration, Labelled, Message, Prompt, Ranking
 from heedful.data import (
     read_demonstrations,
     read_labelled,
@@ -17,8 +18,6 @@ from heedful.data import (
     read_records,
     split_by_prompt,
 )
-from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking
 
 QUESTION, ANSWER, WORSE = "1加1等于几？", "等于2。", "我不知道。"
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful import ConfigError, DataError, Demonstration, Message, Prompt, Ranking
 from heedful.data import prompt_key, split_by_prompt
-from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Message, Prompt, Ranking
 
 SYSTEM = Message("system", "你是一个礼貌的助手。")
 

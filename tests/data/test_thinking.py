@@ -3,12 +3,13 @@
 import pytest
 from transformers import AutoTokenizer
 
+from heedful import CheckpointError, DataError, Message, Prompt
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.template_check import Sample, check_rendering
-from heedful.errors import CheckpointError, DataError
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import byte_tokenizer
 from heedful.models.tokenizer import set_defaults
-from heedful.types import Completion, Message, Prompt, plain_response, split_thinking
+from heedful.rewards import Completion
+from heedful.types import plain_response, split_thinking
 
 QUESTION = (Message("user", "一加一？"),)
 ASKED = "<|im_start|>user\n一加一？<|im_end|>\n<|im_start|>assistant\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from heedful import DataError
 from heedful.data import read_demonstrations, read_prompts, read_rankings
-from heedful.errors import DataError
 
 ALPACA = {"instruction": "翻译", "input": "你好", "output": "hello", "system": "简短", "history": [["一", "二"]]}
 TURNS = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]

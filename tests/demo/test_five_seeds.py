@@ -2,8 +2,7 @@
 
 import pytest
 
-from heedful.configs.tools import DemoConfig
-from heedful.demo.pipeline import run_demo
+from heedful import DemoConfig, run_demo
 
 pytestmark = pytest.mark.exhaustive
 

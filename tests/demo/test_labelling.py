@@ -11,14 +11,13 @@ from http.client import HTTPConnection
 
 import pytest
 
+from heedful import ConfigError, DemoConfig, run_demo
 from heedful.configs.label_server import InviteConfig
-from heedful.configs.tools import DemoConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo import labelling
 from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning
-from heedful.demo.pipeline import STORY, read_recipe, run_demo
-from heedful.errors import ConfigError
-from heedful.label.project import Project
+from heedful.demo.pipeline import STORY, read_recipe
+from heedful.label import Project
 from heedful.label.server.run import invite
 
 

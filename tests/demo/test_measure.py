@@ -5,7 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from heedful.demo.measure import is_readable, unreadable
-from heedful.models.tiny import SPECIALS, byte_tokenizer
+from heedful.models import byte_tokenizer
+from heedful.models.tiny import SPECIALS
 
 TOKENIZER = byte_tokenizer()
 

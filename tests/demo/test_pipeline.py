@@ -13,22 +13,27 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from heedful import faults
+from heedful import (
+    AccuracyConfig,
+    ConfigError,
+    DemoConfig,
+    PPOConfig,
+    RewardConfig,
+    ScoresConfig,
+    SFTConfig,
+    evaluate_accuracy,
+    evaluate_scores,
+    faults,
+    run_demo,
+)
 from heedful.cli import main
-from heedful.configs.evaluate import AccuracyConfig, ScoresConfig
-from heedful.configs.offline import RewardConfig, SFTConfig
-from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.tools import DemoConfig
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
 from heedful.demo.facts import FAMILIES
 from heedful.demo.folder import CONTENTS, RUNS, check_output, drop_replaced, make_beginning
-from heedful.demo.pipeline import RECIPE, read_recipe, run_demo, why
+from heedful.demo.pipeline import RECIPE, read_recipe, why
 from heedful.demo.world import instructions
-from heedful.errors import ConfigError
-from heedful.evaluate.policies import evaluate_scores
-from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.tiny import SPECIALS
 
 SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")

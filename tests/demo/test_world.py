@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from heedful import Prompt
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.demo.facts import FAMILIES, FILLER, LISTS, REFUSAL, family_named
 from heedful.demo.judge import gold_marks, gold_score
 from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
 from heedful.rewards.scoring import RESERVED
-from heedful.types import Prompt
 
 KNOWN = instructions()
 BY_PROMPT = {instruction.prompt: instruction for instruction in KNOWN}

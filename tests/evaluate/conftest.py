@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from heedful.models.tiny import make_tiny_model
+from heedful import make_tiny_model
 
 CPU = {"device": "cpu", "dtype": "float32"}
 

@@ -6,11 +6,9 @@ import json
 import pytest
 
 import heedful
+from heedful import BestOfNConfig, ConfigError, RewardError, ScoresConfig, evaluate_best_of_n, evaluate_scores
 from heedful.cli import main
-from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
 from heedful.core import kl_bound, mean_interval, share_interval
-from heedful.errors import ConfigError, RewardError
-from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]
 

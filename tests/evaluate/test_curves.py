@@ -10,10 +10,10 @@ import pytest
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from heedful import CheckpointError, ConfigError, DataError, draw_curves
 from heedful.cli import COMMANDS, main
 from heedful.configs.options import RunOptions
-from heedful.errors import CheckpointError, ConfigError, DataError
-from heedful.evaluate.curves import draw_curves, figure_of, panels_of, read_algorithm, read_run, short_names
+from heedful.evaluate.curves import figure_of, panels_of, read_algorithm, read_run, short_names
 from heedful.files import to_json
 
 PPO_STEP = {

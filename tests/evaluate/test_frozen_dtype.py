@@ -3,14 +3,21 @@
 import pytest
 import torch
 
+from heedful import (
+    AccuracyConfig,
+    ChatConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    evaluate_accuracy,
+    evaluate_kl,
+    evaluate_perplexity,
+    evaluate_scores,
+)
 from heedful.chat import chat
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig
-from heedful.configs.tools import ChatConfig, SampleConfig
-from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores
-from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.configs.tools import SampleConfig
 from heedful.kernels import device
-from heedful.models.policy import Policy
-from heedful.models.reward_model import RewardModel
+from heedful.models import Policy, RewardModel
 from heedful.rounds.sample import load_writers
 
 SHORT = {"device": "cpu", "dtype": "bfloat16", "micro_batch_size": 4}

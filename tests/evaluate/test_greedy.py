@@ -4,10 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.configs.evaluate import ScoresConfig
+from heedful import Message, ScoresConfig, evaluate_scores
 from heedful.data.chat import Renderer, stop_ids
-from heedful.evaluate.policies import evaluate_scores
-from heedful.types import Message
 
 QUESTIONS = [
     "你好，今天天气怎么样？",

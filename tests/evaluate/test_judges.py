@@ -5,11 +5,17 @@ import zlib
 
 import pytest
 
+from heedful import (
+    BestOfNConfig,
+    ConfigError,
+    ScoresConfig,
+    WinRateConfig,
+    evaluate_best_of_n,
+    evaluate_scores,
+    evaluate_win_rate,
+)
 from heedful.cli import main
-from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
 from heedful.demo.judge import gold_judge
-from heedful.errors import ConfigError
-from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
 
 SAME = ("win_rate", "interval_95", "ties", "prompts")
 

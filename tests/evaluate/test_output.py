@@ -5,9 +5,8 @@ import os
 
 import pytest
 
+from heedful import ConfigError, PerplexityConfig
 from heedful.cli import main
-from heedful.configs.evaluate import PerplexityConfig
-from heedful.errors import ConfigError
 from heedful.evaluate.output import LARGEST_RESULT, check_output
 
 

@@ -5,11 +5,9 @@ import math
 
 import pytest
 
+from heedful import ConfigError, PassAtKConfig, RewardError, evaluate_pass_at_k
 from heedful.cli import main
-from heedful.configs.evaluate import PassAtKConfig
 from heedful.core import share_interval
-from heedful.errors import ConfigError, RewardError
-from heedful.evaluate.policies import evaluate_pass_at_k
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]
 

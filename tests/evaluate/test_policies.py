@@ -10,14 +10,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from heedful import (
+    ConfigError,
+    DataError,
+    KLConfig,
+    PerplexityConfig,
+    Reward,
+    ScoresConfig,
+    WinRateConfig,
+    evaluate_kl,
+    evaluate_perplexity,
+    evaluate_scores,
+    evaluate_win_rate,
+)
 from heedful.cli import main
-from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, TasksConfig, WinRateConfig
+from heedful.configs.evaluate import TasksConfig
 from heedful.core import share_interval
-from heedful.errors import ConfigError, DataError
 from heedful.evaluate.output import report
-from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
-from heedful.models.reward_model import RewardModel
-from heedful.rewards import Reward
+from heedful.models import RewardModel
 
 REWARD = "def letters(completions):\n    return [sum(c.isascii() for c in text) / 10 for text in completions]\n"
 

@@ -3,18 +3,13 @@
 import pytest
 import torch
 
-from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.offline import SFTConfig
+from heedful import AccuracyConfig, CheckpointError, DataError, SFTConfig, evaluate_accuracy
 from heedful.core import share_interval
+from heedful.data import read_rankings
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split
-from heedful.data.schemas import read_rankings
-from heedful.errors import CheckpointError, DataError
 from heedful.evaluate.measuring import held_out
-from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.load import load_reward_model
-from heedful.models.policy import freeze
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import freeze, load_reward_model, load_tokenizer
 from heedful.rewards.models import ModelReward
 
 

@@ -4,12 +4,20 @@ import math
 
 import pytest
 
-from heedful.configs.evaluate import KLConfig, ScoresConfig, WinRateConfig
+from heedful import (
+    ConfigError,
+    KLConfig,
+    Message,
+    Prompt,
+    Ranking,
+    ScoresConfig,
+    WinRateConfig,
+    evaluate_kl,
+    evaluate_scores,
+    evaluate_win_rate,
+)
 from heedful.core import mean_interval, share_interval
-from heedful.errors import ConfigError
 from heedful.evaluate.measuring import by_prompt
-from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
-from heedful.types import Message, Prompt, Ranking
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(5)]
 

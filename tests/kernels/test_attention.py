@@ -13,9 +13,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from heedful.data.chat import RewardInputs
 from heedful.kernels import attention as attention_module
 from heedful.kernels.attention import ATTENTION, attention, use_attention
-from heedful.models.load import load_causal_lm, load_policy, load_reward_model
-from heedful.models.save import save_policy, save_reward_model
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import (
+    byte_tokenizer,
+    load_causal_lm,
+    load_policy,
+    load_reward_model,
+    save_policy,
+    save_reward_model,
+)
 
 CPU = torch.device("cpu")
 ROWS, HEADS, SIZE = 3, 4, 8

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from heedful.errors import ConfigError
+from heedful import ConfigError
 from heedful.kernels.device import _say_emulated, autocast, resolve_device, resolve_dtype
 
 FAULTS = """

@@ -24,9 +24,8 @@ from heedful.data.batches import collate
 from heedful.kernels.cpu import layers
 from heedful.kernels.cpu.layers import MOST_READ, SMALLEST_ROW, rms_norm, rotate, take, use_lean_layers
 from heedful.kernels.packing import hidden_states, read_states
+from heedful.models import load_policy, load_reward_model, load_tokenizer, load_value_model
 from heedful.models.heads import checkpoint_layers
-from heedful.models.load import load_policy, load_reward_model, load_value_model
-from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 

@@ -25,9 +25,8 @@ from heedful.kernels.packing import (
     response_tokens,
     token_states,
 )
+from heedful.models import RewardModel, load_policy
 from heedful.models.heads import checkpoint_layers
-from heedful.models.load import load_policy
-from heedful.models.reward_model import RewardModel
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14], [15]]

@@ -9,14 +9,12 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from heedful import make_tiny_model
 from heedful.configs.options import LoRAOptions
 from heedful.kernels.cpu.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
 from heedful.kernels.head_logprobs import head_logprobs
 from heedful.kernels.weights import inference_copy
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_policy, load_reward_model, load_value_model
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import add_adapters, load_policy, load_reward_model, load_tokenizer, load_value_model
 
 MODULE = importlib.import_module("heedful.kernels.cpu.products")
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.data.batches import collate
 from heedful.kernels.cpu.products import MULTIPLE, filling
-from heedful.models.load import load_policy
+from heedful.models import load_policy
 
 CPU = torch.device("cpu")
 

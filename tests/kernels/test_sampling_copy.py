@@ -6,12 +6,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from heedful.configs.offline import SFTConfig
+from heedful import SFTConfig
 from heedful.kernels.cpu.products import PackedLinear, pack_linears
 from heedful.kernels.weights import inference_copy
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import add_adapters, byte_tokenizer, load_policy
 
 CPU = torch.device("cpu")
 HALF = [torch.bfloat16, torch.float16]

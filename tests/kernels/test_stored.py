@@ -5,9 +5,7 @@ import torch
 
 from heedful.configs.options import LoRAOptions, SamplingOptions
 from heedful.kernels.weights import TiedMatrix, in_float32, inference_copy, store_matrices
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_causal_lm, load_policy
-from heedful.models.policy import Policy
+from heedful.models import Policy, add_adapters, load_causal_lm, load_policy
 from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample
 

@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.data.batches import collate
 from heedful.kernels.weights import TiedMatrix, UntrainedRows
+from heedful.models import byte_tokenizer, load_causal_lm, load_policy
 from heedful.models import policy as policy_module
-from heedful.models.load import load_causal_lm, load_policy
-from heedful.models.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! Hi! Hi!")]

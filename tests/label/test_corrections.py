@@ -4,14 +4,10 @@ import json
 
 import pytest
 
+from heedful import DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label import listing
-from heedful.label.exporting import export_project
-from heedful.label.project import NotHeldError, Project
-from heedful.label.records import Candidate, Item, item_id
-from heedful.label.statistics import project_statistics
+from heedful.label import Candidate, Item, NotHeldError, Project, export_project, item_id, listing, project_statistics
 
 FIRST = {"preferred": 0, "strength": 3, "both_bad": False}
 SECOND = {"preferred": 1, "strength": 2, "both_bad": False}

@@ -4,13 +4,10 @@ import json
 
 import pytest
 
+from heedful import ConfigError, DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import ConfigError, DataError
-from heedful.label.exporting import export_project
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
-from heedful.label.statistics import project_statistics
+from heedful.label import Candidate, Item, Project, export_project, item_id, project_statistics
 
 HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"
 HONEST = "{name: 诚实, labels: [no, 部分, 是], required: false}"

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from heedful.cli import main
-from heedful.data.schemas import read_demonstrations, read_labelled, read_rankings
-from heedful.label.project import Project
+from heedful.data import read_demonstrations, read_labelled, read_rankings
+from heedful.label import Project
 
 NASTY = "汉字 🙂\u2028新行 \u202eabc\u202c"
 

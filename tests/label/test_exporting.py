@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful import ConfigError, Prompt
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.data.schemas import read_demonstrations, read_labelled, read_rankings
-from heedful.data.splits import split_by_prompt
-from heedful.errors import ConfigError
-from heedful.label.exporting import ExportOptions, export, export_project
-from heedful.label.importing import ImportOptions, add, read_items, read_items_text
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Event, Item, LabelledItem, Person, item_id
-from heedful.types import Prompt
+from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
+from heedful.label import Candidate, ExportOptions, ImportOptions, Item, Project, export_project, item_id
+from heedful.label.exporting import export
+from heedful.label.importing import add, read_items, read_items_text
+from heedful.label.records import Event, LabelledItem, Person
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
 ALL = ExportOptions(eval_fraction=0)

@@ -5,14 +5,20 @@ import json
 
 import pytest
 
+from heedful import DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label.exporting import ExportOptions, export_project
-from heedful.label.importing import ImportOptions, add, read_items_text
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
-from heedful.label.statistics import project_statistics
+from heedful.label import (
+    Candidate,
+    ExportOptions,
+    ImportOptions,
+    Item,
+    Project,
+    export_project,
+    item_id,
+    project_statistics,
+)
+from heedful.label.importing import add, read_items_text
 
 RIGHT = {"preferred": 0, "strength": 3, "both_bad": False}
 WRONG = {"preferred": 1, "strength": 3, "both_bad": False}

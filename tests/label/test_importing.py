@@ -5,13 +5,11 @@ import json
 
 import pytest
 
+from heedful import ConfigError, DataError
 from heedful.configs.label import ProjectSettings
-from heedful.errors import ConfigError, DataError
+from heedful.label import Candidate, ImportOptions, Project, export_project
 from heedful.label.commands import _show
-from heedful.label.exporting import export_project
-from heedful.label.importing import ImportOptions, add, read_items, read_items_text
-from heedful.label.project import Project
-from heedful.label.records import Candidate
+from heedful.label.importing import add, read_items, read_items_text
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é"
 QUESTION = [{"role": "user", "content": NASTY}]

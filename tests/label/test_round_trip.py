@@ -2,13 +2,11 @@
 
 import pytest
 
+from heedful import DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label.exporting import export_project
+from heedful.label import Candidate, Item, Project, export_project, item_id
 from heedful.label.importing import add, read_items_text
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
 
 CRITERIA = ("{name: 有用, scale: 5}",)
 ANSWERS = {

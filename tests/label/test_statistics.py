@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import heedful.label.statistics as module
-from heedful.errors import DataError
+from heedful import DataError
 from heedful.files import to_json
+from heedful.label import Candidate, Item
 from heedful.label.commands import report
-from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
+from heedful.label.records import Event, LabelledItem, Person
 from heedful.label.statistics import REFERENCES, read_scores, statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "labelling-statistics.md"

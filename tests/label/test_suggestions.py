@@ -4,14 +4,12 @@ import json
 
 import pytest
 
+from heedful import DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label.exporting import export_project
-from heedful.label.importing import ImportOptions, add, read_items_text
-from heedful.label.project import Project
+from heedful.label import ImportOptions, Project, export_project, project_statistics
+from heedful.label.importing import add, read_items_text
 from heedful.label.server.api import shown_item
-from heedful.label.statistics import project_statistics
 
 PAIR = {"prompt": "问", "responses": ["甲 😀", "乙"]}
 THREE = {"prompt": "问", "responses": ["a", "b", "c"]}

@@ -4,14 +4,20 @@ import json
 
 import pytest
 
+from heedful import DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label.exporting import ExportOptions, export_project
+from heedful.label import (
+    Candidate,
+    ExportOptions,
+    Item,
+    NotHeldError,
+    Project,
+    export_project,
+    item_id,
+    project_statistics,
+)
 from heedful.label.importing import add, read_items
-from heedful.label.project import NotHeldError, Project
-from heedful.label.records import Candidate, Item, item_id
-from heedful.label.statistics import project_statistics
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 

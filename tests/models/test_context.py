@@ -6,12 +6,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedConfig
 
-from heedful.configs.offline import SFTConfig
-from heedful.errors import DataError
-from heedful.models import shape
+from heedful import DataError, SFTConfig, train_sft
+from heedful.models import byte_tokenizer, shape
 from heedful.models.shape import context_length
-from heedful.models.tiny import byte_tokenizer, tiny_config
-from heedful.train.sft import train_sft
+from heedful.models.tiny import tiny_config
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"])

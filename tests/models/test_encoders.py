@@ -17,12 +17,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from heedful import CheckpointError, RewardError
 from heedful.data.chat import RewardInputs
-from heedful.errors import CheckpointError, RewardError
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.models.heads import disable_dropout
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
-from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import ModelReward
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz!?。，好坏问答一二三第题"

@@ -5,14 +5,11 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful import hub
+from heedful import CheckpointError, ConfigError, hub, make_tiny_model
 from heedful.data import read_records
 from heedful.data.chat import Renderer
-from heedful.errors import CheckpointError, ConfigError
-from heedful.models.load import load_causal_lm
+from heedful.models import load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture

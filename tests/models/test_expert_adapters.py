@@ -8,16 +8,14 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM as Auto
 from transformers import GraniteMoeConfig, JambaConfig, MixtralConfig, Qwen3MoeConfig
 
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import GRPOConfig
-from heedful.errors import ConfigError
+from heedful import ConfigError, GRPOConfig, SFTConfig
 from heedful.kernels.packing import hidden_states
 from heedful.kernels.weights import same_weights, store_matrices
-from heedful.models.adapters import add_adapters, expert_parameters, save_model
-from heedful.models.load import FourBit, load_causal_lm, load_policy, load_trunk, say_unquantized
+from heedful.models import add_adapters, byte_tokenizer, load_causal_lm, load_policy, load_trunk
+from heedful.models.adapters import expert_parameters, save_model
+from heedful.models.load import FourBit, say_unquantized
 from heedful.models.shape import load_shape
 from heedful.models.source import resolve
-from heedful.models.tiny import byte_tokenizer
 from heedful.planning.memory import Lengths, plan_of
 from heedful.train import setup
 from heedful.train.setup import float32_experts

@@ -8,9 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from heedful.models.load import load_causal_lm, load_policy
-from heedful.models.save import save_policy
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_causal_lm, load_policy, load_tokenizer, save_policy
 
 
 @pytest.fixture

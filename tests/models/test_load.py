@@ -9,14 +9,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, utils
 
+from heedful import CheckpointError, ConfigError, Message, make_tiny_model
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.errors import CheckpointError, ConfigError
-from heedful.models.load import load_causal_lm, load_trunk
+from heedful.models import load_causal_lm, load_tokenizer, load_trunk
 from heedful.models.save import load_tensors, save_tensors
 from heedful.models.source import explained, load_config, resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import check_companion, load_tokenizer
-from heedful.types import Message
+from heedful.models.tokenizer import check_companion
 
 LOADERS = [load_causal_lm, load_trunk, load_tokenizer, load_config]
 

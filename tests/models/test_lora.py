@@ -18,27 +18,26 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from heedful.configs.offline import SFTConfig
-from heedful.configs.tools import MergeConfig
+from heedful import CheckpointError, ConfigError, MergeConfig, SFTConfig, merge_model
 from heedful.data.chat import RewardInputs
-from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.weights import same_weights
-from heedful.models.adapters import (
-    adapter_chain,
+from heedful.models import (
+    Policy,
     add_adapters,
-    attach_adapter,
-    has_adapters,
-    merge_adapters,
-    save_model,
+    byte_tokenizer,
+    load_causal_lm,
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    load_trunk,
+    load_value_model,
+    save_policy,
+    save_reward_model,
+    save_value_model,
 )
+from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
 from heedful.models.heads import checkpoint_layers, disable_dropout
-from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk, load_value_model
-from heedful.models.merge import merge_model
-from heedful.models.policy import Policy
-from heedful.models.save import save_policy, save_reward_model, save_value_model
 from heedful.models.source import load_config, resolve
-from heedful.models.tiny import byte_tokenizer
-from heedful.models.tokenizer import load_tokenizer
 
 # PEFT's own classes ask a transformers property by its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

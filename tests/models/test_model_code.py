@@ -10,15 +10,12 @@ import transformers
 from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
-from heedful import hub
+from heedful import CheckpointError, DataError, hub, make_tiny_model
 from heedful.configs.options import TrustOptions
 from heedful.data import read_records
-from heedful.errors import CheckpointError, DataError
-from heedful.models.load import load_causal_lm
+from heedful.models import load_causal_lm, load_tokenizer
 from heedful.models.shape import load_shape
 from heedful.models.source import load_config, resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
 
 TRUSTED = TrustOptions(trust_remote_code=True)
 CODE = """

@@ -26,13 +26,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from heedful import core
+from heedful import CheckpointError, core
 from heedful.data.batches import collate, collate_padding_behind
-from heedful.errors import CheckpointError
-from heedful.models.load import load_policy
-from heedful.models.policy import Policy, freeze
-from heedful.models.save import VALUE_HEAD, save_policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import Policy, byte_tokenizer, freeze, load_policy, save_policy
+from heedful.models.save import VALUE_HEAD
 
 HEAD_LOGPROBS = importlib.import_module("heedful.kernels.head_logprobs")
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from heedful.errors import CheckpointError
+from heedful import CheckpointError
 from heedful.models.reward_model import RewardFacts, load_facts, save_facts
 
 

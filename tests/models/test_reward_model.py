@@ -17,13 +17,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from heedful import CheckpointError, Message, make_tiny_model
 from heedful.data.chat import RewardInputs
-from heedful.errors import CheckpointError
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
-from heedful.models.tiny import DECODERS, byte_tokenizer, make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.types import Message
+from heedful.models import byte_tokenizer, load_reward_model, load_tokenizer, save_reward_model
+from heedful.models.tiny import DECODERS
 
 CPU = torch.device("cpu")
 TEXTS = [

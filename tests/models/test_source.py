@@ -5,16 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful import CheckpointError
 from heedful.configs.options import LoRAOptions
-from heedful.errors import CheckpointError
+from heedful.models import (
+    Policy,
+    add_adapters,
+    load_causal_lm,
+    load_policy,
+    load_tokenizer,
+    load_trunk,
+    load_value_model,
+    save_policy,
+)
 from heedful.models import adapters as adapters_module
 from heedful.models import source as source_module
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_causal_lm, load_policy, load_trunk, load_value_model
-from heedful.models.policy import Policy
-from heedful.models.save import save_policy
 from heedful.models.source import Source, load_config, resolve
-from heedful.models.tokenizer import check_companion, load_tokenizer
+from heedful.models.tokenizer import check_companion
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 

@@ -3,8 +3,8 @@
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.errors import CheckpointError, ConfigError
-from heedful.models.tiny import byte_tokenizer
+from heedful import CheckpointError, ConfigError
+from heedful.models import byte_tokenizer
 from heedful.models.tokenizer import set_defaults, variables_of
 
 QUESTION = [{"role": "user", "content": "你好"}]

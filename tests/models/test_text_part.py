@@ -14,12 +14,11 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from heedful.errors import CheckpointError
+from heedful import CheckpointError
 from heedful.kernels.packing import hidden_states
-from heedful.models.load import load_causal_lm, load_reward_model, load_trunk
+from heedful.models import byte_tokenizer, load_causal_lm, load_reward_model, load_trunk
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
-from heedful.models.tiny import byte_tokenizer
 
 TEXT = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -12,10 +12,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.errors import CheckpointError
-from heedful.models.load import load_causal_lm, load_reward_model
+from heedful import CheckpointError
+from heedful.models import load_causal_lm, load_reward_model, load_tokenizer
 from heedful.models.shape import load_shape
-from heedful.models.tokenizer import load_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),

@@ -4,10 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heedful.errors import CheckpointError
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.save import VALUE_HEAD, save_policy
-from heedful.models.tokenizer import load_tokenizer
+from heedful import CheckpointError
+from heedful.models import load_policy, load_tokenizer, load_value_model, save_policy
+from heedful.models.save import VALUE_HEAD
 from heedful.models.value_model import ValueHead
 
 CPU = torch.device("cpu")

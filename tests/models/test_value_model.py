@@ -4,12 +4,10 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from heedful import CheckpointError
 from heedful.data.batches import collate
-from heedful.errors import CheckpointError
-from heedful.models.load import load_value_model
-from heedful.models.save import VALUE_HEAD, save_value_model
-from heedful.models.tiny import byte_tokenizer
-from heedful.models.value_model import ValueModel
+from heedful.models import ValueModel, byte_tokenizer, load_value_model, save_value_model
+from heedful.models.save import VALUE_HEAD
 
 CPU = torch.device("cpu")
 TOKENIZER = byte_tokenizer()

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import torch
 
-from heedful.errors import DataError
+from heedful import DataError
 from heedful.parallel import ranks
 from heedful.parallel.ranks import own_random_numbers
 

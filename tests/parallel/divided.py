@@ -16,17 +16,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import GRPOConfig
+from heedful import ConfigError, GRPOConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
 from heedful.kernels.weights import as_sampled
-from heedful.models.adapters import add_adapters
+from heedful.models import add_adapters, load_policy, load_reward_model, load_tokenizer, load_value_model, save_policy
 from heedful.models.heads import checkpoint_layers, disable_dropout
-from heedful.models.load import load_policy, load_reward_model, load_value_model
-from heedful.models.save import save_policy
-from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharded_files import as_held
 from heedful.parallel.sharding import (

@@ -18,8 +18,8 @@ import torch
 import torch.distributed
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from heedful import cli
-from heedful.errors import DataError, Terminated
+from heedful import DataError, cli
+from heedful.errors import Terminated
 from heedful.parallel import ranks
 from heedful.parallel.sharded_files import write_parts
 from heedful.parallel.sharding import make_mesh

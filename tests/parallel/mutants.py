@@ -8,7 +8,7 @@ import torch
 
 from heedful.core import kl_control
 from heedful.data import batches
-from heedful.models.policy import Policy
+from heedful.models import Policy
 from heedful.parallel import ranks
 from heedful.train import optimization
 from heedful.train.online import advantages, experience, metrics, update

@@ -15,7 +15,7 @@ import yaml
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
-from heedful.configs.online import PPOConfig
+from heedful import PPOConfig
 from heedful.configs.parse import parse
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
+from heedful import ConfigError, MemoryFullError
 from heedful.data.batches import AdaptiveMicroBatch
-from heedful.errors import ConfigError, MemoryFullError, RankError
+from heedful.errors import RankError
 from heedful.models.shape import load_shape
 from heedful.models.tiny import DECODERS
 from heedful.parallel import rank_failures

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from heedful.errors import ConfigError
+from heedful import ConfigError
 from heedful.parallel import ranks
 
 SFT = (

@@ -21,15 +21,11 @@ from mutants import planted
 from transformers import PreTrainedModel
 
 import heedful
-from heedful.configs.offline import KTOConfig
-from heedful.configs.online import OnlineDPOConfig
+from heedful import KTOConfig, OnlineDPOConfig, make_tiny_model, train_kto, train_online_dpo
 from heedful.kernels.device import DTYPES
-from heedful.models.tiny import make_tiny_model
 from heedful.parallel import ranks
 from heedful.train import optimization
 from heedful.train.compact_adamw import CompactAdamW
-from heedful.train.kto import train_kto
-from heedful.train.online.online_dpo import train_online_dpo
 
 WORDS = ["red", "blue", "绿色", "dog", "cat", "猫", "run", "jump", "七", "nine"]
 STEPS = 5

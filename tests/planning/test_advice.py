@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.offline import DPOConfig, KTOConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import ConfigError, DPOConfig, GRPOConfig, KTOConfig, PPOConfig, SFTConfig
 from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
-from heedful.errors import ConfigError
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report, what_fits
 from heedful.planning.shapes import KNOWN

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.online import PPOConfig
+from heedful import PPOConfig
 from heedful.planning.memory import Lengths, plan_of
 from heedful.planning.shapes import decoder
 

@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
 from heedful.configs.options import LoRAOptions
 from heedful.kernels import attention, head_logprobs
 from heedful.kernels.cpu import layers
-from heedful.models import value_model
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_policy
+from heedful.models import add_adapters, load_policy, value_model
 from heedful.models.shape import load_shape
-from heedful.models.tiny import make_tiny_model
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
 from heedful.planning.shapes import KNOWN, decoder

@@ -7,10 +7,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
-from heedful.errors import CheckpointError
-from heedful.models.load import load_causal_lm
+from heedful import CheckpointError, make_tiny_model
+from heedful.models import load_causal_lm
 from heedful.models.shape import load_shape, shape_of
-from heedful.models.tiny import make_tiny_model
 from heedful.planning.shapes import KNOWN
 
 CONFIGS = {

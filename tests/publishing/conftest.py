@@ -7,11 +7,7 @@ import threading
 import pytest
 import torch
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.train.dpo import train_dpo
-from heedful.train.kto import train_kto
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
+from heedful import DPOConfig, KTOConfig, RewardConfig, SFTConfig, train_dpo, train_kto, train_reward, train_sft
 
 
 @pytest.fixture(scope="session")

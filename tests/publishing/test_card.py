@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from heedful import DPOConfig, OnlineDPOConfig
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig
-from heedful.configs.online import OnlineDPOConfig
 from heedful.configs.tools import PushConfig
 from heedful.publishing.push import Form, card, paths_in, public, read_facts
 

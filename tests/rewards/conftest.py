@@ -8,11 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from heedful.configs.scoring import ServeRewardConfig
+from heedful import Message, Prompt, ServeRewardConfig
 from heedful.rewards import Completion
 from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
-from heedful.types import Message, Prompt
 
 
 @pytest.fixture

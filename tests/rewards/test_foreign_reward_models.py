@@ -19,16 +19,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.offline import RewardConfig
+from heedful import AccuracyConfig, Message, RewardConfig, evaluate_accuracy, train_reward
 from heedful.data.chat import RewardInputs
-from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.load import load_reward_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards.models import load_model_reward
 from heedful.rewards.serve import answer
-from heedful.train.reward import train_reward
-from heedful.types import Message, MicroBatch
+from heedful.types import MicroBatch
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"

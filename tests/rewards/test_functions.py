@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from heedful import ConfigError, Prompt, Reward, RewardError
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, RewardError
-from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.resolve import resolve_rewards
-from heedful.types import Prompt
 
 NUMBER = f"1234.{os.getpid()}"
 """Seconds that nobody else sleeps."""

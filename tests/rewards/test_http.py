@@ -13,20 +13,28 @@ from concurrent.futures import Future
 
 import pytest
 
-from heedful import faults
-from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
-from heedful.configs.online import PPOConfig
+from heedful import (
+    BestOfNConfig,
+    ConfigError,
+    DataError,
+    PPOConfig,
+    Prompt,
+    Reward,
+    RewardError,
+    ScoresConfig,
+    evaluate_best_of_n,
+    evaluate_scores,
+    faults,
+    train_ppo,
+)
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report
-from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 from heedful.redact import redact
 from heedful.retries import LONGEST_WAIT, Backoff, read_retry_after
-from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
+from heedful.rewards import Completion, Ensemble, http, score, score_tokens
 from heedful.rewards.http import HTTPReward, NoAnswerError
 from heedful.rewards.resolve import check_reward_string, load_rewards
-from heedful.train.online.engine import train_ppo
-from heedful.types import MicroBatch, Prompt
+from heedful.types import MicroBatch
 
 
 def scores_of(*values):

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from heedful.configs.evaluate import ScoresConfig
+from heedful import ConfigError, Message, Prompt, RewardError, ScoresConfig
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, MachineError, RewardError
+from heedful.errors import MachineError
 from heedful.evaluate.output import report
 from heedful.redact import redact
 from heedful.rewards import Completion, Ensemble, score, score_tokens
@@ -30,7 +30,6 @@ from heedful.rewards.judge_questions import (
 )
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
 from heedful.rewards.results import Problem
-from heedful.types import Message, Prompt
 
 
 def chat(text, **more):

@@ -4,12 +4,11 @@ import importlib.util
 
 import pytest
 
+from heedful import ConfigError, Prompt
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError
 from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.mathematics import same_mathematics
 from heedful.rewards.resolve import check_reward_string, resolve_rewards
-from heedful.types import Prompt
 
 RIGHT = [
     ("1/2", "The answer is $0.5$."),

@@ -7,25 +7,33 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
-from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import (
+    BestOfNConfig,
+    ConfigError,
+    GRPOConfig,
+    Message,
+    PPOConfig,
+    Prompt,
+    Ranking,
+    Reward,
+    RewardError,
+    ScoresConfig,
+    WinRateConfig,
+    evaluate_best_of_n,
+    evaluate_scores,
+    evaluate_win_rate,
+    train_ppo,
+)
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.errors import ConfigError, RewardError
-from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
-from heedful.models.load import load_reward_model
-from heedful.models.reward_model import RewardModel
-from heedful.models.save import save_reward_model
-from heedful.models.tiny import byte_tokenizer
-from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards import Completion, Reward, score
+from heedful.models import RewardModel, byte_tokenizer, load_reward_model, load_tokenizer, save_reward_model
+from heedful.rewards import Completion, score
 from heedful.rewards.models import ModelReward, agreement_with, check_context, load_model_reward
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
-from heedful.train.online.engine import train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
-from heedful.types import Message, MicroBatch, Prompt, Ranking
+from heedful.types import MicroBatch
 
 ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "ok", "苹果和梨", "a longer English answer", "二"]
 

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from heedful.errors import CheckpointError, ConfigError, RewardError
-from heedful.rewards import Reward, rules, score
+from heedful import CheckpointError, ConfigError, Reward, RewardError
+from heedful.rewards import rules, score
 from heedful.rewards.resolve import check_reward_string, resolve_rewards
 from heedful.rewards.rules import RULES
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.errors import ConfigError, RewardError
-from heedful.rewards import Completion, Reward, score
+from heedful import ConfigError, Message, Prompt, Reward, RewardError
+from heedful.rewards import Completion, score
 from heedful.rewards.resolve import check_reward_string
 from heedful.rewards.rules import RULES, contains_expected, digits, exact_number, final_number, make_rule
-from heedful.types import Message, Prompt
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful import ConfigError, Message, Prompt, Reward, RewardError
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, RewardError
-from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.resolve import load_rewards
 from heedful.rewards.scoring import combine_scores, shares
-from heedful.types import Message, MicroBatch, Prompt, ToolCall
+from heedful.types import MicroBatch, ToolCall
 
 
 def totals(function, completions):

@@ -7,20 +7,17 @@ import httpx2
 import pytest
 import torch
 
+from heedful import Message, PPOConfig, Prompt, Reward, RewardError, train_ppo
 from heedful.cli import main
-from heedful.configs.online import PPOConfig
 from heedful.data.chat import RewardInputs
-from heedful.errors import MachineError, RewardError
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards import Completion, Reward, score
+from heedful.errors import MachineError
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
+from heedful.rewards import Completion, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
 from heedful.rewards.serve import ENDING, RequestQueue, Waiting, answer, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
-from heedful.train.online.engine import train_ppo
-from heedful.types import Message, Prompt, ToolCall
+from heedful.types import ToolCall
 
 MAX_BYTES = 20_000
 COMPLETIONS = [

@@ -19,9 +19,7 @@ import torch
 
 from heedful.cli import main
 from heedful.data.chat import RewardInputs
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
 from heedful.rewards.serve import public_name

@@ -10,8 +10,7 @@ import shutil
 import pytest
 
 from heedful.cli import main
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label import Candidate, Item, Project
 from heedful.label.rounds_page import rounds_of
 
 REWARD = "batch_size: 2\nmax_steps: 2\nlearning_rate: 1e-3\neval_every: 1\nsample_every: 0\n"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from heedful.errors import DataError
+from heedful import DataError
 from heedful.label.rounds_page import MOST_POINTS, rounds_of, trained_on
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 
 import pytest
 
+from heedful import DataError
 from heedful.configs.label import ProjectSettings
-from heedful.errors import DataError
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item
+from heedful.label import Candidate, Item, Project
 from heedful.rounds.judging import Labeller, label_project, ranks_by
 
 MANY = 4000

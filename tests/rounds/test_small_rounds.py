@@ -4,14 +4,12 @@ import json
 
 import pytest
 
+from heedful import ConfigError, DataError, Prompt
 from heedful.configs.label import ProjectSettings
 from heedful.configs.rounds import RoundConfig
-from heedful.data.splits import split_by_prompt
-from heedful.errors import ConfigError, DataError
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
+from heedful.data import split_by_prompt
+from heedful.label import Candidate, Item, Project, item_id
 from heedful.rounds.round import TRAIN, RoundNotes, read_round, run_round, write_labels, write_state
-from heedful.types import Prompt
 
 TRAINED, HELD_OUT = split_by_prompt([Prompt(f"第{i}题\u2028🦊", f"题:{i}") for i in range(40)], 0.4)
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from heedful.models.load import load_policy
-from heedful.models.tiny import DECODERS, make_tiny_model
+from heedful import make_tiny_model
+from heedful.models import load_policy
+from heedful.models.tiny import DECODERS
 
 
 @pytest.fixture(scope="session")

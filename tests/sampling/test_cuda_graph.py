@@ -8,7 +8,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, MistralConfig, MistralForCausalLM
 
 from heedful.kernels.packing import positions
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import byte_tokenizer
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder, obstacle
 
 TOKENIZER = byte_tokenizer()

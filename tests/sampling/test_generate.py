@@ -7,19 +7,19 @@ import math
 import pytest
 import torch
 
+from heedful import Prompt, make_tiny_model
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
-from heedful.models.load import load_policy
-from heedful.models.tiny import byte_tokenizer, make_tiny_model
+from heedful.models import byte_tokenizer, load_policy
 from heedful.sampling import decoder, generate
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.types import MicroBatch, Prompt
+from heedful.types import MicroBatch
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]

@@ -17,8 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from heedful.configs.options import SamplingOptions
 from heedful.kernels.attention import use_attention
-from heedful.models.policy import Policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import Policy, byte_tokenizer
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.kv_cache import BLOCK, InPlaceLayer, capacity, make_cache

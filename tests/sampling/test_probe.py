@@ -19,19 +19,16 @@ from transformers import (
     RwkvConfig,
 )
 
-from heedful.configs.offline import SFTConfig
+from heedful import CheckpointError, SFTConfig, train_sft
 from heedful.configs.options import SamplingOptions
-from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.packing import hidden_states
-from heedful.models.policy import Policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models import Policy, byte_tokenizer
 from heedful.sampling import probe
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import sample
 from heedful.sampling.probe import PROVEN, check_sampling
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 
 TOKENIZER = byte_tokenizer()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from heedful.data.batches import collate
-from heedful.models.tiny import byte_tokenizer
-from heedful.models.value_model import ValueModel
+from heedful.models import ValueModel, byte_tokenizer
 from heedful.sampling.teacher_forced import micro_batches, token_outputs, token_values
 from heedful.types import MicroBatch
 

@@ -7,8 +7,7 @@ import threading
 import pytest
 import torch
 
-from heedful.configs.offline import SFTConfig
-from heedful.train.sft import train_sft
+from heedful import SFTConfig, train_sft
 
 CLIENT = """
 import json, os, sys, time

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful import faults
+from heedful import faults, train_sft
 from heedful.cli import main
-from heedful.train.sft import train_sft
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from heedful import faults
+from heedful import ConfigError, faults, train_sft
 from heedful.cli import main
-from heedful.errors import ConfigError
-from heedful.train.sft import train_sft
 
 HANG = "hang()"
 

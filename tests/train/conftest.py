@@ -11,18 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import faults
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
-from heedful.core.score_norm import ScoreNorm
+from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, train_sft
+from heedful.core import ScoreNorm
+from heedful.data import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
-from heedful.data.splits import BatchOrder
+from heedful.models import Policy, freeze, load_causal_lm, load_tokenizer, load_value_model
 from heedful.models.heads import disable_dropout
-from heedful.models.load import load_causal_lm, load_value_model
-from heedful.models.policy import Policy, freeze
-from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards import Reward
 from heedful.sampling.sampler import make_sampler
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.experience import collect
@@ -30,8 +25,6 @@ from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import accumulate
 from heedful.train.optimization import Schedule, make_optimizer
-from heedful.train.sft import train_sft
-from heedful.types import Message, Prompt
 
 FACTS = {
     "你好": "您好！",

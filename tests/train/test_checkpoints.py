@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from heedful.errors import CheckpointError
+from heedful import CheckpointError
 from heedful.train.checkpoints import MANIFEST, Checkpoints, read_state, verify, write_manifest, write_state
 
 

@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig
 from heedful.cli import main
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.tools import DemoConfig, TinyConfig
+from heedful.configs.tools import TinyConfig
 from heedful.demo import folder as demo_folder
-from heedful.errors import CheckpointError, ConfigError
 from heedful.files import complete_or_absent
 from heedful.lock import FolderLock, is_locked
 from heedful.signals import Stops

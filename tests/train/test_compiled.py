@@ -7,12 +7,9 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
-from heedful.configs.offline import SFTConfig
-from heedful.errors import ConfigError
+from heedful import ConfigError, SFTConfig, make_tiny_model
 from heedful.kernels.weights import inference_copy
-from heedful.models.load import load_policy
-from heedful.models.save import save_policy
-from heedful.models.tiny import byte_tokenizer, make_tiny_model
+from heedful.models import byte_tokenizer, load_policy, save_policy
 from heedful.train.setup import compile_layers, prepare, repeated_layers, resolve_machine
 
 CPU = torch.device("cpu")

@@ -9,20 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from heedful import core
-from heedful.configs.offline import DPOConfig, SFTConfig
+from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.data.chat import Renderer
 from heedful.data.loading import Example
-from heedful.errors import ConfigError, DataError
-from heedful.models.load import load_policy
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_policy, load_tokenizer
 from heedful.train import dpo as dpo_module
 from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module
-from heedful.train.dpo import accumulate, train_dpo
+from heedful.train.dpo import accumulate
 from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
-from heedful.types import Message, Ranking
 
 CPU = torch.device("cpu")
 

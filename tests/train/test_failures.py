@@ -7,16 +7,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from heedful import (
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    RewardError,
+    SFTConfig,
+    TrainingError,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+)
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import RewardError, Terminated, TrainingError
-from heedful.models.load import load_policy
+from heedful.errors import Terminated
+from heedful.models import load_policy
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
 
 BEFORE_STEPS = 1
 """Calls of a reward before the first step, if nothing is held out: the trial."""

@@ -10,17 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from heedful import core
-from heedful.configs.offline import KTOConfig
+from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
-from heedful.errors import ConfigError, DataError
-from heedful.models.load import load_policy
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.kto import accumulate, mean_of_others, train_kto
+from heedful.models import load_policy, load_tokenizer
+from heedful.train.kto import accumulate, mean_of_others
 from heedful.train.labelled import encode_labelled, with_others, with_reference
-from heedful.types import Labelled, Message
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from heedful import PPOConfig, WinRateConfig, evaluate_win_rate, train_ppo
 from heedful.cli import main
-from heedful.configs.evaluate import WinRateConfig
-from heedful.configs.online import PPOConfig
-from heedful.evaluate.policies import evaluate_win_rate
-from heedful.train.online.engine import train_ppo
 
 pytestmark = pytest.mark.exhaustive
 ROOT = Path(__file__).parents[2]

@@ -4,19 +4,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from heedful import (
+    ConfigError,
+    DPOConfig,
+    GRPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    make_tiny_model,
+    train_dpo,
+    train_grpo,
+    train_ppo,
+    train_reward,
+    train_sft,
+)
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
-from heedful.errors import ConfigError
-from heedful.models.load import load_policy
+from heedful.models import load_policy
 from heedful.models.shape import load_shape
-from heedful.models.tiny import make_tiny_model
 from heedful.train import memory_preflight
-from heedful.train.dpo import train_dpo
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.reward import train_reward
 from heedful.train.setup import load_reference, load_trained, resolve_machine
-from heedful.train.sft import train_sft
 
 HALF = {"dtype": "bfloat16", "weights_dtype": "bfloat16"}
 TRAINERS = {SFTConfig: train_sft, RewardConfig: train_reward, DPOConfig: train_dpo}

@@ -8,28 +8,35 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import (
+    ConfigError,
+    DPOConfig,
+    GRPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    TrainingError,
+    core,
+    make_tiny_model,
+    train_dpo,
+    train_grpo,
+    train_ppo,
+    train_reward,
+    train_sft,
+)
 from heedful.data.batches import collate
 from heedful.data.loading import Example
-from heedful.errors import ConfigError, TrainingError
+from heedful.models import load_policy, load_reward_model, load_tokenizer, load_value_model
 from heedful.models.adapters import is_adapter
 from heedful.models.heads import disable_dropout
-from heedful.models.load import check_bitsandbytes, load_policy, load_reward_model, load_value_model
+from heedful.models.load import check_bitsandbytes
 from heedful.models.source import resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train import sft
-from heedful.train.dpo import train_dpo
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.start import start
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
-from heedful.train.reward import train_reward
 from heedful.train.setup import load_reference, prepare, quantized, reference_device
-from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")

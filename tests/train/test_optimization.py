@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.configs.offline import SFTConfig
+from heedful import SFTConfig
 from heedful.train.early_stopping import EarlyStopping
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, lr_factor, make_optimizer, optimizer_step

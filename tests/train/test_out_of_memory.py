@@ -13,19 +13,26 @@ import pytest
 import torch
 from torch import nn
 
+from heedful import (
+    A2CConfig,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    MemoryFullError,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    train_ppo,
+)
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.data.batches import AdaptiveMicroBatch
-from heedful.errors import MemoryFullError, is_out_of_memory
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.errors import is_out_of_memory
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import score
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import engine, online_dpo
-from heedful.train.online.engine import train_ppo
 from heedful.train.online.evaluation import evaluate
 from heedful.train.online.experience import collect
 from heedful.train.online.minibatch import gradients

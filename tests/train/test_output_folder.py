@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import faults, hub
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import PPOConfig
-from heedful.errors import CheckpointError, ConfigError, MachineError
+from heedful import CheckpointError, ConfigError, PPOConfig, Reward, SFTConfig, faults, hub, train_ppo
+from heedful.errors import MachineError
 from heedful.models.save import VALUE_HEAD
-from heedful.rewards import Reward
 from heedful.train import run_folder
 from heedful.train.checkpoints import check_space
-from heedful.train.online.engine import train_ppo
 from heedful.train.online.provenance import given_in_python
 from heedful.train.provenance import IN_PYTHON, check_same_sources
 from heedful.train.run_folder import RunFolder

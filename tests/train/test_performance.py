@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.train import dpo, kto, reward, sft
 
 RECORD = {"prompt": "天空是什么颜色？", "chosen": "蓝色。", "rejected": "the colour of it is not known"}

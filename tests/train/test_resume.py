@@ -12,21 +12,29 @@ import pytest
 import torch
 import yaml
 
-from heedful import faults
+from heedful import (
+    ConfigError,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    faults,
+    train_dpo,
+    train_grpo,
+    train_kto,
+    train_online_dpo,
+    train_ppo,
+    train_reward,
+    train_sft,
+)
 from heedful.configs.names import REMOVED
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError
 from heedful.train import run_folder
 from heedful.train.checkpoints import read_state
-from heedful.train.dpo import train_dpo
 from heedful.train.early_stopping import EarlyStopping
-from heedful.train.kto import train_kto
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.provenance import FREE
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 ONLINE = {
     "steps": 4,

@@ -6,14 +6,12 @@ import random
 import pytest
 import torch
 
-from heedful.configs.offline import RewardConfig
+from heedful import Ranking, RewardConfig, train_reward
 from heedful.core import pairwise_reward_loss
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import RankingRows
-from heedful.models.load import load_reward_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.reward import accumulate, train_reward
-from heedful.types import Ranking
+from heedful.models import load_reward_model, load_tokenizer
+from heedful.train.reward import accumulate
 
 CPU = torch.device("cpu")
 

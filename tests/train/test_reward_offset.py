@@ -6,18 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.offline import RewardConfig
+from heedful import AccuracyConfig, ConfigError, DataError, RewardConfig, evaluate_accuracy, train_reward
+from heedful.data import read_demonstrations
 from heedful.data.chat import RewardInputs
 from heedful.data.messages import as_dict
-from heedful.data.schemas import read_demonstrations
-from heedful.errors import ConfigError, DataError
-from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.load import load_reward_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards.models import ModelReward
 from heedful.rewards.resolve import resolve_rewards
-from heedful.train.reward import train_reward
 
 CPU = torch.device("cpu")
 FACTS = [("你好", "您好！"), ("2+2?", "4"), ("name a colour", "blue, or red")]

@@ -6,15 +6,13 @@ import random
 import pytest
 import torch
 
-from heedful.configs.offline import RewardConfig
-from heedful.core import pairwise_reward_loss, ranking_reward_loss
-from heedful.core.agreement import agreement, ordered_pairs
+from heedful import Ranking, RewardConfig, train_reward
+from heedful.core import agreement, ordered_pairs, pairwise_reward_loss, ranking_reward_loss
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import RankingRows, encode_rankings
-from heedful.models.load import load_reward_model
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.reward import accumulate, evaluate_rankings, micro_batches, train_reward
-from heedful.types import MicroBatch, Ranking
+from heedful.models import load_reward_model, load_tokenizer
+from heedful.train.reward import accumulate, evaluate_rankings, micro_batches
+from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
 RANKS = [(0, 1), (2, 0, 1), (0, 1, 1, 2), (1, 0), (0, 3, 2, 1, 4), (0, 0, 1)]

@@ -8,11 +8,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from heedful.configs.offline import SFTConfig
-from heedful.errors import ConfigError, DataError
-from heedful.models.load import load_causal_lm
+from heedful import ConfigError, DataError, SFTConfig, train_sft
+from heedful.models import load_causal_lm
 from heedful.train import run_folder
-from heedful.train.sft import train_sft
 
 
 @pytest.fixture

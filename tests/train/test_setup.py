@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.online import PPOConfig
+from heedful import PPOConfig, make_tiny_model
 from heedful.configs.scoring import RewardOptions
 from heedful.data.batches import collate
-from heedful.models.load import load_policy, load_reward_model
-from heedful.models.save import save_reward_model
+from heedful.models import load_policy, load_reward_model, load_tokenizer, save_reward_model
 from heedful.models.source import resolve
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks
 from heedful.rewards.models import load_model_reward
 from heedful.rewards.resolve import load_rewards

@@ -5,15 +5,12 @@ import json
 import pytest
 import torch
 
-from heedful.configs.offline import SFTConfig
+from heedful import ConfigError, SFTConfig, train_sft
+from heedful.data import read_demonstrations
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import Example
-from heedful.data.schemas import read_demonstrations
-from heedful.errors import ConfigError
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.sft import accumulate, evaluate_loss, train_sft
+from heedful.models import Policy, load_causal_lm, load_tokenizer
+from heedful.train.sft import accumulate, evaluate_loss
 from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")

@@ -12,18 +12,28 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from heedful import (
+    A2CConfig,
+    CheckpointError,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    TrainingError,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+)
 from heedful.cli import main
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import CheckpointError, TrainingError
 from heedful.models.save import check_finite
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import online_dpo
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.experience import collect
 from heedful.train.online.minibatch import MOST_APPROX_KL, broken_numbers
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import learn

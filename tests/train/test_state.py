@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.core import sft_loss
 from heedful.kernels.weights import hold_untrained_rows
-from heedful.models.policy import Policy
+from heedful.models import Policy
 from heedful.models.tiny import tiny_config
 
 PADDING = 0

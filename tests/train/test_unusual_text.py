@@ -6,22 +6,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful import (
+    A2CConfig,
+    DataError,
+    DPOConfig,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    train_dpo,
+    train_reward,
+    train_sft,
+)
 from heedful.data.chat import Renderer
-from heedful.errors import DataError
-from heedful.models.load import load_reward_model
-from heedful.models.save import save_reward_model
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.models.shape import context_length
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.dpo import train_dpo
 from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 KINDS = {"ppo": PPOConfig, "a2c": A2CConfig, "grpo": GRPOConfig, "online-dpo": OnlineDPOConfig}
 

@@ -9,11 +9,9 @@ import httpx2
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig
+from heedful import GRPOConfig
 from heedful.data.chat import Renderer
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.sampling.vllm.servers import connect
 
 SERVER = Path(__file__).parents[1] / "policy_server.py"

@@ -6,9 +6,8 @@ import socket
 
 import pytest
 
-from heedful.configs.online import GRPOConfig
+from heedful import GRPOConfig, train_grpo
 from heedful.configs.parse import to_yaml
-from heedful.train.online.engine import train_grpo
 
 CORRECTED = {"importance": "token-truncate"}
 

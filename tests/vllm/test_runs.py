@@ -6,14 +6,10 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 
-from heedful import faults
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
 from heedful.cli import main
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.parse import to_yaml
-from heedful.errors import ConfigError
 from heedful.sampling.vllm import servers
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
 
 CORRECTED = {"importance": "token-truncate"}
 

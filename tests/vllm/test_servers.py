@@ -9,10 +9,10 @@ import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraModel
 
+from heedful import ConfigError
 from heedful.core import token_logprobs
-from heedful.errors import ConfigError, SamplerError
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
+from heedful.errors import SamplerError
+from heedful.models import Policy, load_causal_lm
 from heedful.sampling.draw import filter_logits
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch

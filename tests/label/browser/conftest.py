@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from heedful.configs.label import ProjectSettings
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
+from heedful.label import Candidate, Item, Project, item_id
 from heedful.label.server.app import Application, all_rules
 from heedful.label.server.policy import PolicyWorker, Turns
 from heedful.label.server.request import Site

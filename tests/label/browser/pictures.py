@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 
 from conftest import Labeller, Served, chromium, item
 from heedful.configs.label import ProjectSettings
-from heedful.label.project import Project
+from heedful.label import Project
 from heedful.label.server.policy import PolicyWorker
 
 DAY = 86400.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.label.records import Candidate, Item, item_id
+from heedful.label import Candidate, Item, item_id
 from heedful.label.server.app import all_rules
 from heedful.label.server.policy import PolicyWorker
 from heedful.label.server.security import RateLimit

@@ -10,11 +10,10 @@ import time
 
 import pytest
 
+from heedful import ConfigError
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
-from heedful.errors import ConfigError
-from heedful.label.project import Project
-from heedful.label.records import Item
+from heedful.label import Item, Project
 from heedful.label.server.run import invite, serve
 from heedful.label.server.security import access_of
 

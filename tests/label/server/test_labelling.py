@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from heedful import faults
-from heedful.label.records import Candidate, Item, item_id
+from heedful.label import Candidate, Item, item_id
 from heedful.label.server.policy import Buffer, PolicyWorker
 from heedful.label.server.security import RateLimit
 

@@ -22,8 +22,8 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig
+from heedful.label import Project
 from heedful.label.importing import add, read_items_text
-from heedful.label.project import Project
 from heedful.label.server.run import invite
 from heedful.label.store import read_checked
 

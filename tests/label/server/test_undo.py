@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heedful.label.records import Candidate, Item
+from heedful.label import Candidate, Item
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 

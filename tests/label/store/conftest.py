@@ -6,10 +6,8 @@ import sqlite3
 import pytest
 
 from heedful.configs.label import ProjectSettings
-from heedful.label import labelling, people
+from heedful.label import Candidate, Item, Project, item_id, labelling, people
 from heedful.label.labelling import Sent
-from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, item_id
 from heedful.label.state import State
 from heedful.label.store import SCHEMA, Leases, Transaction
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.errors import DataError
+from heedful import DataError
+from heedful.label import Candidate, Item
 from heedful.label.answers import check_answer, check_item, from_screen, to_screen
-from heedful.label.records import Candidate, Item
 
 PAIR = {"preferred": 1, "strength": 2, "both_bad": False}
 TURN = {

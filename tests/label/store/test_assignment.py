@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from heedful.errors import DataError
+from heedful import DataError
 from heedful.label.assignment import NotHeldError, is_over, why_nothing
 
 

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from heedful.errors import DataError
-from heedful.label.records import Candidate, draw, item_id, order_of, places_in, to_line, token_hash
+from heedful import DataError
+from heedful.label import Candidate, item_id
+from heedful.label.records import draw, order_of, places_in, to_line, token_hash
 
 CRITICAL = {1: 10.828, 5: 20.515, 9: 27.877}
 """Chi-square at p = 0.001, by degrees of freedom."""

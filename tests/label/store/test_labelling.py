@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.errors import DataError
+from heedful import DataError
 from heedful.label.assignment import NotHeldError, chats_left, progress, why_nothing
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from heedful import ConfigError, DataError
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import ConfigError, DataError
+from heedful.label import NotHeldError, Project, store
 from heedful.label import project as project_module
-from heedful.label import store
-from heedful.label.project import NotHeldError, Project
 from heedful.label.records import Person
 from heedful.label.server.security import Audit
 

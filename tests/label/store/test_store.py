@@ -18,12 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from heedful import faults
+from heedful import ConfigError, DataError, faults
 from heedful.cli import main
 from heedful.configs.label import ProjectSettings
-from heedful.errors import ConfigError, DataError, MachineError
-from heedful.label import store
-from heedful.label.project import NotHeldError, Project
+from heedful.errors import MachineError
+from heedful.label import NotHeldError, Project, store
 from heedful.label.records import Event
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}

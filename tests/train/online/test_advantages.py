@@ -5,7 +5,8 @@ import typing
 import pytest
 import torch
 
-from heedful.configs.online import ESTIMATORS, Advantage, GRPOConfig
+from heedful import GRPOConfig
+from heedful.configs.online import ESTIMATORS, Advantage
 from heedful.train.online.advantages import ADVANTAGES, Rewards
 
 

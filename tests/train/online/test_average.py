@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.models.load import load_causal_lm
+from heedful import train_ppo
+from heedful.models import load_causal_lm
 from heedful.models.save import VALUE_HEAD, load_tensors
 from heedful.train.online.average import WeightAverage, averaged
-from heedful.train.online.engine import train_ppo
 
 
 def layer(weight, *, frozen_bias=7.0):

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.online import GRPOConfig, OnlineConfig, OnlineDPOConfig, PPOConfig
-from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
-from heedful.errors import ConfigError
-from heedful.rewards import Reward
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_online_dpo
+from heedful.configs.online import OnlineConfig
+from heedful.core import RunningScoreNorm, ScoreNorm
 from heedful.train.online.engine import train_online
 from heedful.train.online.evaluation import evaluate
-from heedful.train.online.online_dpo import train_online_dpo
 
 JUDGE = """
 def brief(completions):

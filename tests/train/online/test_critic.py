@@ -5,18 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
+from heedful import CheckpointError, ConfigError, Reward, make_tiny_model, train_ppo
+from heedful.core import RunningScoreNorm, ScoreNorm
 from heedful.data.batches import collate
-from heedful.errors import CheckpointError, ConfigError
-from heedful.models.adapters import add_adapters
-from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_value_model
-from heedful.models.save import VALUE_HEAD, load_tensors, save_reward_model
-from heedful.models.tiny import make_tiny_model
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models import (
+    add_adapters,
+    load_causal_lm,
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    load_value_model,
+    save_reward_model,
+)
+from heedful.models.save import VALUE_HEAD, load_tensors
 from heedful.models.value_model import normalise_values, value_model_from
-from heedful.rewards import Reward
 from heedful.train.online.critic import load_critic, start_from_scores
-from heedful.train.online.engine import train_ppo
 from heedful.train.online.start import start
 
 CPU = torch.device("cpu")

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
 from heedful.train.metric_sums import MetricSums
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import critic_metrics
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.update import accumulate, learn
 from heedful.train.performance import online_performance

@@ -7,11 +7,8 @@ import math
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError, RewardError
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_grpo, train_online_dpo
 from heedful.train.online.dynamic_sampling import draw, draw_untied
-from heedful.train.online.engine import train_grpo
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.start import start
 
 ROUNDS = {"dynamic_sampling_rounds": 3, "eval_fraction": 0.0, "samples_per_prompt": 4, "rollout_batch_size": 12}

@@ -7,14 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import A2CConfig, GRPOConfig, PPOConfig
-from heedful.errors import ConfigError, RewardError
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
-from heedful.models.tiny import make_tiny_model
+from heedful import (
+    A2CConfig,
+    ConfigError,
+    GRPOConfig,
+    PPOConfig,
+    RewardError,
+    core,
+    make_tiny_model,
+    train_grpo,
+    train_ppo,
+)
+from heedful.models import Policy, load_causal_lm
 from heedful.sampling import generate
-from heedful.train.online.engine import train_grpo, train_online, train_ppo
+from heedful.train.online.engine import train_online
 from heedful.train.online.start import kl_control
 
 SAME_SEED = {

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig, PPOConfig
-from heedful.core.score_norm import ScoreNorm
-from heedful.models.policy import freeze
-from heedful.rewards import Reward
+from heedful import GRPOConfig, PPOConfig, Reward
+from heedful.core import ScoreNorm
+from heedful.models import freeze
 from heedful.sampling.sampler import Sampler
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online import dynamic_sampling

@@ -6,17 +6,28 @@ import math
 import pytest
 import torch
 
+from heedful import (
+    A2CConfig,
+    BestOfNConfig,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    Reward,
+    RewardError,
+    ScoresConfig,
+    WinRateConfig,
+    evaluate_best_of_n,
+    evaluate_scores,
+    evaluate_win_rate,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+)
 from heedful.cli import main
-from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.core import RunningScoreNorm
-from heedful.errors import RewardError
-from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
-from heedful.models.load import load_causal_lm
-from heedful.rewards import Ensemble, Reward
-from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.models import load_causal_lm
+from heedful.rewards import Ensemble
 from heedful.train.online.evaluation import sample_rows
-from heedful.train.online.online_dpo import train_online_dpo
 
 RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),

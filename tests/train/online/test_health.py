@@ -8,13 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import CheckpointError, ConfigError, TrainingError
-from heedful.models.tiny import make_tiny_model
-from heedful.train.online.engine import train_grpo, train_ppo
+from heedful import (
+    CheckpointError,
+    ConfigError,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    TrainingError,
+    make_tiny_model,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+)
 from heedful.train.online.experience import collect
 from heedful.train.online.health import JUMP, KL_STEPS, SETTLED, Health
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
 

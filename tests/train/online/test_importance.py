@@ -6,12 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError
+from heedful import (
+    A2CConfig,
+    ConfigError,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    core,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+)
 from heedful.sampling.draw import filter_logits
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.respond import respond
 
 KINDS = {

@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful import (
+    ConfigError,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    SFTConfig,
+    train_grpo,
+    train_online_dpo,
+    train_ppo,
+    train_sft,
+)
 from heedful.cli import main
-from heedful.configs.offline import SFTConfig
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.demo.judge import gold_judge
 from heedful.demo.world import instructions
-from heedful.errors import ConfigError
 from heedful.rewards import judge
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
-from heedful.train.sft import train_sft
 
 FAULTS = {"rate_limited": 0.03, "failing": 0.005, "html": 0.005, "garbage": 0.03, "delay": (0.0, 0.05)}
 JUDGED = {"reward_retry_minutes": 1.0}
@@ -287,10 +292,10 @@ def test_another_rubric_is_another_run(settings, chat_server, tmp_path):
 @pytest.mark.exhaustive
 def test_a_step_waits_for_its_slowest_request_and_little_more(settings, chat_server, tmp_path):
     """Measured; run alone with -s. 64 requests in flight, each answered after 1 to 3 seconds."""
+    from heedful import Prompt
     from heedful.configs.scoring import RewardOptions
     from heedful.rewards import Completion
     from heedful.rewards.resolve import resolve_rewards
-    from heedful.types import Prompt
 
     records = list(map(json.loads, Path(settings["data"]).read_text(encoding="utf-8").splitlines()))
     completions = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.online import A2CConfig, GRPOConfig, PPOConfig
+from heedful import A2CConfig, GRPOConfig, PPOConfig
 from heedful.core.surrogates import SURROGATES
 from heedful.train.online.engine import train_online
 

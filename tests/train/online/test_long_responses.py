@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.core.score_norm import ScoreNorm
-from heedful.errors import ConfigError
-from heedful.train.online.engine import train_grpo, train_ppo
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, train_grpo, train_ppo
+from heedful.core import ScoreNorm
 from heedful.train.online.shaping import shape
 from heedful.train.online.update import learn
 

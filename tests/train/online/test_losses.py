@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import ESTIMATORS, GRPOConfig, PolicyLoss, Ratio
+from heedful import GRPOConfig, core
+from heedful.configs.online import ESTIMATORS, PolicyLoss, Ratio
 from heedful.core.surrogates import SURROGATES
 
 A2C = {"policy_loss": "a2c", "ppo_epochs": 1}

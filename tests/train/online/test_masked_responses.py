@@ -9,15 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful import core
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import TrainingError
-from heedful.models.tiny import make_tiny_model
-from heedful.rewards import Ensemble, Reward
+from heedful import (
+    A2CConfig,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    Reward,
+    TrainingError,
+    core,
+    make_tiny_model,
+    train_online_dpo,
+)
+from heedful.rewards import Ensemble
 from heedful.train.online.engine import train_online
 from heedful.train.online.minibatch import shuffled
 from heedful.train.online.online_dpo import learn as learn_pairs
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import learn

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError
+from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.train.online import engine, online_dpo
 from heedful.train.online.evaluation import sample_rows
 from heedful.train.online.experience import collect

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import OnlineDPOConfig
-from heedful.errors import ConfigError
+from heedful import ConfigError, OnlineDPOConfig, core, train_online_dpo
 from heedful.train.metric_sums import MetricSums
-from heedful.train.online.online_dpo import accumulate, best_and_worst, learn, train_online_dpo
+from heedful.train.online.online_dpo import accumulate, best_and_worst, learn
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError, RewardError
-from heedful.models.tiny import make_tiny_model
+from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
 from heedful.train.online import engine, online_dpo
 from heedful.train.online.experience import collect
 from heedful.train.online.respond import respond

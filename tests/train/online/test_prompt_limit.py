@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.errors import ConfigError, DataError
+from heedful import ConfigError, DataError, GRPOConfig, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
 from heedful.train.online.engine import train_online
-from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.start import start
-from heedful.types import Message
 
 TALK = [{"role": "system", "content": "有礼"}, {"role": "user", "content": "old " * 30}]
 TALK += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]

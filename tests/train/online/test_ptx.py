@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful import ConfigError, DataError, train_ppo
 from heedful.data.chat import Renderer
-from heedful.errors import ConfigError, DataError
-from heedful.models.load import load_causal_lm
-from heedful.models.policy import Policy
+from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
-from heedful.models.tokenizer import load_tokenizer
 from heedful.train.metric_sums import MetricSums
-from heedful.train.online.engine import train_ppo
 from heedful.train.online.ptx import load_mix
 
 

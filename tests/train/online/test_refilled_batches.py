@@ -5,11 +5,9 @@ import math
 
 import pytest
 
-from heedful.configs.online import GRPOConfig
-from heedful.rewards import Reward
+from heedful import GRPOConfig, Reward, train_grpo
 from heedful.rewards.results import Measured, Share
 from heedful.train.online.dynamic_sampling import draw_untied
-from heedful.train.online.engine import train_grpo
 from heedful.train.online.start import start
 
 SIZES = {"samples_per_prompt": 4, "rollout_batch_size": 12, "minibatch_size": 12, "max_new_tokens": 6}

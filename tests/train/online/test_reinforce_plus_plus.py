@@ -5,11 +5,8 @@ import json
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import PPOConfig
-from heedful.errors import ConfigError
+from heedful import ConfigError, PPOConfig, core, train_ppo
 from heedful.train.online.advantages import ADVANTAGES, Rewards
-from heedful.train.online.engine import train_ppo
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 KL = torch.tensor([[0.5, 1.0, -0.5], [2.0, 0.0, 7.0]])

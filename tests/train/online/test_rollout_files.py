@@ -8,12 +8,9 @@ import pytest
 import torch
 from datasets import load_dataset
 
-from heedful import faults
-from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
 from heedful.data.chat import Renderer
-from heedful.models.tokenizer import load_tokenizer
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import train_online_dpo
+from heedful.models import load_tokenizer
 
 TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 COLUMNS = [

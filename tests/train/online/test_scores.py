@@ -9,14 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful import ConfigError, GRPOConfig, PPOConfig, Reward, RewardError, train_grpo, train_ppo
 from heedful.core import ScoreNorm
-from heedful.errors import ConfigError, RewardError
-from heedful.models.load import load_causal_lm
-from heedful.rewards import Reward
+from heedful.models import load_causal_lm
 from heedful.rewards.scoring import Scores
 from heedful.train.online.dynamic_sampling import SampledBatch
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import Scored
 

@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import core
-from heedful.configs.online import GRPOConfig
+from heedful import GRPOConfig, TrainingError, core, train_grpo, train_ppo
 from heedful.data.batches import Batch
-from heedful.errors import TrainingError
 from heedful.models.value_model import ValueHead
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import minibatch, update
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.update import accumulate, accumulate_critic, learn, learn_values
 
 CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
