@@ -203,5 +203,5 @@ def test_a_long_conversation_may_be_copied_a_few_times():
     tokenizer = with_template("{{ (messages[0].content * 2)|trim|replace('x', 'yy')|length }}")
     renderer = Renderer(byte_tokenizer())
     renderer.template.tokenizer = tokenizer
-    rendered = renderer.template.text((Message("user", "书x" * (LARGEST * 3 // 2)),), {}, add_generation_prompt=True)
+    rendered = renderer.template.text((Message("user", "书x" * (LARGEST * 3 // 2)),), add_generation_prompt=True)
     assert rendered == str(LARGEST * 3 // 2 * 6)
