@@ -7,37 +7,43 @@ import datetime
 import email.utils
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tenacity
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 5.0
 """Seconds before the first new try, and the most between two, unless the server asks for more."""
 
+_RANDOM = random.Random()
+
+
+def pause(failures: int, asked: float = 0.0, *, first: float = FIRST_WAIT) -> float:
+    """Seconds to wait after so many failures in a row.
+
+    They are ``first``, twice that, and so on up to `LONGEST_WAIT`, times a random number between 0.5 and 1. If the server has
+    ``asked`` for more than half of that, they are what it asked for, and up to the other half.
+    """
+    longest = min(first * 2.0 ** min(failures - 1, 60), LONGEST_WAIT)
+    return max(asked, longest / 2) + longest * _RANDOM.uniform(0.0, 0.5)
+
 
 @dataclass(frozen=True)
 class Backoff:
-    """When to try again, and when to stop.
-
-    The waits are ``first``, twice that, and so on up to ``longest``, each times a random number between 0.5 and 1. If an
-    error has an attribute ``retry_after`` with more seconds than half of such a wait, they are those and up to the other
-    half. The last wait ends when the time is up.
+    """When tenacity tries again (`pause`), and when it stops. The last wait ends when the time is up.
 
     Args:
         patience: seconds from the first try within which there is another; asked after every failure.
         first: seconds before the first new try.
-        longest: the most seconds between two tries.
+
+    An error with an attribute ``retry_after`` asks for a wait of so many seconds.
     """
 
     patience: Callable[[], float]
     first: float = FIRST_WAIT
-    longest: float = LONGEST_WAIT
-    jitter: random.Random = field(default_factory=random.Random, repr=False)
 
     def wait(self, state: tenacity.RetryCallState) -> float:
         """Seconds before the next try."""
-        longest = min(self.first * 2.0 ** min(state.attempt_number - 1, 60), self.longest)
-        return min(self._left(state), max(asked_to_wait(state), longest / 2) + longest * self.jitter.uniform(0.0, 0.5))
+        return min(self._left(state), pause(state.attempt_number, asked_to_wait(state), first=self.first))
 
     def stop(self, state: tenacity.RetryCallState) -> bool:
         """Whether there is no further try."""

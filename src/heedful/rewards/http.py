@@ -8,7 +8,7 @@ import functools
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 import httpx2
 import tenacity
 
+from heedful.background import Background, all_of
 from heedful.errors import ConfigError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
 from heedful.rewards.results import OneScore, Problem, Remote, is_finite
-from heedful.rewards.scoring import RESERVED, Background
+from heedful.rewards.scoring import RESERVED
 from heedful.serving.guard import is_loopback
 
 T = TypeVar("T")
@@ -234,16 +235,6 @@ class Requests:
 def _trust() -> ssl.SSLContext:
     """The certificates that are trusted, which takes a while to read."""
     return httpx2.create_ssl_context()
-
-
-async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What coroutines return that run at the same time, in their order. The first error ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 # A reward -------------------------------------------------------------------------------------------------------------

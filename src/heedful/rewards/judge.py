@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
+from heedful.background import all_of
 from heedful.configs.scoring import JudgeOptions, RewardOptions
 from heedful.configs.settings import check_secret, refuse
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT
-from heedful.rewards.http import Endpoint, NoAnswerError, Requests, ServerReward, all_of, check_url
+from heedful.rewards.http import Endpoint, NoAnswerError, Requests, ServerReward, check_url
 from heedful.rewards.judge_questions import (
     Case,
     Mode,

@@ -8,18 +8,17 @@ arguments that it uses. The score None means "does not apply to this response". 
 numbers, one for each of a response's ``completion_ids``, is a dense score.
 """
 
-import asyncio
-import contextlib
 import inspect
 import json
 import math
 import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
 from heedful.errors import HeedfulError, RewardError
@@ -41,8 +40,6 @@ from heedful.rewards.results import (
 from heedful.types import Completion, Text
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "score", "score_tokens"]
-
-T = TypeVar("T")
 
 RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
 """Arguments that every reward function may have; no column may have one of these names."""
@@ -484,48 +481,3 @@ def _as_messages(prompt: Text) -> Any:
     if isinstance(prompt, str):
         return prompt
     return [as_dict(m) | ({"tools": json.loads(m.tools)} if m.tools else {}) for m in prompt]
-
-
-class Background:
-    """Runs a coroutine at a time in a thread of its own, so also where an event loop runs already, as in a notebook."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, and return or raise what it does.
-
-        What interrupts the wait, such as Ctrl-C, cancels the coroutine and is raised at once.
-        """
-        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = runner.get_loop()
-        outcome: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                with runner:
-                    found = runner.run(coroutine)
-            except BaseException as error:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(found)
-
-        threading.Thread(target=work, daemon=True).start()
-        try:
-            return outcome.result()
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Cancel what is running, if anything is; the call of `run` that waits for it raises CancelledError."""
-        loop = self._loop
-        if loop is None:
-            return
-
-        def cancel() -> None:
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-
-        with contextlib.suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(cancel)

@@ -59,23 +59,22 @@ class Senders:
     def _engine(self, server: VLLMServer, instance: str, weights: Mapping[str, Tensor], do: Do) -> Any:
         """vLLM's engine for a server, with these weights to send; made once for each server process."""
         base, clients, factory, nccl_engine = self._vllm
-        known, named, engine = self._groups.get(server.address, ("", Named(), None))
-        named.weights = weights
-        if known != instance:
+        if self._groups.get(server.address, ("",))[0] != instance:
             named = Named()
-            named.weights = weights
-            size = do(_world_size(server))
+            workers = int(do(server.ask("/get_world_size?include_dp=false"))["world_size"])
             engine = factory.WeightTransferTrainerFactory.trainer_init(
                 nccl_engine.NCCLTrainerInitInfo(
                     master_address=_address_towards(server.address),
                     master_port=_free_port(),
-                    world_size=1 + size,
+                    world_size=1 + workers,
                     rank=0,
                 ),
                 client=clients.HTTPVLLMWeightSyncClient(server.address),
                 source=base.ModuleSource(named),
             )
             self._groups[server.address] = instance, named, engine
+        _, named, engine = self._groups[server.address]
+        named.weights = weights
         return engine
 
 
@@ -86,12 +85,6 @@ class Named(nn.Module):
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
         yield from self.weights.items()
-
-
-async def _world_size(server: VLLMServer) -> int:
-    """How many workers a server has."""
-    answer = await server.ask("/get_world_size?include_dp=false")
-    return int(answer["world_size"])
 
 
 def _address_towards(server: str) -> str:

