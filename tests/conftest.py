@@ -289,11 +289,15 @@ class Forked:
             if time.monotonic() > until:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             time.sleep(0.005)
+        self._said = self.said()
         for file in self._files:
-            self._said += (os.pread(file.fileno(), 2**26, 0).decode(),)
             file.close()
         self._files = []
         return self._said
+
+    def said(self):
+        """What it has written to both streams so far."""
+        return self._said or tuple(os.pread(file.fileno(), 2**26, 0).decode() for file in self._files)
 
     def send_signal(self, number):
         if self.poll() is None:

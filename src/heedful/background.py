@@ -78,10 +78,12 @@ def _end(
     at_end: Callable[[], Coroutine[Any, Any, None]] | None,
 ) -> None:
     async def end() -> None:
-        await asyncio.gather(*_cancel(loop), return_exceptions=True)
-        if at_end is not None:
-            await at_end()
-        loop.stop()
+        try:
+            await asyncio.gather(*_cancel(loop), return_exceptions=True)
+            if at_end is not None:
+                await at_end()
+        finally:
+            loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
     if threading.current_thread() is not thread:  # in which this may be garbage

@@ -15,7 +15,7 @@ from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import Completion, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
-from heedful.rewards.serve import ENDING, RequestQueue, Waiting, answer, longest_text, running, score_requests
+from heedful.rewards.serve import ENDING, RequestQueue, answer, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
 from heedful.types import ToolCall
 
@@ -287,11 +287,11 @@ def test_memory_that_runs_out_costs_one_request(serving, capfd):
 )
 def test_a_gpu_that_has_failed_for_good_ends_the_server(error):
     """The request at hand is told to come back, when the server may be there again."""
-    requests, waiting = RequestQueue(), Waiting(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
-    requests.add(waiting)
+    requests = RequestQueue()
+    waiting = requests.add(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
     with pytest.raises(MachineError, match=rf"the GPU can compute nothing .*{error}.*start the server again"):
         score_requests(requests, raises(error), max_characters=1000)
-    assert waiting.answer.result(0) == ENDING
+    assert waiting.result(0) == ENDING
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -303,6 +303,4 @@ def test_the_death_of_the_thread_that_receives_requests_ends_the_scoring():
     listening.close()
     with running(server, requests, listening):
         score_requests(requests, raises(AssertionError()), max_characters=1)
-    late = Waiting(bytearray())
-    requests.add(late)
-    assert late.answer.result(0) == ENDING
+    assert requests.add(bytearray()).result(0) == ENDING

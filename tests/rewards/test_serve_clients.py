@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -59,23 +60,20 @@ def reward(folder):
 
 
 class Server:
-    """``heedful serve-reward`` as a process of its own."""
+    """``heedful serve-reward`` as a process of its own, with so many open files, at first or at most."""
 
-    def __init__(self, folder, log, *flags, files):
-        limited = ["sh", "-c", f'ulimit {files}; exec "$@"', "sh"]
-        command = ["-m", "heedful.cli", "serve-reward", "--model", folder, "--port", "0", "--device", "cpu"]
-        self.log = log
-        with log.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*limited, sys.executable, *command, "--dtype", "float32", *flags],
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-                encoding="utf-8",
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-        self.said = self.process.stdout.readline()
-        assert "/score" in self.said, log.read_text()
+    def __init__(self, forked, folder, *flags, soft, hard):
+        def serve():
+            os.closerange(3, 4096)  # what the tests have open
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            words = ["serve-reward", "--model", folder, "--port", "0", "--device", "cpu", "--dtype", "float32", *flags]
+            sys.exit(main(words))
+
+        self.process = forked(serve)
+        while not self.process.said()[0]:
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        self.said = self.process.said()[0]
         self.port = int(re.search(r":(\d+)/score", self.said).group(1))
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -99,17 +97,17 @@ class Server:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def end(self, number=signal.SIGINT):
-        """Send a signal; the seconds that it took to end, and the exit status."""
+        """Send a signal; the seconds that it took to end, the exit status, and what it said since then on both streams."""
         start = time.monotonic()
         self.process.send_signal(number)
-        status = self.process.wait(timeout=30)
-        return time.monotonic() - start, status
+        out, err = self.process.communicate(timeout=30)
+        return time.monotonic() - start, self.process.returncode, out.removeprefix(self.said), err
 
 
 @pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
+def server(forked, folder):
     """One for the tests that end none: it may open few files, and let few requests wait."""
-    one = Server(folder, tmp_path_factory.mktemp("server") / "log", "--max-queue", "8", files="-n 256")
+    one = Server(forked, folder, "--max-queue", "8", soft=256, hard=256)
     yield one
     one.process.kill()
     one.process.communicate()
@@ -197,10 +195,10 @@ def statuses(server, requests):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
-def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(folder, reward, tmp_path, number):
+def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(forked, folder, reward, number):
     """The whole way: the model's scores, then half a head, half a body, requests that are scored and that wait, an answer
     that nobody reads, and the end within seconds, without a traceback. A low soft limit of open files is raised."""
-    one = Server(folder, tmp_path / "log", files="-S -n 64")
+    one = Server(forked, folder, soft=64, hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     try:
         assert folder in one.said
         over_http = HTTPReward(f"{one.url}/score")(prompts=["问", "b"], completions=["答", "c"], truncated=[False] * 2)
@@ -209,17 +207,15 @@ def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(folder, r
         connections = [one.connect(sent) for sent in kinds]
         connections += [one.connect(request(1) * 2000, receives=4096), *(one.connect() for _ in range(100))]
         time.sleep(0.5)
-        seconds, status = one.end(number)
+        seconds, *ended = one.end(number)
         assert seconds < 5
         is_interrupt = number == signal.SIGINT
-        assert (status, one.log.read_text()) == ((0, "") if is_interrupt else (143, "heedful: terminated\n"))
-        assert one.process.stdout.read() == ("the server has ended\n" if is_interrupt else "")
+        assert ended == ([0, "the server has ended\n", ""] if is_interrupt else [143, "", "heedful: terminated\n"])
         assert [answer_on(connection)[:12] for connection in connections[4:8]] == [b"HTTP/1.1 503"] * 4
         for connection in connections:
             connection.close()
     finally:
         one.process.kill()
-        one.process.communicate()
 
 
 def waiting(server):
@@ -266,7 +262,7 @@ def test_health_and_memory_under_load(server):
     assert len(slowest) > 20
     assert max(slowest[:-3]) < SECONDS, "three may be slower, since other programs have the processor too"
     assert peak - before < 400, "the bodies in flight are at most 256 MB"
-    assert server.log.read_text() == ""
+    assert server.process.said()[1] == ""
 
 
 def send_endlessly(server, limit=2**32):
@@ -390,7 +386,7 @@ def test_requests_whose_client_has_gone_are_not_scored(serving):
 
 def test_bodies_in_flight_are_bounded(serving):
     """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
-    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=2) as url:
+    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=1.2) as url:
         one = Address(url)
         holding = [one.connect(head(1_000_000) + b" " * 900_000) for _ in range(2)]
         time.sleep(0.3)

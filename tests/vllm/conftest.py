@@ -1,8 +1,10 @@
 """Servers that speak vLLM's API in processes of their own, policies, and runs that use them."""
 
+import asyncio
 import json
-import subprocess
-import sys
+import runpy
+import socket
+import time
 from pathlib import Path
 
 import httpx2
@@ -13,8 +15,6 @@ from heedful import GRPOConfig
 from heedful.data.chat import Renderer
 from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.sampling.vllm.servers import connect
-
-SERVER = Path(__file__).parents[1] / "policy_server.py"
 
 
 class PolicyServer:
@@ -33,24 +33,34 @@ class PolicyServer:
         return httpx2.get(f"{self.url}/seen", trust_env=False).json()
 
     def come_back(self):
-        """Start again where it was."""
-        self.start(self.port)
+        """Start again where it was, as soon as nobody is there."""
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return self.start(self.port)
+            except OSError:
+                assert time.monotonic() < until
+                time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")
-def process():
-    """``process(port, model, ...)`` starts a server and returns its port; torch is loaded once for all of them."""
-    with subprocess.Popen(
-        [sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as running:
+def process(forked):
+    """``process(port, model)`` starts a server in a copy of this process and returns its port."""
+    server = runpy.run_path(Path(__file__).parents[1] / "policy_server.py")["Server"]
+    started = []
 
-        def start(port, model, **settings):
-            running.stdin.write(json.dumps({"start": port, "model": str(model), **settings}) + "\n")
-            running.stdin.flush()
-            return int(running.stdout.readline())
+    def start(port, model):
+        with socket.socket() as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(("127.0.0.1", port))
+            listening.listen(256)
+            started.append(forked(lambda: asyncio.run(server(model, 256).serve(listening))))
+            return listening.getsockname()[1]
 
-        yield start
-        running.kill()  # its servers end with it
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
 
 
 @pytest.fixture(scope="session")
@@ -62,21 +72,19 @@ def _kept():
 def server(process, tiny, _kept):
     """``server(number)``: the first, second, ... server of the tiny model, without faults."""
 
-    def get(number=0, **settings):
-        key = (number, *settings.items())
-        model = settings.pop("model", None) or tiny("qwen3")
-        if key not in _kept:
+    def get(number=0, architecture="qwen3"):
+        if number not in _kept:
 
             def start(port):
-                return process(port, model, **settings)
+                return process(port, tiny(architecture))
 
-            _kept[key] = PolicyServer(start, start(0))
+            _kept[number] = PolicyServer(start, start(0))
         try:
-            _kept[key].set_faults()
+            _kept[number].set_faults()
         except httpx2.HTTPError:  # another test had it die
-            _kept[key].come_back()
-        _kept[key].seen()
-        return _kept[key]
+            _kept[number].come_back()
+        _kept[number].seen()
+        return _kept[number]
 
     return get
 

@@ -153,7 +153,7 @@ def test_a_server_that_is_gone_leaves_a_run_that_goes_on(server, settings, tmp_p
     said = " ".join(capsys.readouterr().err.split())
     assert f"{dying.name} cannot be reached" in said
     monkeypatch.setattr(servers, "FIRST_PATIENCE", 0.1)
-    threading.Timer(1.0, dying.come_back).start()
+    threading.Timer(0.3, dying.come_back).start()
     assert command(settings(GRPOConfig, dying, sampler_retry_minutes=0.2), tmp_path) == 0, "it was waited for"
     assert [one["step"] for one in steps_of(tmp_path / "run")] == [1, 2, 3]
 
@@ -166,7 +166,7 @@ def test_a_run_waits_for_a_server_that_comes_back(server, settings, tmp_path):
     def reward(completions, **_):
         seen.append(len(completions))
         if len(seen) == 3:  # the trial, the evaluation, the first batch
-            threading.Timer(1.5, dying.come_back).start()
+            threading.Timer(0.3, dying.come_back).start()
         return [float(len(c)) for c in completions]
 
     train_grpo(settings(GRPOConfig, dying, sampler_retry_minutes=0.2, rewards=()), [reward])

@@ -1,5 +1,6 @@
 """``heedful serve-policy``: the command for the vLLM that an environment has, found by that environment's own Python."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -75,11 +76,13 @@ def test_the_command_is_run(environment):
     assert done.stdout.splitlines()[-1].endswith("|1")
 
 
-def test_the_extension_can_be_imported_alone():
+def test_the_extension_can_be_imported_alone(monkeypatch):
     """By a Python that has torch and not heedful, from its folder."""
-    code = "import heedful_vllm, sys; assert not any(m.split('.')[0] == 'heedful' for m in sys.modules)"
-    environment = {"PYTHONPATH": str(EXTENSION), "PATH": os.environ["PATH"]}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    for name in ("heedful", *(name for name in sys.modules if name.startswith("heedful."))):
+        monkeypatch.setitem(sys.modules, name, None)  # whoever imports it gets an ImportError
+    monkeypatch.syspath_prepend(str(EXTENSION))
+    assert importlib.import_module("heedful_vllm").HeedfulWorker
+    monkeypatch.delitem(sys.modules, "heedful_vllm")
     modules = {path.name for path in EXTENSION.iterdir() if not path.name.startswith("__")}
     assert modules == {"heedful_vllm.py"}, "nothing else may shadow a module of the server"
 

@@ -11,13 +11,12 @@ import hmac
 import json
 import math
 import os
+import queue
 import reprlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,50 +104,36 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = _s
     announce("the server has ended")
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A request that waits for its scores."""
-
-    body: bytearray
-    answer: "Future[Answer]" = field(default_factory=Future)
-
-
 class RequestQueue:
     """Requests that wait, in the order in which they came. An event loop adds them, another thread takes them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Waiting] = deque()
-        self._changes = threading.Semaphore(0)
+        self._waiting: queue.SimpleQueue[tuple[bytearray, Future[Answer]] | None] = queue.SimpleQueue()
         self._is_closed = False
 
-    def add(self, request: Waiting) -> None:
-        """Let a request wait for its turn; once this is closed, it is answered that the server ends."""
+    def add(self, body: bytearray) -> "Future[Answer]":
+        """Let a request wait for its turn, until which its answer may be cancelled."""
+        answer: Future[Answer] = Future()
         if self._is_closed:
-            request.answer.set_result(ENDING)
-            return
-        self._waiting.append(request)
-        self._changes.release()
+            answer.set_result(ENDING)
+        else:
+            self._waiting.put((body, answer))
+        return answer
 
-    def withdraw(self, request: Waiting) -> None:
-        """Forget a request whose client has left, unless its turn has come."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(request)
-
-    def take(self) -> Waiting | None:
+    def take(self) -> "tuple[bytearray, Future[Answer]] | None":
         """Wait for the next request; None once this is closed."""
-        while True:
-            self._changes.acquire()
-            if self._is_closed:
-                return None
-            with contextlib.suppress(IndexError):  # it was withdrawn
-                return self._waiting.popleft()
+        while (request := self._waiting.get()) is not None and not request[1].set_running_or_notify_cancel():
+            pass
+        return request
 
     def close(self) -> None:
         """Answer all that wait that the server ends, and let nobody wait any more."""
         self._is_closed = True
-        while self._waiting:
-            self._waiting.popleft().answer.set_result(ENDING)
-        self._changes.release()
+        with contextlib.suppress(queue.Empty):
+            while request := self._waiting.get_nowait():
+                if request[1].set_running_or_notify_cancel():
+                    request[1].set_result(ENDING)
+        self._waiting.put(None)
 
 
 def score_requests(requests: RequestQueue, reward: ModelReward, *, max_characters: int) -> None:
@@ -158,11 +143,12 @@ def score_requests(requests: RequestQueue, reward: ModelReward, *, max_character
     """
     log = _Log()
     while (request := requests.take()) is not None:
+        body, waiting = request
         answered = ENDING
         try:
-            answered = answer(reward, request.body, max_characters=max_characters, log=log)
+            answered = answer(reward, body, max_characters=max_characters, log=log)
         finally:
-            request.answer.set_result(answered)
+            waiting.set_result(answered)
 
 
 @contextlib.contextmanager
@@ -190,15 +176,12 @@ class Front:
     """The web application: checks requests, and lets those wait for which there is room."""
 
     def __init__(self, config: ServeRewardConfig, requests: RequestQueue, *, token: str | None) -> None:
-        self.requests = requests
-        self.token = token
+        self.config, self.requests, self.token = config, requests, token
         self.name = public_name(config.model)
         self.hosts = tuple(name.lower().strip("[]") for name in (config.host, *config.allowed_hosts))
         self.any_address = config.host in ("0.0.0.0", "::")
-        self.max_queue = config.max_queue
         self.max_request_bytes = int(config.max_request_mb * 1e6)
         self.max_held_bytes = int(config.max_held_mb * 1e6)
-        self.receive_seconds = config.receive_timeout
         self.unanswered = 0
         """Requests that wait or are being scored."""
         self.held = 0
@@ -247,9 +230,10 @@ class Front:
         """Refuse a request of which so many more bytes are to come, if it cannot be kept."""
         if received + length > self.max_request_bytes:
             return 413, f"the request is larger than {self.max_request_bytes} bytes; send fewer responses at a time"
-        if self.unanswered > self.max_queue or self.held + length > self.max_held_bytes:
+        if self.unanswered > self.config.max_queue or self.held + length > self.max_held_bytes:
             return 429, (
-                f"the server is busy: {self.max_queue} requests or {self.max_held_bytes} bytes of them wait; try again later"
+                f"the server is busy: {self.config.max_queue} requests or {self.max_held_bytes} bytes of them wait; try "
+                "again later"
             )
         return None
 
@@ -263,23 +247,24 @@ class Front:
                 self.held += len(piece)
                 body += piece
         except TimeoutError:
-            return 408, f"the request did not arrive within {self.receive_seconds:g} seconds"
+            return 408, f"the request did not arrive within {self.config.receive_timeout:g} seconds"
         return None
 
     async def _scored(self, request: Request, body: bytearray) -> Answer:
         """Wait for a request's scores. Raises ClientDisconnect if its client leaves before."""
-        waiting = Waiting(body)
-        answered = asyncio.wrap_future(waiting.answer)
+        waiting = self.requests.add(body)
+        answered = asyncio.wrap_future(waiting)
         left = asyncio.create_task(_has_left(request))
         self.unanswered += 1
-        self.requests.add(waiting)
         try:
             events: set[asyncio.Future[Any]] = {answered, left}
             await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.unanswered -= 1
-            self.requests.withdraw(waiting)
             left.cancel()
+            if waiting.cancel():  # it is still in the queue, but its body need not be
+                self.held -= len(body)
+                body.clear()
         if not answered.done():
             raise ClientDisconnect
         return answered.result()
@@ -359,8 +344,7 @@ class _Log:
     """Writes lines to standard error, but not more often than every `QUIET_SECONDS`."""
 
     def __init__(self) -> None:
-        self._next = 0.0
-        self._left_out = 0
+        self._next, self._left_out = 0.0, 0
 
     def __call__(self, text: str) -> None:
         if time.monotonic() < self._next:
@@ -416,8 +400,11 @@ def longest_text(reward: ModelReward) -> int:
 
 
 def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[Any], list[Any], list[bool]]:
-    """The prompts, completions and ``truncated`` flags of a request. Raises RequestError."""
-    content = _read_json(body)
+    """The prompts, completions and ``truncated`` flags of a request. Raises RequestError, DataError."""
+    try:
+        content = json.loads(body, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON that can be read: {error}") from error
     if not isinstance(content, dict):
         raise RequestError(f'the request must be a JSON object with "prompts" and "completions", got {_short(content)}')
     for key in ("prompts", "completions"):
@@ -438,22 +425,14 @@ def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[
     return prompts, completions, truncated
 
 
-def _read_json(body: bytes | bytearray) -> Any:
-    try:
-        return json.loads(body, parse_int=_integer)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON that can be read: {error}") from error
-
-
 def _integer(digits: str) -> int:
-    """An integer, read by Python code: within a long list of them other threads have their turn, which json's C code does not
-    give them."""
+    """Python code within a long list of numbers, in which other threads have their turn: json's C code gives them none."""
     return int(digits)
 
 
 def _check_text(place: str, text: Any, max_characters: int) -> None:
     """Raise RequestError if a text is not a string or a list of messages, is too long, or cannot be written as UTF-8."""
-    is_chat = isinstance(text, list) and bool(text) and all(_is_message(message) for message in text)
+    is_chat = isinstance(text, list) and bool(text) and all(map(_is_message, text))
     if not isinstance(text, str) and not is_chat:
         raise RequestError(
             f'{place} must be a string or a list of messages {{"role": "...", "content": "..."}}, got {_short(text)}'
@@ -466,25 +445,19 @@ def _check_text(place: str, text: Any, max_characters: int) -> None:
         )
     try:
         written.encode()
+        for i, message in enumerate(
+            text if is_chat else []
+        ):  # thinking, tools and calls have the form that heedful sends
+            read_tools("the request", message.get("tools"))
+            more = {key: value for key, value in message.items() if key != "tools"}
+            if more.keys() != {"role", "content"}:
+                read_message("the request", f"{place}[{i}]", more)
     except UnicodeEncodeError as error:
         raise RequestError(f"{place} contains half a character (a lone surrogate), which is not text") from error
-    for i, message in enumerate(text if isinstance(text, list) else []):
-        _check_extras(f"{place}[{i}]", message)
 
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
-
-def _check_extras(place: str, message: dict[str, Any]) -> None:
-    """Raise RequestError if a message has thinking, tools or calls of another form than heedful sends."""
-    more = {key: value for key, value in message.items() if key != "tools"}
-    try:
-        read_tools("the request", message.get("tools"))
-        if more.keys() != {"role", "content"}:
-            read_message("the request", place, more)
-    except DataError as error:
-        raise RequestError(str(error)) from error
 
 
 def _short(value: Any) -> str:

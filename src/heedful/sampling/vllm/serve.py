@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heedful.configs.tools import ServePolicyConfig
 from heedful.errors import ConfigError
-from heedful.sampling.vllm.server import SUPPORTED
+from heedful.sampling.vllm import SUPPORTED
 
 EXTENSION = Path(__file__).parent / "extension"
 """The folder whose only module vLLM's workers import."""

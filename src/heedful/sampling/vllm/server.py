@@ -11,11 +11,10 @@ import httpx2
 
 from heedful.errors import SamplerError
 from heedful.retries import read_retry_after
+from heedful.sampling.vllm import SUPPORTED
 from heedful.sampling.vllm.extension.heedful_vllm import added
 from heedful.sampling.vllm.weights import Weights
 
-SUPPORTED = ("0.32", "0.33")
-"""Versions of vLLM whose answers are known (docs/vllm.md says what was tried on which)."""
 SHORT = 30.0
 """Seconds for an answer that takes no work."""
 MOST_WAIT = 30.0
