@@ -101,7 +101,7 @@ def plan_of(
         half: whether products are in a half precision.
         ranks: processes that train together, each with a device of its own.
     """
-    return _Run(config, shape_of, lengths, device=device, half=half, ranks=ranks).plan()
+    return _Run(config, shape_of, lengths, device, half, ranks).plan()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,31 +161,29 @@ class _Network:
         return self.shape.embedding + self.shape.head
 
 
+@dataclass
 class _Run:
     """A run as far as memory is concerned: its networks, and the rows that one rank has at a time."""
 
-    def __init__(
-        self,
-        config: Trainer,
-        shape_of: ShapeOf,
-        lengths: Lengths,
-        *,
-        device: Literal["cpu", "cuda"],
-        half: bool,
-        ranks: int,
-    ) -> None:
-        self.config, self.lengths, self.device, self.half = config, lengths, device, half
-        self.online = config if isinstance(config, RolloutConfig) else None
-        self.is_divided = config.shard == "full" and ranks > 1
-        self.shards = ranks // config.replicas if self.is_divided else 1
-        self.computed = 2 if half else 4
-        """Bytes of a number in products."""
-        self.responses = lengths.longest - lengths.prompt
-        """Tokens of a row whose log-probs are computed."""
-        self._count_rows(ranks)
-        self._find_networks(shape_of)
+    config: Trainer
+    shape_of: ShapeOf
+    lengths: Lengths
+    device: Literal["cpu", "cuda"]
+    half: bool
+    ranks: int
 
-    def _count_rows(self, ranks: int) -> None:
+    def __post_init__(self) -> None:
+        self.online = self.config if isinstance(self.config, RolloutConfig) else None
+        self.is_divided = self.config.shard == "full" and self.ranks > 1
+        self.shards = self.ranks // self.config.replicas if self.is_divided else 1
+        self.computed = 2 if self.half else 4
+        """Bytes of a number in products."""
+        self.responses = self.lengths.longest - self.lengths.prompt
+        """Tokens of a row whose log-probs are computed."""
+        self._count_rows()
+        self._find_networks()
+
+    def _count_rows(self) -> None:
         """Of one rank: rows per optimizer step, per micro-batch, per pass without gradients, and sampled at a time."""
         config, longest = self.config, self.lengths.longest
         is_pairs = isinstance(config, DPOConfig | RewardConfig | OnlineDPOConfig)
@@ -199,7 +197,7 @@ class _Run:
         rows = min(limit.rows, batch)
         if limit.tokens is not None:
             rows = min(rows, max(together, limit.tokens // longest // together * together))
-        self.batch = together * math.ceil(batch / together / ranks)
+        self.batch = together * math.ceil(batch / together / self.ranks)
         self.rows = min(rows, self.batch)
         self.is_split = self.batch > self.rows
         """A step has several micro-batches."""
@@ -207,16 +205,16 @@ class _Run:
         self.rollout = self.scored_rows = self.sampled_rows = 0
         if self.online is not None:
             self.rollout = self.online.rollout_batch_size
-            here = math.ceil(self.rollout / ranks)
+            here = math.ceil(self.rollout / self.ranks)
             limits = (self.online.scoring_micro_batch, self.online.rollout_micro_batch)
             self.scored_rows, self.sampled_rows = (
                 min(most.rows, here, self.rollout if most.tokens is None else max(1, most.tokens // longest))
                 for most in limits
             )
 
-    def _find_networks(self, shape_of: ShapeOf) -> None:
+    def _find_networks(self) -> None:
         """The networks that are on the device."""
-        config, is_reward_model = self.config, isinstance(self.config, RewardConfig)
+        config, shape_of, is_reward_model = self.config, self.shape_of, isinstance(self.config, RewardConfig)
         shape = shape_of(config.model)
         self.policy = self._network(
             shape.trunk if is_reward_model else shape, learns=True, has_logits=not is_reward_model
@@ -237,7 +235,7 @@ class _Run:
         self.has_value_head = False
         if isinstance(config, OnlineConfig) and config.estimator.critic:
             self.has_value_head = config.critic == "shared"
-            self.critic = None if self.has_value_head else self._critic(config, shape_of)
+            self.critic = None if self.has_value_head else self._critic(config)
         scorers = () if self.online is None else (*self.online.rewards, *self.online.best_by)
         names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
         self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
@@ -251,14 +249,14 @@ class _Run:
             return config.needs_reference
         return isinstance(config, KTOConfig) or config.loads_reference
 
-    def _critic(self, config: OnlineConfig, shape_of: ShapeOf) -> _Network:
+    def _critic(self, config: OnlineConfig) -> _Network:
         """A critic with a network of its own."""
         start = config.value_model or config.model
         if config.critic == "reward":
             start = next((r.removeprefix("model:") for r in config.rewards if r.startswith("model:")), config.model)
         is_policy = bool(config.lora_rank) and config.critic == "separate" and start == config.model
         shares_weights = is_policy and not self.is_divided
-        return self._network(shape_of(start).trunk, learns=True, has_logits=False, shares_weights=shares_weights)
+        return self._network(self.shape_of(start).trunk, learns=True, has_logits=False, shares_weights=shares_weights)
 
     def _network(
         self,
@@ -322,13 +320,12 @@ class _Run:
 
     def _weights(self) -> Parts:
         """Weights, of which a rank has its share if models are divided."""
-        critic, reference = self.critic, self.reference
         stored: Parts = {
             "policy, frozen": self.policy.frozen,
             "policy, trained": self.policy.gradients + 4 * self._value_head,
-            "critic, frozen": 0 if critic is None else critic.frozen,
-            "critic, trained": 0 if critic is None else critic.gradients,
-            "reference": 0 if reference is None else reference.frozen,
+            "critic, frozen": self.critic.frozen if self.critic else 0,
+            "critic, trained": self.critic.gradients if self.critic else 0,
+            "reference": self.reference.frozen if self.reference else 0,
             "reward models": sum(reward.frozen for reward in self.rewards),
         }
         copies: Parts = {}

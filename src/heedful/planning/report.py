@@ -90,13 +90,7 @@ def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple
 
     def added_up(start: Change) -> Change | None:
         made, smallest = start, size_with(start) if start else peak(config)
-        for change in (
-            {"micro_batch_size": 1},
-            {"rollout_micro_batch_size": 8},
-            CHECKPOINTING,
-            *DIVIDING,
-            *OTHERS,
-        ):
+        for change in ({"micro_batch_size": 1}, {"rollout_micro_batch_size": 8}, CHECKPOINTING, *DIVIDING, *OTHERS):
             size = size_with(made | change)
             if size >= smallest:
                 continue
