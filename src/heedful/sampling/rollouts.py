@@ -1,6 +1,6 @@
 """The result of sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,17 +45,17 @@ class Rollouts:
 
     def select(self, rows: Tensor) -> "Rollouts":
         """Return the rows at these indices, in this order."""
-        kept = None if self.kept_logprobs is None else self.kept_logprobs[rows]
-        versions = None if self.versions is None else self.versions[rows]
-        batch, sampled = self.batch.select(rows), self.sampler_logprobs[rows]
-        return Rollouts(batch, self.lengths[rows], self.truncated[rows], sampled, kept, versions)
+        return self._with(self.batch.select(rows), lambda numbers: numbers[rows])
 
     def to(self, device: torch.device) -> "Rollouts":
         """Return the rollouts on another device."""
-        kept = None if self.kept_logprobs is None else self.kept_logprobs.to(device)
-        versions = None if self.versions is None else self.versions.to(device)
-        batch, sampled = self.batch.to(device), self.sampler_logprobs.to(device)
-        return Rollouts(batch, self.lengths.to(device), self.truncated.to(device), sampled, kept, versions)
+        return self._with(self.batch.to(device), lambda numbers: numbers.to(device))
+
+    def _with(self, batch: Batch, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        kept = None if self.kept_logprobs is None else change(self.kept_logprobs)
+        versions = None if self.versions is None else change(self.versions)
+        lengths, truncated, sampled = map(change, (self.lengths, self.truncated, self.sampler_logprobs))
+        return Rollouts(batch, lengths, truncated, sampled, kept, versions)
 
 
 def joined(parts: Sequence[Rollouts], rows: Sequence[int], *, pad_id: int) -> Rollouts:

@@ -1,11 +1,11 @@
 """The teacher-forced pass: log-probs and values of given responses, in micro-batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_by_length, rows_of
+from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_of
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
@@ -13,19 +13,18 @@ from heedful.parallel.sharding import Passes, passes
 from heedful.types import MicroBatch
 
 
-def micro_batches(batch: Batch, limit: MicroBatch, passes: Passes | None = None) -> Iterator[tuple[Tensor, Batch]]:
+def micro_batches(
+    batch: Batch, limit: MicroBatch, passes: Passes | None = None, *, at_least_one: bool = False
+) -> Iterator[tuple[Tensor, Batch]]:
     """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
 
-    If there are several parts, rows are sorted by length first (`rows_by_length`). Of several ranks each yields its own
-    rows, and maybe none; ``passes`` keeps them in step if their models are divided.
+    If there are several parts, rows are sorted by length first (`rows_of`). Of several ranks each yields its own rows, and
+    maybe none, or the first if there must be ``at_least_one``; ``passes`` keeps them in step if their models are divided.
     """
     lengths = batch.attention_mask.sum(dim=1).tolist()
-    if passes is None:
-        parts: Iterable[list[int]] = rows_by_length(lengths, limit)
-    else:
-        divided = ranks.parts(lengths, ranks.size())
-        parts = in_step([rows_of(own, lengths, limit) for own in divided], passes)
-    for part in parts:
+    none = [[0]] if at_least_one else []
+    divided = [rows_of(own, lengths, limit) or none for own in ranks.parts(lengths, ranks.size())]
+    for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
         rows = torch.tensor(part, device=batch.ids.device)
         yield rows, batch.select(rows)
 
@@ -60,7 +59,7 @@ def token_outputs(
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
         parts = []
-        for rows, here in _at_least_one(batch, limit, passes((policy, policy.zero))):
+        for rows, here in micro_batches(batch, limit, passes((policy, policy.zero)), at_least_one=True):
             b = here.to(policy.device)
             outputs = policy(
                 b.ids,
@@ -91,28 +90,10 @@ def token_values(
     """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
-        return [
-            (rows, value_model(part.ids, part.attention_mask, part.response_mask))
-            for rows, part in _at_least_one(batch, limit, passes((value_model, value_model.zero)))
-        ]
+        parts = micro_batches(batch, limit, passes((value_model, value_model.zero)), at_least_one=True)
+        return [(rows, value_model(part.ids, part.attention_mask, part.response_mask)) for rows, part in parts]
 
     return _in_place((room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)
-
-
-def _at_least_one(batch: Batch, limit: MicroBatch, passes: Passes | None) -> Iterator[tuple[Tensor, Batch]]:
-    """`micro_batches`; a rank that has no rows reads the first, so that it knows the shapes of what others give it."""
-    if ranks.size() == 1:
-        yield from micro_batches(batch, limit)
-        return
-    lengths = batch.attention_mask.sum(dim=1).tolist()
-    divided = [rows_of(own, lengths, limit) or [[0]] for own in ranks.parts(lengths, ranks.size())]
-    for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
-        rows = torch.tensor(part, device=batch.ids.device)
-        yield rows, batch.select(rows)
-
-
-def _own(batch: Batch) -> list[int]:
-    return ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist())
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
@@ -121,5 +102,7 @@ def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
     numbers = torch.cat([part for _, part in parts]).to(batch.ids.device)
     if ranks.size() == 1:
         return numbers[order.argsort()]
-    own = order.tolist() if _own(batch) else []
+    own = (
+        order.tolist() if ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist()) else []
+    )  # or it read the first
     return ranks.all_gather_rows(numbers[: len(own)], own, len(batch.ids))
