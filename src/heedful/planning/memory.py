@@ -426,7 +426,9 @@ class _Run:
         passes, before = [], 0.0
         for network in self.learning:
             passes.append(self._activations(network) | {"gradients": total if self.is_split else before})
-            passes[-1]["gradients"] += self._gradient_of_head(network)
+            if network.trained == "all" and network.has_logits:
+                # A first micro-batch's gradient of the head becomes the gradient; a later one's is beside it until added.
+                passes[-1]["gradients"] += network.head * network.shape.output
             before += network.gradients
         most = max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.learning, learning=True)
         if self.is_divided and most["gradients"]:
@@ -458,10 +460,6 @@ class _Run:
             "activations": activations + ends + max(0, temporary - logits),
             "logits": logits,
         }
-
-    def _gradient_of_head(self, network: _Network) -> float:
-        """Bytes. A first micro-batch's gradient of the head becomes the gradient; a later one's is beside it until added."""
-        return network.head * network.shape.output if network.trained == "all" and network.has_logits else 0
 
     def _unread(self, network: _Network) -> float:
         """Bytes of the last layer's MLP for tokens that nothing reads, which in float32 on a CPU is not computed. The output

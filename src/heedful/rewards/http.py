@@ -8,7 +8,7 @@ import functools
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -302,36 +302,31 @@ class HTTPReward(ServerReward):
     ) -> list[OneScore | Problem]:
         # The policy's ids mean nothing to the server, and the parts of a completion are in it.
         columns = {name: values for name, values in columns.items() if name not in RESERVED}
-        parts = [slice(at, at + self.micro_batch_size) for at in range(0, len(completions), self.micro_batch_size)]
-        requests = [
-            self._encoded(
-                {
-                    "prompts": prompts[rows],
-                    "completions": completions[rows],
-                    "truncated": truncated[rows],
-                    "columns": {name: values[rows] for name, values in columns.items()},
-                }
-            )
-            for rows in parts
-        ]
+        requests: list[tuple[bytes, int]] = []
+        for at in range(0, len(completions), self.micro_batch_size):
+            rows = slice(at, at + self.micro_batch_size)
+            content: dict[str, Any] = {
+                "prompts": prompts[rows],
+                "completions": completions[rows],
+                "truncated": truncated[rows],
+            }
+            content |= {"columns": {name: values[rows] for name, values in columns.items()}}
+            try:
+                body = json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                raise self.endpoint.error(
+                    f": the request cannot be written as JSON: {error}; leave out the column of the prompts that contains "
+                    "it, or make it text"
+                ) from error
+            requests.append((body, len(completions[rows])))
 
         async def ask() -> list[list[OneScore | Problem]]:
             async with self.endpoint.open() as server:
                 return await all_of(
-                    server.ask(body, functools.partial(self._scores, count=len(completions[rows])))
-                    for body, rows in zip(requests, parts, strict=True)
+                    server.ask(body, functools.partial(self._scores, count=count)) for body, count in requests
                 )
 
         return [score for scores in self.background.run(ask()) for score in scores]
-
-    def _encoded(self, request: Mapping[str, Any]) -> bytes:
-        try:
-            return json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise self.endpoint.error(
-                f": the request cannot be written as JSON: {error}; leave out the column of the prompts that contains it, or "
-                "make it text"
-            ) from error
 
     def _scores(self, status: int, answer: bytes, count: int) -> list[OneScore | Problem]:
         said = self.endpoint.shown(answer)
@@ -348,16 +343,12 @@ class HTTPReward(ServerReward):
             raise self.endpoint.error(f" answered without a list of scores: {said}; {FORM}")
         if len(scores) != count:
             raise self.endpoint.error(f" answered with {len(scores)} scores for {count} responses; {FORM}")
-        is_score = [
-            one is None or (isinstance(one, int | float) and not isinstance(one, bool) and is_finite(one))
-            for one in scores
-        ]
-        return [
-            score
-            if is_right
-            else Problem(
-                f"answered with the score {self.endpoint.hidden(repr(score))[:80]}; a score is a finite number, or null if "
-                "the reward does not apply"
-            )
-            for score, is_right in zip(scores, is_score, strict=True)
-        ]
+        return [self._score(one) for one in scores]
+
+    def _score(self, one: Any) -> OneScore | Problem:
+        if one is None or (isinstance(one, int | float) and not isinstance(one, bool) and is_finite(one)):
+            return one
+        return Problem(
+            f"answered with the score {self.endpoint.hidden(repr(one))[:80]}; a score is a finite number, or null if the "
+            "reward does not apply"
+        )

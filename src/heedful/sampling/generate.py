@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
-from heedful.data.batches import AdaptiveMicroBatch, Batch, collate, rows_by_length
+from heedful.data.batches import AdaptiveMicroBatch, collate, rows_by_length
 from heedful.faults import hit
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
@@ -102,18 +102,14 @@ def sample(
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     truncated = torch.tensor([response[-1] not in stops for response in responses], device=policy.device)
-    return _rollouts(batch, counts, truncated, logprobs, kept)
-
-
-def _rollouts(batch: Batch, lengths: Tensor, truncated: Tensor, logprobs: Tensor, kept: Tensor | None) -> Rollouts:
-    """Responses with numbers ``[rows, max_new_tokens]`` of their tokens, cut to the longest response and 0 outside."""
 
     def inside(numbers: Tensor) -> Tensor:
+        """Numbers of tokens, cut to the longest response and 0 outside of responses."""
         return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
 
     return Rollouts(
         batch=batch,
-        lengths=lengths,
+        lengths=counts,
         truncated=truncated,
         sampler_logprobs=inside(logprobs),
         kept_logprobs=None if kept is None else inside(kept),

@@ -118,7 +118,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what has no whole request at once, and the rest when it is answered or its time is over."""
         self.at_end()
-        self.limits.drop_unfinished()
+        for connection in list(self.limits.sending):  # whose request has begun; uvicorn closes those without one
+            connection.drop()
         asyncio.get_running_loop().call_later(self.end_seconds, self.limits.drop_all)
         await super().shutdown(sockets)
 
@@ -148,11 +149,6 @@ class Connections:
         if oldest is not None:
             oldest.drop()
         return oldest is not None
-
-    def drop_unfinished(self) -> None:
-        """Close every connection whose request has begun and is not whole; uvicorn closes those without one."""
-        for connection in list(self.sending):
-            connection.drop()
 
     def drop_all(self) -> None:
         """Close every connection."""

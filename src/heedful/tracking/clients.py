@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from heedful.redact import redact
 
@@ -59,7 +59,7 @@ class RunInfo:
     """What the tracker called this run when it was first opened there; None if it never was."""
 
 
-class Client:
+class Client(Protocol):
     """A run in a tracker. Making one opens the run there, or resumes it. Any call may raise, hang or be slow."""
 
     addresses: ClassVar[tuple[str, ...]]
@@ -75,8 +75,7 @@ class Client:
     later: str | None = None
     """The tracker's own command that sends what it has kept on this machine."""
 
-    def __init__(self, run: RunInfo) -> None:
-        raise NotImplementedError
+    def __init__(self, run: RunInfo) -> None: ...
 
     @classmethod
     def destination(cls, *, offline: bool) -> str:
@@ -87,15 +86,12 @@ class Client:
     @staticmethod
     def check(*, offline: bool) -> None:
         """Raise NotReadyError if runs cannot be sent: nobody is logged in, or a part is not installed."""
-        raise NotImplementedError
 
     def log(self, records: Sequence[MetricLine]) -> None:
         """Send metrics with their steps."""
-        raise NotImplementedError
 
     def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:
         """Send the summary and wait until everything has been sent. ``finished`` is False for a run that may be resumed."""
-        raise NotImplementedError
 
 
 class Wandb(Client):
@@ -133,9 +129,8 @@ class Wandb(Client):
         import wandb
 
         sends = not offline and os.environ.get("WANDB_MODE", "online") in ("online", "shared")
-        if sends and not wandb.login(
-            verify=False, prompt=False
-        ):  # verify would need a network that may come back later
+        # verify would need a network that may come back later
+        if sends and not wandb.login(verify=False, prompt=False):
             raise NotReadyError("nobody is logged in: run `wandb login`, or set WANDB_API_KEY")
 
     def log(self, records: Sequence[MetricLine]) -> None:

@@ -200,18 +200,13 @@ class Follower(threading.Thread):
         self._note_settled()
 
     def _open(self) -> Client:
-        progress = self.progress
+        progress, config = self.progress, config_of(self._run)
         self._folder.mkdir(exist_ok=True)
-        info = RunInfo(
-            self._folder,
-            self._identity,
-            progress.project,
-            progress.name,
-            self._offline,
-            config_of(self._run),
-            progress.known,
+        client = CLIENTS[self.tracker](
+            RunInfo(
+                self._folder, self._identity, progress.project, progress.name, self._offline, config, progress.known
+            )
         )
-        client = CLIENTS[self.tracker](info)
         self._records = Records(self._run / "metrics.jsonl", progress.sent)
         progress.known, self.later = client.known, client.later
         self._note(progress.sent)
@@ -229,10 +224,7 @@ class Follower(threading.Thread):
     def _fail(self, error: BaseException) -> None:
         """Count a failure, write it to tracking/NAME.log, and report it if it is the first of its kind."""
         self.failures += 1
-        kind, text = (
-            type(error).__name__,
-            redact(str(error)),
-        )  # a client's error may repeat an address with its password
+        kind, text = type(error).__name__, redact(str(error))  # which may repeat an address with its password
         log = self._path.with_suffix(".log")
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"{kind}: {text}", file=file)

@@ -194,8 +194,12 @@ class Servers:
 
         ``seen`` is their fingerprint; without a policy it is that of the last batch.
         """
-        if seen == self._seen and self._weights is not None and (self.folder or self._all_hold(self._weights)):
-            return self._weights
+        if seen == self._seen and self._weights is not None:
+            version = self._weights.version
+            if self.folder or all(
+                server.held is not None and server.held.version == version for server in self.servers
+            ):
+                return self._weights
         assert policy is not None
         self.number += 1
         version = f"{self.run}-{self.number}"
@@ -208,9 +212,6 @@ class Servers:
             folder = self.folder / f"v-{self.number:06d}"
             self._weights = Weights(version, write_weights(policy.lm, self.dtype, folder), folder)
         return self._weights
-
-    def _all_hold(self, weights: Weights) -> bool:
-        return all(server.held is not None and server.held.version == weights.version for server in self.servers)
 
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
         async with self._turn:  # in the order in which they began
