@@ -111,7 +111,7 @@ COMMANDS = {
     ),
     "serve-policy": Command(
         "configs.tools:ServePolicyConfig",
-        "commands:serve_policy",
+        "sampling.vllm.serve:serve_policy",
         "start a vLLM server that samples for a trainer",
     ),
     **{

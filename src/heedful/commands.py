@@ -25,7 +25,6 @@ from heedful.configs.tools import (
     ReportConfig,
     RunsConfig,
     SampleConfig,
-    ServePolicyConfig,
     TinyConfig,
 )
 from heedful.configs.tracking import TrackConfig
@@ -209,13 +208,6 @@ def report_curves(config: ReportConfig) -> None:
 
     draw_curves(config.runs, config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
-
-
-def serve_policy(config: ServePolicyConfig) -> None:
-    """Print the command of a vLLM server and become it."""
-    from heedful.sampling.vllm import serve
-
-    serve.serve_policy(config, _print)
 
 
 def _print(text: str) -> None:

@@ -386,7 +386,7 @@ def test_requests_whose_client_has_gone_are_not_scored(serving):
 
 def test_bodies_in_flight_are_bounded(serving):
     """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
-    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=1.2) as url:
+    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=2) as url:
         one = Address(url)
         holding = [one.connect(head(1_000_000) + b" " * 900_000) for _ in range(2)]
         time.sleep(0.3)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from heedful.configs.tools import ServePolicyConfig
+from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
+from heedful.redact import redact
 from heedful.sampling.vllm import SUPPORTED
 
 EXTENSION = Path(__file__).parent / "extension"
@@ -30,7 +32,11 @@ print(json.dumps(found))
 """
 
 
-def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = print) -> None:
+def _show(text: str) -> None:
+    Screen(soft_wrap=True).print(harmless(redact(text)), markup=False, highlight=False)
+
+
+def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _show) -> None:
     """Print the command and become it. Raises ConfigError if there is no vLLM that can be used."""
     words = command(config, find_vllm(config.interpreter))
     announce(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items()), shlex.join(words)]))
