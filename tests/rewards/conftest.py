@@ -9,9 +9,30 @@ import pytest
 import torch
 
 from heedful import Message, Prompt, ServeRewardConfig
+from heedful.data.chat import RewardInputs
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import Completion
+from heedful.rewards.models import ModelReward
 from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
+
+
+@pytest.fixture(scope="session")
+def folder(tiny, tmp_path_factory):
+    """The folder of a reward model."""
+    tokenizer = load_tokenizer(tiny("qwen3"))
+    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
+    folder = tmp_path_factory.mktemp("评分") / "run" / "final"
+    save_reward_model(model, tokenizer, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def reward(folder):
+    """That model as a reward function."""
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    return ModelReward(model.eval(), RewardInputs(tokenizer))
 
 
 @pytest.fixture

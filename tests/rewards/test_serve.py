@@ -11,7 +11,7 @@ from heedful import Message, PPOConfig, Prompt, Reward, RewardError, train_ppo
 from heedful.cli import main
 from heedful.data.chat import RewardInputs
 from heedful.errors import MachineError
-from heedful.models import load_reward_model, load_tokenizer, save_reward_model
+from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards import Completion, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
@@ -26,22 +26,6 @@ COMPLETIONS = [
     Completion(Prompt((Message("system", "简短"), Message("user", "你好")), "d:3"), "您好！"),
     Completion(Prompt("", "d:4"), ""),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tiny, tmp_path_factory):
-    tokenizer = load_tokenizer(tiny("qwen3"))
-    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
-    folder = tmp_path_factory.mktemp("评分") / "模型"
-    save_reward_model(model, tokenizer, folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def reward(folder):
-    tokenizer = load_tokenizer(folder)
-    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
-    return ModelReward(model.eval(), RewardInputs(tokenizer))
 
 
 @pytest.fixture(scope="module")

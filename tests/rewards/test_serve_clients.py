@@ -16,13 +16,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import torch
 
 from heedful.cli import main
-from heedful.data.chat import RewardInputs
-from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards.http import HTTPReward
-from heedful.rewards.models import ModelReward
 from heedful.rewards.serve import public_name
 
 HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"
@@ -41,22 +37,6 @@ def request(count, words=60):
     """A whole request for the scores of ``count`` responses."""
     body = json.dumps({"prompts": ["a"] * count, "completions": ["b" * words] * count}).encode()
     return head(len(body)) + body
-
-
-@pytest.fixture(scope="module")
-def folder(tiny, tmp_path_factory):
-    tokenizer = load_tokenizer(tiny("qwen3"))
-    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
-    folder = tmp_path_factory.mktemp("评分") / "run" / "final"
-    save_reward_model(model, tokenizer, folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def reward(folder):
-    tokenizer = load_tokenizer(folder)
-    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
-    return ModelReward(model.eval(), RewardInputs(tokenizer))
 
 
 class Server:
