@@ -60,11 +60,7 @@ def test_the_request_is_the_documented_one(answering, completions, chat):
             ],
             "completions": ["等于2。", "红色", "你好", [{"role": "assistant", "content": "您好！"}]],
             "truncated": [False, False, True, False],
-            "columns": {
-                "expected": ["2。", "红色", "你好", None],
-                "难度": [1, 2, 3, None],
-                "weights": [1, 2, 3, None],
-            },
+            "columns": {"expected": ["2。", "红色", "你好", None], "难度": [1, 2, 3, None], "weights": [1, 2, 3, None]},
         }
     ]
     (path, headers, body), *_ = server.requests
@@ -118,11 +114,7 @@ def test_a_column_may_have_any_name(answering):
     assert server.bodies()[0]["columns"] == {"self": ["甲"], "url": [2]}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [(429, b"slow down"), (500, b""), None],
-    ids=lambda bad: str(bad and bad[0]),
-)
+@pytest.mark.parametrize("bad", [(429, b"slow down"), (500, b""), None], ids=lambda bad: str(bad and bad[0]))
 def test_what_may_pass_is_tried_again(answering, completions, bad):
     server = answering(lambda count: bad if count <= 2 else scores_of(1, 2, 3))
     assert asked(server.url, completions) == [1.0, 2.0, 3.0]
@@ -276,10 +268,7 @@ def test_settings_without_what_they_are_about_are_refused(tiny, tmp_path, change
 def test_a_token_that_cannot_be_sent(tiny, tmp_path, monkeypatch, value):
     monkeypatch.setenv("HEEDFUL_REWARD_TOKEN", value)
     config = PPOConfig(
-        model=tiny("gpt2"),
-        data="none.jsonl",
-        output=tmp_path / "run",
-        rewards=("http://127.0.0.1:1/score",),
+        model=tiny("gpt2"), data="none.jsonl", output=tmp_path / "run", rewards=("http://127.0.0.1:1/score",)
     )
     with pytest.raises(ConfigError, match="HEEDFUL_REWARD_TOKEN holds something else than visible ASCII") as error:
         train_ppo(config)

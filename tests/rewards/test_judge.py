@@ -346,12 +346,7 @@ def test_rubrics_that_cannot_be_used(tmp_path, content, said):
         check_reward_options(["judge:http://127.0.0.1:1/v1#m"], RewardOptions(judge_rubric=path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"judge_max_tokens": 0}, "--judge-max-tokens must be greater than 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [({"judge_max_tokens": 0}, "--judge-max-tokens must be greater than 0")])
 def test_settings_that_contradict_each_other(changes, said):
     with pytest.raises(ConfigError, match=said):
         RewardOptions(**changes)

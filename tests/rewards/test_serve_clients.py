@@ -422,12 +422,7 @@ def test_at_every_address_any_address_in_digits_will_do(serving):
 def test_a_token(serving):
     """/health asks for none, and tells nothing that is worth one."""
     with serving(ones, max_characters=1000, token="s3cret") as url:
-        for given in (
-            {},
-            {"authorization": "Bearer wrong!"},
-            {"authorization": "s3cret"},
-            {"authorization": "Bearer"},
-        ):
+        for given in ({}, {"authorization": "Bearer wrong!"}, {"authorization": "s3cret"}, {"authorization": "Bearer"}):
             refused = ask(url, **given)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert "Authorization: Bearer TOKEN" in refused.json()["error"]

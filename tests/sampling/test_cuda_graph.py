@@ -30,11 +30,7 @@ def prefill(lm, prompts):
     cache = DynamicCache(config=lm.config)
     with torch.no_grad():
         output = lm(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions(mask),
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=ids, attention_mask=mask, position_ids=positions(mask), past_key_values=cache, use_cache=True
         )
     return cache, mask, output.logits[:, -1].argmax(-1)
 

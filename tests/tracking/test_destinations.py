@@ -99,10 +99,7 @@ def test_the_command_without_flags_goes_where_the_settings_say(plant, tmp_path):
     assert [init[1:3] for init in notes("init")] == [["exp7", "项目"], ["other", "heedful"]]
 
 
-@pytest.mark.parametrize(
-    ("first", "words"),
-    [({"track_offline": True}, []), ({}, ["--project", "other"])],
-)
+@pytest.mark.parametrize(("first", "words"), [({"track_offline": True}, []), ({}, ["--project", "other"])])
 def test_another_place_gets_the_whole_run(first, words, plant, tmp_path):
     notes = plant()
     run = make_run(tmp_path / "run")

@@ -83,13 +83,7 @@ class Plan:
 
 
 def plan_of(
-    config: Trainer,
-    shape_of: ShapeOf,
-    lengths: Lengths,
-    *,
-    device: Literal["cpu", "cuda"],
-    half: bool,
-    ranks: int = 1,
+    config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, device: Literal["cpu", "cuda"], half: bool, ranks: int = 1
 ) -> Plan:
     """The bytes that each part of a run needs on each of its ranks, phase by phase.
 

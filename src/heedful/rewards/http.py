@@ -106,9 +106,7 @@ class Endpoint:
     async def open(self) -> AsyncIterator["Requests"]:
         """Connections for the requests of one batch."""
         limits = httpx2.Limits(
-            max_connections=self.concurrency,
-            max_keepalive_connections=self.concurrency,
-            keepalive_expiry=LONGEST_IDLE,
+            max_connections=self.concurrency, max_keepalive_connections=self.concurrency, keepalive_expiry=LONGEST_IDLE
         )
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.token:
@@ -216,10 +214,7 @@ class Requests:
         """Status, body and Retry-After of one answer. The timeout covers all of it, however slowly it trickles in."""
         to, answer = self.endpoint, bytearray()
         try:
-            async with (
-                asyncio.timeout(to.timeout),
-                self.client.stream("POST", to.url, content=body) as response,
-            ):
+            async with asyncio.timeout(to.timeout), self.client.stream("POST", to.url, content=body) as response:
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise to.error(" answered with a compressed body, which was not asked for; it must be plain JSON")
                 async for piece in response.aiter_raw():
@@ -293,12 +288,7 @@ class HTTPReward(ServerReward):
         )
 
     def __call__(
-        self,
-        /,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        truncated: Sequence[bool],
-        **columns: Sequence[Any],
+        self, /, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **columns: Sequence[Any]
     ) -> list[OneScore | Problem]:
         # The policy's ids mean nothing to the server, and the parts of a completion are in it.
         columns = {name: values for name, values in columns.items() if name not in RESERVED}

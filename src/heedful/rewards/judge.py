@@ -19,16 +19,7 @@ from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT
 from heedful.rewards.http import Endpoint, NoAnswerError, Requests, ServerReward, check_url
-from heedful.rewards.judge_questions import (
-    Case,
-    Mode,
-    Pairwise,
-    Question,
-    RankingMode,
-    Score,
-    case_of,
-    read_rubric,
-)
+from heedful.rewards.judge_questions import Case, Mode, Pairwise, Question, RankingMode, Score, case_of, read_rubric
 from heedful.rewards.results import Measured, OneScore, Problem, Share
 
 FORM = "judge:http://HOST:PORT/v1#MODEL"
@@ -241,12 +232,7 @@ class JudgeReward(Measured, ServerReward):
         self.columns, self.cache = tuple(columns), cache
 
     def __call__(
-        self,
-        /,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        truncated: Sequence[bool],
-        **columns: Sequence[Any],
+        self, /, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **columns: Sequence[Any]
     ) -> list[OneScore | Problem]:
         self.measured = {}
         for name in self.columns:

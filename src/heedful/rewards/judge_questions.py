@@ -258,9 +258,7 @@ class RankingMode:
             f"Then rank the {len(shown)} responses from best to worst. The last line of your answer must name each of their "
             "numbers once, with > for better than and = for as good as, and nothing else, in this form:\nRanking: 2 > 3 = 1"
         )
-        return [
-            Question(messages(self.rubric, task, list(shown.values())), partial(read_ranking, count=len(shown))),
-        ]
+        return [Question(messages(self.rubric, task, list(shown.values())), partial(read_ranking, count=len(shown)))]
 
     def scores(self, cases: Sequence[Case], verdicts: Sequence[Any]) -> list[OneScore | Problem]:
         if not verdicts:

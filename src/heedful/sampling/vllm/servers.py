@@ -253,13 +253,7 @@ class Servers:
 
 
 def connect(
-    config: RolloutConfig,
-    policy: Policy,
-    *,
-    stop_ids: Sequence[int],
-    pad_id: int,
-    longest: int,
-    is_known: bool = False,
+    config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int, is_known: bool = False
 ) -> Servers:
     """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError.
 

@@ -94,11 +94,7 @@ class HeedfulWorker:
         if not hasattr(self, "_heedful_instance"):
             self._heedful_instance, self._heedful_loads = uuid.uuid4().hex, 0
             self._heedful_version: str | None = None
-        return {
-            "instance": self._heedful_instance,
-            "version": self._heedful_version,
-            "loads": self._heedful_loads,
-        }
+        return {"instance": self._heedful_instance, "version": self._heedful_version, "loads": self._heedful_loads}
 
     def heedful_load(self, path: str, version: str) -> dict[str, Any]:
         """Load the safetensors files of a folder in the place of the weights. Returns `heedful_state` and their checksum."""
