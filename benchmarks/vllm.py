@@ -22,7 +22,7 @@ from pathlib import Path
 from heedful import train_grpo, train_ppo
 from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.tools import ServePolicyConfig
-from heedful.sampling.vllm.serve import find_vllm, launch_of
+from heedful.sampling.vllm.command import ENVIRONMENT, find_vllm, launch_words
 
 SUBJECTS = ["a little girl", "a big dog", "the old king", "a small frog", "two friends", "a wise owl", "the moon"]
 SUBJECTS += ["a red boat", "a shy cat", "the baker", "三只小猪", "a tall tree", "a mouse", "the north wind"]
@@ -40,14 +40,14 @@ class VLLM:
 
     def __init__(self, config, log):
         package, self.version = find_vllm(config.interpreter)
-        self.launch, self.log, self.url = launch_of(config, package), log, f"http://{config.host}:{config.port}"
+        self.words, self.log, self.url = launch_words(config, package), log, f"http://{config.host}:{config.port}"
         self.process = None
 
     def start(self, *, wait=True):
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.launch.words,
-                env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | self.launch.environment,
+                self.words,
+                env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | ENVIRONMENT,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

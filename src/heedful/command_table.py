@@ -111,7 +111,7 @@ COMMANDS = {
     ),
     "serve-policy": Command(
         "configs.tools:ServePolicyConfig",
-        "sampling.vllm.serve:serve_policy",
+        "sampling.vllm.command:serve_policy",
         "start a vLLM server that samples for a trainer",
     ),
     **{

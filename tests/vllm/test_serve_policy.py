@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from heedful.cli import main
-from heedful.sampling.vllm.serve import EXTENSION
+from heedful.sampling.vllm.command import EXTENSION
 
 
 @pytest.fixture

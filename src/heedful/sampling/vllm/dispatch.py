@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from heedful.background import all_of
 from heedful.errors import SamplerError
 from heedful.retries import pause
-from heedful.sampling.vllm.server import BusyError, Drawn, GoneError, Request, VLLMServer
+from heedful.sampling.vllm.client import BusyError, Drawn, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.weights import Weights
 
 

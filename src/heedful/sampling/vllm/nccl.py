@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from torch import Tensor, nn
 
 from heedful.errors import SamplerError
+from heedful.sampling.vllm.client import GoneError, VLLMServer
 from heedful.sampling.vllm.extension.heedful_vllm import checksum
-from heedful.sampling.vllm.server import GoneError, VLLMServer
 from heedful.sampling.vllm.weights import Weights
 
 Do = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -26,9 +26,9 @@ from heedful.parallel import ranks
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.retries import Backoff
 from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.vllm.client import START, Drawn, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.dispatch import Dispatch
 from heedful.sampling.vllm.nccl import Senders
-from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
 
 TOKEN = "HEEDFUL_SAMPLER_TOKEN"

@@ -38,15 +38,16 @@ def _show(text: str) -> None:
 
 def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _show) -> None:
     """Print the command and become it. Raises ConfigError if there is no vLLM that can be used."""
-    words = command(config, find_vllm(config.interpreter))
+    package, _ = find_vllm(config.interpreter)
+    words = launch_words(config, package)
     announce(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items()), shlex.join(words)]))
     if not config.dry_run:
         announce(f"train with  --sampler vllm:http://{config.host}:{config.port}  once it is up, in a minute or more")
         os.execvpe(words[0], words, os.environ | ENVIRONMENT)
 
 
-def find_vllm(python: str) -> str:
-    """The package in which an environment has a vLLM that is known. Raises ConfigError."""
+def find_vllm(python: str) -> tuple[str, str]:
+    """The package and version of the vLLM in an environment. Raises ConfigError if there is none that is known."""
     how = "install vLLM in an environment of its own, and name its Python (--python, or HEEDFUL_VLLM_PYTHON); docs/vllm.md"
     try:
         done = subprocess.run(
@@ -62,10 +63,10 @@ def find_vllm(python: str) -> str:
         raise ConfigError(
             f"{python} has {package} {version}; heedful knows {' and '.join(SUPPORTED)}: install one of these"
         )
-    return package
+    return package, version
 
 
-def command(config: ServePolicyConfig, package: str) -> list[str]:
+def launch_words(config: ServePolicyConfig, package: str) -> list[str]:
     """The words that start vLLM as it is packed."""
     python, model = config.interpreter, Path(config.model).expanduser()
     name = str(model.resolve()) if model.is_dir() else config.model
