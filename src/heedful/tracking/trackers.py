@@ -142,23 +142,21 @@ class Follower(threading.Thread):
 
     def __init__(self, tracker: Tracker, config: TrackingOptions, run: Path, identity: str) -> None:
         super().__init__(name=THREAD + tracker, daemon=True)
-        self.tracker, self.failures = tracker, 0
-        self.later: str | None = None
+        self.tracker, self._offline, self._run, self._identity = tracker, config.track_offline, run, identity
         self.calling_since: float | None = None
         self.ended, self.finished, self.abandoned = threading.Event(), False, False
-        self._run, self._offline, self._identity = run, config.track_offline, identity
-        self._folder = run / "tracking"
-        self._path = self._folder / f"{tracker}.json"
-        address = CLIENTS[tracker].destination(offline=config.track_offline)
-        every = read_progress(self._path, self._identity)
-        same = [one for one in every if (one.address, one.project) == (address, config.track_project)]
-        self._elsewhere = [one for one in every if one not in same]
-        self.progress = same[-1] if same else Progress(address, config.track_project, "")
+        self._path = run / "tracking" / f"{tracker}.json"
+        place = CLIENTS[tracker].destination(offline=self._offline), config.track_project
+        every = read_progress(self._path, identity)
+        here = [one for one in every if (one.address, one.project) == place]
+        self._elsewhere = [one for one in every if one not in here]
+        self.progress = here[-1] if here else Progress(*place, "")
         self.progress.name, self.progress.complete = config.track_name or run.resolve().name, False
         self._settled, self._noted, self._writing = self.progress.sent, time.monotonic(), threading.Lock()
         self._client: Client | None = None
+        self._later: str | None = None
         self._unsent: list[MetricLine] = []
-        self._reported: set[str] = set()
+        self._failures, self._reported = 0, set[str]()
 
     def run(self) -> None:
         """Send what is new until the run has ended. What fails is tried again later, and once more at the end."""
@@ -187,6 +185,25 @@ class Follower(threading.Thread):
             self._reported |= {kind} if kind else set()
             say(f"{self.tracker}: {harmless(redact(text))}")
 
+    def lacks(self, waited: float) -> str:
+        """What the tracker does not have, and how to send it."""
+        progress = self.progress
+        words = ["heedful", "track", str(self._run), self.tracker]
+        words += ["--project", progress.project, "--name", progress.name, *["--offline"] * self._offline]
+        again = shlex.join(words)
+        try:
+            places = [record.place for record in Records(self._run / "metrics.jsonl", START).read()]
+        except OSError as error:
+            what = f"what it lacks is not known, as the run's files cannot be read ({error})"
+            return f"{self.tracker}: {what}. Send it: {again}"
+        sent = sum(place <= progress.sent for place in places)
+        what = f"it has {sent} of {len(places)} records"
+        if sent == len(places):
+            what, again = "its last records may not have been sent", self._later or again
+        failures = f"{self._failures} failed {'try' if self._failures == 1 else 'tries'}"
+        failed = f", after {failures}" if self._failures else f" after {waited:.0f} s"
+        return f"{self.tracker}: {what}{failed}; the run's own files have all. Send the rest: {again}"
+
     def _send(self) -> None:
         """Open the tracker if it is not open, and send all new lines."""
         self.calling_since = time.monotonic()
@@ -201,14 +218,20 @@ class Follower(threading.Thread):
 
     def _open(self) -> Client:
         progress, config = self.progress, config_of(self._run)
-        self._folder.mkdir(exist_ok=True)
+        self._path.parent.mkdir(exist_ok=True)
         client = CLIENTS[self.tracker](
             RunInfo(
-                self._folder, self._identity, progress.project, progress.name, self._offline, config, progress.known
+                self._path.parent,
+                self._identity,
+                progress.project,
+                progress.name,
+                self._offline,
+                config,
+                progress.known,
             )
         )
         self._records = Records(self._run / "metrics.jsonl", progress.sent)
-        progress.known, self.later = client.known, client.later
+        progress.known, self._later = client.known, client.later
         self._note(progress.sent)
         self.report(client.where)
         return client
@@ -223,7 +246,7 @@ class Follower(threading.Thread):
 
     def _fail(self, error: BaseException) -> None:
         """Count a failure, write it to tracking/NAME.log, and report it if it is the first of its kind."""
-        self.failures += 1
+        self._failures += 1
         kind, text = type(error).__name__, redact(str(error))  # which may repeat an address with its password
         log = self._path.with_suffix(".log")
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -293,25 +316,7 @@ class Trackers:
         finally:
             for follower in self._followers:
                 follower.abandon()
-        return [self._lacks(follower, wait) for follower in self._followers if not follower.progress.complete]
-
-    def _lacks(self, follower: Follower, wait: float) -> str:
-        progress = follower.progress
-        words = ["heedful", "track", str(self._run), follower.tracker]
-        words += ["--project", progress.project, "--name", progress.name]
-        again = shlex.join([*words, *(["--offline"] if self._config.track_offline else [])])
-        try:
-            places = [record.place for record in Records(self._run / "metrics.jsonl", START).read()]
-        except OSError as error:
-            what = f"what it lacks is not known, as the run's files cannot be read ({error})"
-            return f"{follower.tracker}: {what}. Send it: {again}"
-        sent = sum(place <= progress.sent for place in places)
-        what = f"it has {sent} of {len(places)} records"
-        if sent == len(places):
-            what, again = "its last records may not have been sent", follower.later or again
-        failures = f"{follower.failures} failed {'try' if follower.failures == 1 else 'tries'}"
-        failed = f", after {failures}" if follower.failures else f" after {wait:.0f} s"
-        return f"{follower.tracker}: {what}{failed}; the run's own files have all. Send the rest: {again}"
+        return [follower.lacks(wait) for follower in self._followers if not follower.progress.complete]
 
 
 def send_run(config: TrackConfig) -> None:
