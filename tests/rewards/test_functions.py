@@ -302,11 +302,12 @@ def test_the_users_script_is_not_run_again(faults, tmp_path):
     ids=["hangs", "leaves", "lacks it"],
 )
 def test_a_file_that_cannot_be_loaded(tmp_path, monkeypatch, text, error, said):
-    monkeypatch.setattr("heedful.rewards.functions.LONGEST_START", 1.0)
+    timeout = 0.5 if said == "did not end within" else 60.0
+    monkeypatch.setattr("heedful.rewards.functions.LONGEST_START", timeout)
     path = tmp_path / "奖励.py"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(error, match=said) as refused:
-        FunctionProcess(f"python:{path}:f", RewardOptions(reward_timeout=1.0, reward_memory_gb=0.25))
+        FunctionProcess(f"python:{path}:f", RewardOptions(reward_timeout=timeout, reward_memory_gb=0.25))
     assert str(path) in str(refused.value)
 
 
