@@ -80,7 +80,7 @@ MAY_IMPORT = {
 }
 NO_LEAVES = LEAVES - {"configs", "hub"} | {"core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
-ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.engine", "online.online_dpo"}
+ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.ppo", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""
 TRAINERS = {
     "train_sft",

@@ -41,9 +41,9 @@ from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
 from .train.dpo import train_dpo as train_dpo
 from .train.kto import train_kto as train_kto
-from .train.online.engine import train_grpo as train_grpo
-from .train.online.engine import train_ppo as train_ppo
 from .train.online.online_dpo import train_online_dpo as train_online_dpo
+from .train.online.ppo import train_grpo as train_grpo
+from .train.online.ppo import train_ppo as train_ppo
 from .train.reward import train_reward as train_reward
 from .train.sft import train_sft as train_sft
 from .types import Demonstration as Demonstration

@@ -347,6 +347,18 @@ MUTANTS = [
         ),
         ("k2 without its half", "0.5 * d.square()", "d.square()", "::test_golden_kl_estimate"),
         (
+            "KL of a response counts padding",
+            "torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)",
+            "kl_estimate(logprobs, ref_logprobs, kind=kind).sum(dim=1)",
+            "::test_golden_response_kl",
+        ),
+        (
+            "KL of a response is a mean",
+            "kind=kind), 0.0).sum(dim=1)",
+            "kind=kind), 0.0).mean(dim=1)",
+            "::test_golden_response_kl",
+        ),
+        (
             "k3 with the sign of d flipped",
             "torch.expm1(-d) + d",
             "torch.expm1(d) - d",

@@ -25,8 +25,8 @@ from heedful.cli import main
 from heedful.errors import Terminated
 from heedful.models import load_policy
 from heedful.train import dpo, kto, reward, sft
-from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
+from heedful.train.online import ppo, update
 
 BEFORE_STEPS = 1
 """Calls of a reward before the first step, if nothing is held out: the trial."""
@@ -238,7 +238,7 @@ def test_samples_that_fail_after_the_last_step(never, length, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine, "sample_rows", fails)
+    monkeypatch.setattr(ppo, "sample_rows", fails)
     with pytest.raises(OSError, match="No space left"):
         train_ppo(settings, rewards=[length])
     weights(settings.output / "final")

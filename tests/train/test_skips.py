@@ -32,11 +32,10 @@ from heedful.models.save import check_finite
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import online_dpo
-from heedful.train.online.experience import collect
-from heedful.train.online.minibatch import MOST_APPROX_KL, broken_numbers
-from heedful.train.online.respond import respond
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
+from heedful.train.online.update import MOST_APPROX_KL, broken_numbers
 
 NORM = torch.nn.utils.get_total_norm
 
@@ -261,8 +260,8 @@ def updates(learner):
     """Does one step of whatever algorithm."""
     prompts = next(learner.prompts)
     if isinstance(learner.config, OnlineDPOConfig):
-        return online_dpo.learn(learner, respond(learner, prompts))
-    return learn(learner, collect(learner, prompts))
+        return online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
+    return learn(learner, make_experience(learner, rollout(learner, prompts))).metrics
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -326,7 +325,7 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
         experience = experience_of(learner)
         experience.old_logprobs.sub_(distance)
         before = [p.detach().clone() for p in learner.policy.parameters()]
-        metrics = learn(learner, experience)
+        metrics = learn(learner, experience).metrics
         stood_still = all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
         assert stood_still == is_left_out
         assert ("optimizer/skipped_steps" in metrics) == is_left_out

@@ -9,10 +9,9 @@ import torch
 from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import online_dpo
-from heedful.train.online.experience import collect
-from heedful.train.online.respond import respond
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
 from heedful.train.state import load_trained_weights, trained_weights
 
 BEFORE, AFTER = 2, 2
@@ -102,8 +101,18 @@ def begin(config, tiny, demonstrations, length, write, tmp_path):
         online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": BEFORE + AFTER + 1, "max_new_tokens": 6}
         learner = start(config(config_class, **(online | ptx | changes)), [length]).learner
         if config_class is OnlineDPOConfig:
-            return learner, lambda: online_dpo.learn(learner, respond(learner, next(learner.prompts)))
-        return learner, lambda: learn(learner, collect(learner, next(learner.prompts)))
+            return (
+                learner,
+                lambda: (
+                    online_dpo.learn(
+                        learner, online_dpo.make_experience(learner, rollout(learner, next(learner.prompts)))
+                    ).metrics
+                ),
+            )
+        return (
+            learner,
+            lambda: learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics,
+        )
 
     return make
 

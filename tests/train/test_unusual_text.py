@@ -23,10 +23,9 @@ from heedful.data.chat import Renderer
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.models.shape import context_length
 from heedful.train.online import online_dpo
-from heedful.train.online.experience import collect
-from heedful.train.online.respond import respond
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
 
 KINDS = {"ppo": PPOConfig, "a2c": A2CConfig, "grpo": GRPOConfig, "online-dpo": OnlineDPOConfig}
 
@@ -44,11 +43,11 @@ def steps(settings, rewards):
     for _ in range(settings.steps):
         prompts = next(learner.prompts)
         if isinstance(settings, OnlineDPOConfig):
-            scored = respond(learner, prompts)
-            found.append(online_dpo.learn(learner, scored))
+            scored = rollout(learner, prompts)
+            found.append(online_dpo.learn(learner, online_dpo.make_experience(learner, scored)).metrics)
         else:
-            scored = collect(learner, prompts)
-            found.append(learn(learner, scored))
+            scored = make_experience(learner, rollout(learner, prompts))
+            found.append(learn(learner, scored).metrics)
         texts = texts or [completion.response for completion in scored.completions]
     return found, texts
 
@@ -225,9 +224,9 @@ def test_the_first_ratio_is_1_and_the_first_kl_0_however_it_was_sampled(config, 
         **LAWS[law],
     )
     learner, about = start(settings, [length])[1::2]
-    experience = collect(learner, next(learner.prompts))
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
     old = experience.old_logprobs
-    metrics = learn(learner, experience)
+    metrics = learn(learner, experience).metrics
     assert metrics["policy/approx_kl"] < 1e-10
     assert metrics["policy/clip_frac"] == 0
     assert metrics["reference/kl"] == pytest.approx(0, abs=1e-4)

@@ -11,17 +11,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
-from heedful.data.batches import AdaptiveMicroBatch
+from heedful.data.batches import AdaptiveMicroBatch, Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import BatchOrder
 from heedful.errors import CheckpointError
-from heedful.models.policy import Policy
+from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.save import save_policy, save_value_model
 from heedful.models.value_model import ValueModel
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
 from heedful.sampling.sampler import Sampler
+from heedful.sampling.teacher_forced import token_outputs, token_values
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.health import Health
@@ -113,6 +114,27 @@ class Learner(Generic[C_co]):
     def trained(self) -> list[nn.Module]:
         """The networks that learn."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def read(
+        self, model: Policy | None, batch: Batch, *, with_entropy: bool = False, with_states: bool = False
+    ) -> TokenOutputs:
+        """A teacher-forced pass of the policy or the reference over responses, without gradients (`token_outputs`)."""
+        assert model is not None
+        return token_outputs(
+            model,
+            batch,
+            temperature=self.config.temperature,
+            micro_batch=self.config.scoring_micro_batch,
+            room=self.sampler.room,
+            with_entropy=with_entropy,
+            with_states=with_states,
+        )
+
+    def read_critic(self, batch: Batch) -> torch.Tensor:
+        """Values ``[batch, time]`` of a critic with its own network, without gradients."""
+        assert self.critic is not None
+        micro_batch = self.config.scoring_micro_batch
+        return token_values(self.critic, batch, micro_batch=micro_batch, room=self.sampler.room)
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Raise TrainingError if the run is to end after a step with these metrics."""
