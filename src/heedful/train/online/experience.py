@@ -1,4 +1,4 @@
-"""`Experience`: all that an update learns from, as tensors."""
+"""`Experience`: all that an update learns from, as tensors; `Counts`: what its losses are divided by."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,9 +7,12 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful import core
+from heedful.configs.online import OnlineConfig
 from heedful.data.batches import Batch
 from heedful.parallel.sharding import Passes
 from heedful.sampling.teacher_forced import micro_batches
+from heedful.train.online.advantages import action_mask
 from heedful.types import Completion, MicroBatch
 
 
@@ -81,3 +84,32 @@ class Experience:
         """Parts of at most ``limit``; of several ranks each has its own (`heedful.sampling.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the sums of a minibatch are divided by, so that micro-batches add up."""
+
+    config: OnlineConfig
+    tokens: Tensor
+    responses: int
+    actions: Tensor
+
+    @classmethod
+    def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":
+        """The counts of a whole minibatch."""
+        mask = minibatch.mask
+        return cls(config, mask.sum(), len(minibatch.rows), action_mask(mask, config).sum())
+
+    def mean(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The minibatch's mean of numbers per response, or of numbers per token averaged as ``aggregate`` says."""
+        if x.dim() == 1:
+            return core.masked_mean(x, mask, count=self.responses)
+        return core.aggregate(
+            x,
+            mask,
+            self.config.aggregate,
+            num_tokens=self.tokens,
+            num_sequences=self.responses,
+            max_new_tokens=self.config.max_new_tokens,
+        )

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.online import RolloutConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.models.policy import TokenOutputs
+from heedful.train.online.advantages import Rewards, group_size
 from heedful.train.online.rollout import ScoredBatch
 
 SHOWN = {
@@ -143,6 +144,18 @@ def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float
     if clip is not None:
         clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
         metrics["reward/clip_frac"] = clipped / len(given.totals)
+    return metrics
+
+
+def experience_metrics(
+    rewards: Rewards, returns: Tensor | None, actions: Tensor, config: OnlineConfig
+) -> dict[str, float]:
+    """What the critic knew of the returns, if there is one, and the share of groups that tie, if responses are compared."""
+    metrics: dict[str, float] = {}
+    if rewards.values is not None and returns is not None:
+        metrics |= critic_metrics(rewards.values, returns, actions)
+    if config.estimator.compares:
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     return metrics
 
 

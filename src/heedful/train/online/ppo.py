@@ -15,12 +15,12 @@ other ranks) is in `heedful.train.online.update`.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
@@ -28,25 +28,23 @@ from heedful.core.policy_losses import Metrics
 from heedful.core.surrogates import SURROGATES
 from heedful.kernels.packing import scatter
 from heedful.models.policy import TokenOutputs
-from heedful.models.value_model import ValueHead
 from heedful.parallel.rank_failures import naming_lost_ranks
-from heedful.parallel.sharding import Passes, passes
+from heedful.parallel.sharding import passes
 from heedful.rewards import Reward, RewardFunction
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import StepResult
-from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size, weigh
+from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, weigh
 from heedful.train.online.evaluation import evaluate, sample_rows
-from heedful.train.online.experience import Experience
+from heedful.train.online.experience import Counts, Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import (
     SHOWN,
-    critic_metrics,
+    experience_metrics,
     note_of,
     pass_metrics,
     ratio_metrics,
     rollout_metrics,
     score_metrics,
-    tied_frac,
     with_effective_frac,
 )
 from heedful.train.online.rollout import ScoredBatch, rollout
@@ -121,9 +119,8 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         kl = core.response_kl(old.logprobs, ref_logprobs, mask)
     values = learner.read_critic(batch) if learner.critic is not None else None if old is None else old.values
 
-    logprobs = (
-        torch.zeros_like(sampler_logprobs) if old is None else old.logprobs
-    )  # zeros: the rewards have no KL penalty
+    # without a pass of both there is no KL in the rewards
+    logprobs = torch.zeros_like(sampler_logprobs) if old is None else old.logprobs
     references = logprobs if kl is None or ref_logprobs is None else ref_logprobs
     kl_coef = learner.kl.coef if cfg.kl_in == "reward" else 0.0
     placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)
@@ -138,12 +135,10 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         advantages = core.whiten(advantages, actions)
     advantages, weight_metrics = weigh(advantages, None if old is None else old.logprobs, scored.rollouts, cfg)
 
-    shaped = scored.shaped if cfg.estimator.per_token else rewards.per_response
-    metrics = rollout_metrics(scored, old, kl, shaped=shaped) | score_metrics(scored, cfg) | weight_metrics
-    if values is not None and returns is not None:
-        metrics |= critic_metrics(values, returns, actions)
-    if cfg.estimator.compares:
-        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, cfg))
+    metrics = rollout_metrics(
+        scored, old, kl, shaped=scored.shaped if cfg.estimator.per_token else rewards.per_response
+    )
+    metrics |= score_metrics(scored, cfg) | weight_metrics | experience_metrics(rewards, returns, actions, cfg)
     if cfg.mask_truncated:
         metrics["rollout/masked_frac"] = float(scored.rollouts.truncated.float().mean())
     metrics["time/score"] = scored.seconds + time.perf_counter() - started - metrics["time/rollout"]
@@ -235,7 +230,7 @@ def backward_minibatch(
     does not change the gradient.
     """
     counts = Counts.of(minibatch, learner.config)
-    for part in minibatch.micro_batches(limit, through(learner, is_warming_up=is_warming_up)):
+    for part in minibatch.micro_batches(limit, learner.passes(is_warming_up=is_warming_up)):
         if not is_warming_up:
             policy_loss(learner, part, counts, update).backward()  # now, so that the critic's pass has the memory
         if learner.critic is not None:
@@ -244,7 +239,7 @@ def backward_minibatch(
         update.share_kl()
 
 
-def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: "Counts", update: Update) -> Tensor:
+def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts, update: Update) -> Tensor:
     """The loss of a micro-batch, after one pass of the policy over it.
 
         L = -J - entropy_coef H + kl_coef KL + value_coef L_V
@@ -262,7 +257,7 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: "Count
         mask,
         temperature=cfg.temperature,
         with_entropy=part.entropy_coef > 0 or part.old_logprobs is None,
-        with_values=pulls_trunk(learner),
+        with_values=learner.pulls_trunk,
     )
     old_logprobs = new.logprobs.detach() if part.old_logprobs is None else part.old_logprobs
     if part.old_logprobs is None:
@@ -283,12 +278,12 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: "Count
         penalty = part.kl_coef * counts.mean(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
     update.add(metrics)
-    if pulls_trunk(learner):
+    if learner.pulls_trunk:
         loss = loss + cfg.value_coef * value_loss(new.values, part, counts)[0]
     return loss
 
 
-def critic_loss(learner: Learner[OnlineConfig], part: Experience, counts: "Counts", update: Update) -> Tensor:
+def critic_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts, update: Update) -> Tensor:
     """The value loss of a micro-batch, after one pass of a critic with its own network."""
     assert learner.critic is not None
     values = learner.critic(part.batch.ids, part.batch.attention_mask, part.mask)
@@ -297,7 +292,7 @@ def critic_loss(learner: Learner[OnlineConfig], part: Experience, counts: "Count
     return loss
 
 
-def value_loss(values: Tensor | None, part: Experience, counts: "Counts") -> tuple[Tensor, Metrics]:
+def value_loss(values: Tensor | None, part: Experience, counts: Counts) -> tuple[Tensor, Metrics]:
     """`core.value_loss` where actions begin: before every token, or only after the prompt."""
     assert values is not None
     assert part.old_values is not None
@@ -318,11 +313,12 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     assert head is not None
     assert states is not None
     sums, steps = MetricSums(), list[StepResult]()
+    step = passes((head, lambda: 0.0 * head(states[:1], experience.mask[:1]).sum()))  # of a rank that has no rows
     for rows in minibatches(experience, cfg.value_epochs, learner):
         minibatch, before = experience.select(rows), dict(sums.totals)
-        counts, first = Counts.of(minibatch, cfg), (states[rows[:1]], minibatch.mask[:1])
+        counts = Counts.of(minibatch, cfg)
         with naming_lost_ranks():
-            for part in minibatch.micro_batches(MicroBatch(len(rows)), through_head(head, *first)):
+            for part in minibatch.micro_batches(MicroBatch(len(rows)), step):
                 assert part.states is not None
                 values = scatter(head(part.states, part.mask), part.mask)
                 loss, metrics = value_loss(values, part, counts)
@@ -341,35 +337,6 @@ def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConf
             yield rows.to(experience.rows.device)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What the sums of a minibatch are divided by, so that micro-batches add up."""
-
-    config: OnlineConfig
-    tokens: Tensor
-    responses: int
-    actions: Tensor
-
-    @classmethod
-    def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":
-        """The counts of a whole minibatch."""
-        mask = minibatch.mask
-        return cls(config, mask.sum(), len(minibatch.rows), action_mask(mask, config).sum())
-
-    def mean(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The minibatch's mean of numbers per response, or of numbers per token averaged as ``aggregate`` says."""
-        if x.dim() == 1:
-            return core.masked_mean(x, mask, count=self.responses)
-        return core.aggregate(
-            x,
-            mask,
-            self.config.aggregate,
-            num_tokens=self.tokens,
-            num_sequences=self.responses,
-            max_new_tokens=self.config.max_new_tokens,
-        )
-
-
 def add_first_pass(new: TokenOutputs, part: Experience, counts: Counts, update: Update) -> None:
     """Add the metrics and the KL of the policy that sampled, from the update's own pass."""
     kl = None
@@ -379,24 +346,3 @@ def add_first_pass(new: TokenOutputs, part: Experience, counts: Counts, update: 
         update.set_kl(part.rows, kl)
     seen = part.sampler_logprobs
     update.add(pass_metrics(new, seen, kl, part.mask, num_tokens=counts.tokens, num_responses=counts.responses))
-
-
-def pulls_trunk(learner: Learner[OnlineConfig]) -> bool:
-    """Whether the value loss of a head on the policy's trunk has a part in the policy's loss."""
-    cfg = learner.config
-    return cfg.estimator.critic and learner.critic is None and cfg.value_coef > 0
-
-
-def through(learner: Learner[OnlineConfig], *, is_warming_up: bool) -> Passes | None:
-    """The passes of a micro-batch, which ranks with divided models make together."""
-    models: list[tuple[nn.Module, Callable[[], Tensor]]] = []
-    if not is_warming_up:
-        models.append((learner.policy, lambda: learner.policy.zero(with_values=pulls_trunk(learner))))
-    if learner.critic is not None:
-        models.append((learner.critic, learner.critic.zero))
-    return passes(*models)
-
-
-def through_head(head: ValueHead, states: Tensor, mask: Tensor) -> Passes | None:
-    """Passes through a value head; a rank that has no rows left makes one over these."""
-    return passes((head, lambda: 0.0 * head(states, mask).sum()))
