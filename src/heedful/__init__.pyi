@@ -36,9 +36,17 @@ from .evaluate.policies import evaluate_scores as evaluate_scores
 from .evaluate.policies import evaluate_win_rate as evaluate_win_rate
 from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
 from .models.merge import merge_model as merge_model
+from .models.policy import Policy as Policy
 from .models.tiny import make_tiny_model as make_tiny_model
+from .pieces import load_rewards as load_rewards
+from .pieces import logprobs as logprobs
+from .pieces import score as score
+from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
+from .sampling.engine import Engine as Engine
+from .sampling.engine import LocalEngine as LocalEngine
+from .sampling.engine import Responses as Responses
 from .train.dpo import train_dpo as train_dpo
 from .train.kto import train_kto as train_kto
 from .train.online.online_dpo import train_online_dpo as train_online_dpo
