@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 PAGE = (ROOT / "docs" / "anatomy.md").read_text(encoding="utf-8")
-MOST_MODULES = 13
+MOST_MODULES = 12
 MOST_LINES = 2300
 LOOP = "train/online/ppo.py"
 
@@ -159,7 +159,7 @@ def test_the_lists_follow_the_imports():
             wrong_size,
             "1. [`train/online/ppo.py`]",
             "0. [`train/run.py`](../src/heedful/train/run.py): x.\n1. [`train/online/ppo.py`]",
-            "14 modules to open",
+            "13 modules to open",
         ),
         (wrong_size, "2. [`train/online/rollout.py`](../src/heedful/train/online/rollout.py)", "2. It", None),
         (
