@@ -1,16 +1,14 @@
-"""Who gets which item next, how much is left, and why somebody gets none. Pure functions of the state and the leases."""
+"""Who gets which item next, how much is left, and why somebody gets none. Nothing here changes anything."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
-from heedful.label.answers import JUDGED, from_screen, may_overlap, to_screen
-from heedful.label.records import Assignment, Item, Person, draw, order_of
+from heedful.label.answers import JUDGED, may_overlap
+from heedful.label.records import Item, Person, draw, order_of
 from heedful.label.state import State
-from heedful.label.store import Lease, Leases
-
-__all__ = ["Assignment", "from_screen", "to_screen"]
+from heedful.label.store import Lease, Transaction
 
 REPEAT_AFTER = 10
 """A hidden repeat comes after at least so many other labels."""
@@ -28,24 +26,8 @@ class NotHeldError(DataError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class AssignedItem:
-    """What somebody is to label next."""
-
-    item: Item
-    repeat: bool = False
-
-
-def choose(
-    state: State,
-    leases: Mapping[str, Lease],
-    person: Person,
-    settings: ProjectSettings,
-    now: float,
-    *,
-    chats: bool = True,
-) -> AssignedItem | None:
-    """Return what a person is to label next, or None if there is nothing for them now.
+def choose(transaction: Transaction, person: Person, *, chats: bool = True) -> tuple[Item, bool] | None:
+    """Return what a person is to label next and whether it is a hidden repeat; None if there is nothing for them now.
 
     The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
     in which they were added, each to no more people at a time than it still needs, with hidden repeats in between, and, as
@@ -54,33 +36,34 @@ def choose(
     """
     if not may_label(person):
         return None
+    state, settings = transaction.state, transaction.settings
     touched = touched_by(state, person)
     if person.standing == "screening" or person.role == "owner":
         item = _screening_item(state, person, settings, touched)
         if item is not None or person.standing == "screening":
-            return AssignedItem(item) if item is not None else None
-    item = _work(state, leases, person, now, chats=chats)
+            return None if item is None else (item, False)
+    item = _work(transaction, person, touched, chats=chats)
     gold = None if item is None else _gold(state, person, settings, touched)
     if gold is not None:
-        return AssignedItem(gold)
+        return gold, False
     repeat = _repeat(state, person, settings)
     if repeat is not None:
-        return AssignedItem(repeat, repeat=True)
-    return None if item is None else AssignedItem(item)
+        return repeat, True
+    return None if item is None else (item, False)
 
 
-def _work(state: State, leases: Mapping[str, Lease], person: Person, now: float, *, chats: bool) -> Item | None:
+def _work(transaction: Transaction, person: Person, touched: set[str], *, chats: bool) -> Item | None:
     """The next item that a person is to label for the first time."""
-    touched = touched_by(state, person)
+    state = transaction.state
     if person.standing == "held-out":
         items = (item for item in state.items.values() if item.item_id in state.work and item.item_id not in touched)
         return next((item for item in items if chats or item.task != "chat"), None)
-    held = _held(state, leases, person, now)
+    held = _held(transaction, person)
     for position in state.left:
         item = state.at(position)
         if item.task == "chat" and not chats:
             continue
-        if item.item_id not in touched and state.counted(item.item_id) + held.get(item.item_id, 0) < item.needed:
+        if item.item_id not in touched and state.counted(item.item_id) + held[item.item_id] < item.needed:
             return item
     return None
 
@@ -158,45 +141,42 @@ def _repeat(state: State, person: Person, settings: ProjectSettings) -> Item | N
     return state.items[candidates[place]]
 
 
-def _held(state: State, leases: Mapping[str, Lease], person: Person, now: float) -> dict[str, int]:
+def _held(transaction: Transaction, person: Person) -> Counter[str]:
     """How many others hold each item, to label it for the first time."""
-    held: dict[str, int] = {}
-    for person_id, lease in leases.items():
-        if person_id != person.person_id and _keeps_others_off(state, person_id, lease) and lease.until > now:
-            held[lease.item_id] = held.get(lease.item_id, 0) + 1
-    return held
+    return Counter(
+        lease.item_id
+        for person_id, lease in transaction.leases.by_person().items()
+        if lease.until > transaction.now and _keeps_off(transaction.state, person, person_id, lease)
+    )
 
 
-def can_return(state: State, leases: Mapping[str, Lease], person: Person, item: Item, now: float) -> bool:
+def can_return(transaction: Transaction, person: Person, item: Item, repeat: bool) -> bool:
     """True if somebody who skipped an item can have it after all: others may have it, or it is withdrawn, by now."""
+    state = transaction.state
     if item.item_id in state.withdrawn:
         return False
-    if item.screening or item.gold is not None or person.standing == "held-out":
+    if repeat or item.screening or item.gold is not None or person.standing == "held-out":
         return True
-    return state.counted(item.item_id) + _held(state, leases, person, now).get(item.item_id, 0) < item.needed
+    return state.counted(item.item_id) + _held(transaction, person)[item.item_id] < item.needed
 
 
-def _keeps_others_off(state: State, person_id: str, lease: Lease) -> bool:
-    return not lease.repeat and state.people[person_id].standing != "held-out"
+def _keeps_off(state: State, person: Person, holder: str, lease: Lease) -> bool:
+    """Whether what somebody holds is kept from a person."""
+    return holder != person.person_id and not lease.repeat and state.people[holder].standing != "held-out"
 
 
-def superseded(
-    state: State, leases: Mapping[str, Lease], person: Person, choice: AssignedItem, now: float
-) -> list[str]:
+def superseded(transaction: Transaction, person: Person, item: Item, repeat: bool) -> list[str]:
     """Return who holds no more what a person is given now: of the leases that have ended, the oldest that have no room."""
-    if choice.repeat or choice.item.screening or choice.item.gold is not None or person.standing == "held-out":
+    if repeat or item.screening or item.gold is not None or person.standing == "held-out":
         return []
-    item = choice.item.item_id
+    state, leases = transaction.state, transaction.leases.by_person()
     ended = [
-        person_id
-        for person_id, lease in leases.items()
-        if lease.item_id == item
-        and lease.until <= now
-        and person_id != person.person_id
-        and _keeps_others_off(state, person_id, lease)
+        holder
+        for holder, lease in leases.items()
+        if lease.item_id == item.item_id and lease.until <= transaction.now and _keeps_off(state, person, holder, lease)
     ]
-    ended.sort(key=lambda person_id: leases[person_id].until)
-    room = choice.item.needed - state.counted(item) - _held(state, leases, person, now).get(item, 0) - 1
+    ended.sort(key=lambda holder: leases[holder].until)
+    room = item.needed - state.counted(item.item_id) - _held(transaction, person)[item.item_id] - 1
     return ended[: max(0, len(ended) - max(0, room))]
 
 
@@ -223,23 +203,29 @@ def chosen_to_overlap(state: State, settings: ProjectSettings, items: list[Item]
 # How far a project and a person are, and why somebody has nothing to label
 
 
-def progress(state: State, settings: ProjectSettings, person_id: str, day: str) -> dict[str, int]:
-    """Return ``done``, ``left``, ``own`` and ``today`` (of ``day``, such as 2026-03-01) for a person's page."""
+def progress(transaction: Transaction, person_id: str) -> dict[str, int]:
+    """Return counts for a person's page.
+
+    ``done``, ``left``: the project's items that are done and that are not; for somebody in screening, of their screening
+    items, and for somebody who labels for evaluation only, of what they have labelled themselves. ``own``: this person's
+    labels that count; ``today``: those of this day in UTC.
+    """
+    state, settings = transaction.state, transaction.settings
     person = state.person(person_id)
-    work = len(state.work)
-    done, left = work - len(state.left), len(state.left)
+    done, left = len(state.work) - len(state.left), len(state.left)
     if person.standing == "screening":
         items = screening_set(state, person, settings)
         done = sum(person_id in state.answers.get(item.item_id, {}) for item in items)
         left = len(items) - done
-    elif person.standing == "held-out":
-        done = len(state.work & touched_by(state, person))
-        left = work - done
-    if person.standing != "screening":  # gold questions count as work, so that the page's numbers do not give them away
+    else:
         touched = touched_by(state, person)
+        if person.standing == "held-out":
+            done = len(state.work & touched)
+            left = len(state.work) - done
+        # gold questions count as work, so that the page's numbers do not give them away
         mine = sum(item.item_id in touched for item in state.gold)
         done, left = done + mine, left + max(0, _gold_asked(state, settings) - mine) if left else 0
-    own, today = state.labels_by[person_id, ""], state.labels_by[person_id, day]
+    own, today = state.labels_by[person_id, ""], state.labels_by[person_id, transaction.at[:10]]
     return {"done": done, "left": left, "own": own, "today": today}
 
 
@@ -248,37 +234,49 @@ def _gold_asked(state: State, settings: ProjectSettings) -> int:
     return min(len(state.gold), round(len(state.work) * settings.gold / (1 - settings.gold)))
 
 
-def waiting(state: State) -> int:
-    """Return how many items wait at least for each who labels: others may hold one each, which they cannot be given now.
+def waiting(transaction: Transaction) -> int:
+    """Return how many items wait at least for each person who labels, whoever else is labelling now.
 
-    Those in screening are left out, since they get screening items only.
+    What somebody has labelled or skipped does not wait for them, though it may still need others; those in screening are left
+    out. Below 0 if there are fewer items than people: others may hold one each, which they cannot be given now.
     """
+    state = transaction.state
     people = [one for one in state.people.values() if may_label(one) and one.standing != "screening"]
-    return min(_untouched(state, one) for one in people) - len(people)
+    return min(len(_untouched(state, one)) for one in people) - len(people)
 
 
-def _untouched(state: State, person: Person) -> int:
-    """How many items a person could still be given: what they labelled or skipped may still wait for others."""
+def _untouched(state: State, person: Person) -> list[Item]:
+    """The items that a person could still be given: what they labelled or skipped may still wait for others."""
     touched = touched_by(state, person)
     if person.standing == "held-out":
-        return len(state.work - touched)
-    return sum(state.at(position).item_id not in touched for position in state.left)
+        left = state.work - touched
+        return [item for item in state.items.values() if item.item_id in left]
+    return [item for item in state.not_done() if item.item_id not in touched]
 
 
-def is_over(state: State, leases: Leases, now: float) -> bool:
-    """True if somebody has labelled or skipped every item that is not for screening, and nobody is at work on one."""
-    touched = {event.content["item"] for event in state.counting.values()}
-    at_work = any(lease.until > now and not lease.repeat for lease in leases.by_person().values())
-    return bool(state.work) and not at_work and state.work <= touched
+def is_over(transaction: Transaction) -> bool:
+    """True if somebody has labelled or skipped every item, screening items apart, and nobody holds one now."""
+    work, leases = transaction.state.work, transaction.leases.by_person().values()
+    touched = {event.content["item"] for event in transaction.state.counting.values()}
+    at_work = any(lease.until > transaction.now and not lease.repeat for lease in leases)
+    return bool(work) and not at_work and work <= touched
 
 
-def chats_left(state: State) -> int:
+def chats_left(transaction: Transaction) -> int:
     """Return how many chats are not done."""
-    return sum(state.at(position).task == "chat" for position in state.left)
+    return sum(item.task == "chat" for item in transaction.state.not_done())
 
 
-def why_nothing(state: State, person_id: str, *, chats: bool = True) -> tuple[str, int]:
-    """Return why a person has nothing to label, as `Project.why` lists it, and of how many items that is said."""
+def why_counted(transaction: Transaction, person_id: str, *, chats: bool = True) -> tuple[str, int]:
+    """Return why `Project.next_item` has nothing for a person, and of how many items that is said; 0 if of none.
+
+    ``viewer``, ``removed``, ``refused``, ``screening`` (the owner's labels or screening items are missing), ``empty`` (no
+    items were added), ``done`` (all items are), ``through`` (this person is, who labels for evaluation only), ``others``
+    (others hold what the person could still get), ``second`` (what is left waits for other people's labels, and there are
+    such people), ``people`` (some items need more people than there are), or, without ``chats``, ``no-model`` (what is
+    left for the person are chats).
+    """
+    state = transaction.state
     person = state.person(person_id)
     if person.role == "viewer":
         return "viewer", 0
@@ -286,14 +284,11 @@ def why_nothing(state: State, person_id: str, *, chats: bool = True) -> tuple[st
         return person.standing, 0
     if not state.work:
         return "empty", 0
-    touched = touched_by(state, person)
-    is_held_out = person.standing == "held-out"
-    left = [item for item in state.items.values() if item.item_id in state.work] if is_held_out else state.not_done()
-    mine = [item for item in left if item.item_id not in touched]
-    if mine:
+    if mine := _untouched(state, person):
         return "no-model" if not chats and all(item.task == "chat" for item in mine) else "others", len(mine)
-    if is_held_out or not left:
-        return "through" if is_held_out else "done", 0
+    left = state.not_done()
+    if person.standing == "held-out" or not left:
+        return "through" if person.standing == "held-out" else "done", 0
     lacking = _lacking_people(state, left)
     return ("people", lacking) if lacking else ("second", len(left))
 

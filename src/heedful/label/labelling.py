@@ -1,13 +1,16 @@
-"""What people do with items: get one, label it, skip it, take that back, keep a draft. Each is one operation of the store."""
+"""What people do with items: get one, label it, skip it, take that back, keep a draft. Each is one operation of the store.
+
+`heedful.label.project.Project` has those with a public name as methods.
+"""
 
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.configs.label import Criterion, ProjectSettings
+from heedful.configs.label import Criterion
 from heedful.errors import DataError
 from heedful.label.answers import (
     check_answer,
@@ -21,7 +24,6 @@ from heedful.label.answers import (
     to_screen,
 )
 from heedful.label.assignment import (
-    AssignedItem,
     NotHeldError,
     can_return,
     choose,
@@ -31,9 +33,9 @@ from heedful.label.assignment import (
     superseded,
 )
 from heedful.label.people import screen
-from heedful.label.records import Assignment, Event, Item, Person, to_line
+from heedful.label.records import Assignment, Event, Item, Person, to_line, token_hash
 from heedful.label.state import State, item_content
-from heedful.label.store import Lease, LeaseRow, Leases, Transaction, draft_key, drafts_of, iso
+from heedful.label.store import Lease, LeaseRow, Transaction, draft_key, drafts_of, iso
 
 MOST_TABS = 8
 """Drafts that a person may have of one item, each of another tab."""
@@ -55,26 +57,6 @@ LONGEST_FILE = 200
 """Characters of a file's name that are kept of an import."""
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A label as somebody sends it; `heedful.label.project.Project.label` says what each field is."""
-
-    answer: Mapping[str, Any]
-    nonce: str
-    seconds: float
-    comment: str
-    flags: Sequence[str]
-    expected_version: int | None
-    token: str | None = None
-    active: float | None = None
-
-    def in_candidates(self, item: Item, order: Sequence[int], criteria: Sequence[Criterion]) -> dict[str, Any]:
-        """The answer in terms of candidates, checked. With a token it names places on the screen, except for a chat."""
-        on_screen = self.token is not None and item.task != "chat"
-        given = from_screen(self.answer, order) if on_screen else self.answer
-        return check_answer(item, given, criteria=criteria)
-
-
 def checked_items(items: Sequence[Item]) -> list[Item]:
     """Return items, each id once. Raises DataError for one that cannot be shown or written down."""
     found: dict[str, Item] = {}
@@ -85,9 +67,10 @@ def checked_items(items: Sequence[Item]) -> list[Item]:
     return list(found.values())
 
 
-def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequence[Item]) -> int:
+def add_items(transaction: Transaction, items: Sequence[Item]) -> int:
     """Add those of `checked_items` whose ids are not there, and return how many."""
     new = {item.item_id: item for item in items if item.item_id not in transaction.state.items}
+    settings = transaction.settings
     overlapping = chosen_to_overlap(transaction.state, settings, list(new.values()))
     new |= {one: dataclasses.replace(new[one], needed=settings.overlap_people) for one in overlapping}
     for item in new.values():
@@ -95,51 +78,50 @@ def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequen
     return len(new)
 
 
-def next_item(
-    transaction: Transaction, settings: ProjectSettings, person_id: str, *, chats: bool = True
-) -> Assignment | None:
-    """Give a person the item that they hold, for some more minutes, else the next one; no new chat without ``chats``."""
-    state, leases = transaction.state, transaction.leases
-    person = state.person(person_id)
+def next_item(transaction: Transaction, person_id: str, *, chats: bool = True) -> Assignment | None:
+    """Return the item that a person holds, else the next one for them, which they hold from now on; None if none is.
+
+    ``chats=False``: there is nobody to talk to, so the next one is no chat.
+    """
+    person = transaction.state.person(person_id)
     if not may_label(person):
         return None
-    lease = leases.of(person_id)
+    lease = transaction.leases.of(person_id)
     if lease is None:
-        choice = choose(state, leases.by_person(), person, settings, transaction.now, chats=chats)
+        choice = choose(transaction, person, chats=chats)
         if choice is None:
             return None
-        lease = _give(transaction, person, choice.item, choice.repeat)
-    token = lease.token or secrets.token_urlsafe(12)
-    lease = dataclasses.replace(lease, until=_until(transaction, settings), token=token)
-    leases.hold(person_id, lease)
-    return assignment_of(state, leases, settings, person_id, lease)
+        lease = _give(transaction, person, *choice)
+    _hold_on(transaction, person_id, dataclasses.replace(lease, token=lease.token or secrets.token_urlsafe(12)))
+    return held(transaction, person_id)
 
 
 def _give(transaction: Transaction, person: Person, item: Item, repeat: bool) -> Lease:
     """Give a person an item, which `next_item` holds for some minutes; others whose leases have ended hold it no more."""
-    leases = transaction.leases
-    choice = AssignedItem(item, repeat)
-    for other in superseded(transaction.state, leases.by_person(), person, choice, transaction.now):
-        leases.drop("lease", other)
+    for other in superseded(transaction, person, item, repeat):
+        transaction.leases.drop("lease", other)
     lease = Lease(item.item_id, repeat, 0)
-    leases.hold(person.person_id, lease)
+    transaction.leases.hold(person.person_id, lease)
     return lease
 
 
-def held(state: State, leases: Leases, settings: ProjectSettings, person_id: str) -> Assignment | None:
-    """Return the item that a person holds, without changing anything."""
-    lease = leases.of(person_id)
-    return None if lease is None else assignment_of(state, leases, settings, person_id, lease)
+def _hold_on(transaction: Transaction, person_id: str, lease: Lease) -> None:
+    """Keep an item for a person for some more minutes."""
+    until = transaction.now + 60 * transaction.settings.lease_minutes
+    transaction.leases.hold(person_id, dataclasses.replace(lease, until=until))
 
 
-def assignment_of(state: State, leases: Leases, settings: ProjectSettings, person_id: str, lease: Lease) -> Assignment:
-    """Return a lease as a page sees it."""
+def held(transaction: Transaction, person_id: str) -> Assignment | None:
+    """Return the item that a person holds; None if they hold none. Nothing changes."""
+    state, lease = transaction.state, transaction.leases.of(person_id)
+    if lease is None:
+        return None
     item = state.items[lease.item_id]
-    drafts = drafts_of(leases.get("draft", draft_key(person_id, item.item_id)))
+    drafts = drafts_of(transaction.leases.get("draft", draft_key(person_id, item.item_id)))
     last = drafts[-1] if drafts else None
     return Assignment(
         item,
-        screen_order(state, settings, person_id, item, lease.repeat),
+        screen_order(state, transaction.settings, person_id, item, lease.repeat),
         iso(lease.until),
         lease.repeat,
         None if last is None else last["draft"],
@@ -151,55 +133,82 @@ def assignment_of(state: State, leases: Leases, settings: ProjectSettings, perso
     )
 
 
-def label(transaction: Transaction, settings: ProjectSettings, person_id: str, item_id: str, sent: Sent) -> Event:
-    """Record a label. Raises NotHeldError, or DataError for what the task does not take."""
-    state, criteria = transaction.state, settings.criteria_asked
+def label(
+    transaction: Transaction,
+    person_id: str,
+    item_id: str,
+    answer: Mapping[str, Any],
+    *,
+    nonce: str,
+    seconds: float,
+    comment: str = "",
+    flags: Sequence[str] = (),
+    expected_version: int | None = None,
+    token: str | None = None,
+    active: float | None = None,
+) -> Event:
+    """Record a person's answer to the item that they hold.
+
+    Args:
+        nonce: the same for the same thing sent again, which then changes nothing and returns the same event.
+        seconds: how long it took, from shown to sent.
+        active: for how much of that time somebody worked (docs/labelling-statistics.md); None if nobody knows.
+        expected_version: the version of the instructions that the person saw; None is the newest.
+        token: that of the `Assignment` that a page shows. The answer then names places on its screen, and counts only
+            while the person still holds that assignment. Without it the answer names candidates, as those of chats do.
+
+    Raises NotHeldError if the person does not hold the item, DataError if the answer is not one that the task takes.
+    """
+    state, settings = transaction.state, transaction.settings
+
+    def in_candidates(order: Sequence[int]) -> dict[str, Any]:
+        on_screen = token is not None and state.items[item_id].task != "chat"
+        given = from_screen(answer, order) if on_screen else answer
+        return check_answer(state.items[item_id], given, criteria=settings.criteria_asked)
 
     def again(event: Event) -> Mapping[str, Any]:  # in the terms of the label that has the nonce
         if event.content["item"] != item_id:
             return {"item": item_id}
-        answer = sent.in_candidates(state.items[item_id], event.content["order"], criteria)
-        said = {"answer": answer, "comment": sent.comment, "flags": list(sent.flags), "again": None}
-        return dict(json.loads(to_line(said)))
+        said = {"answer": in_candidates(event.content["order"]), "comment": comment, "flags": list(flags)}
+        return {**json.loads(to_line(said)), "again": None}
 
-    before = _sent_before(state, person_id, sent.nonce, ("label",), again)
+    before = _sent_before(state, person_id, nonce, ("label",), again)
     if before is not None:
         return before
-    lease = _held_lease(transaction, person_id, item_id, sent.token)
+    lease = _held_lease(transaction, person_id, item_id, token)
     item = state.items[item_id]
     order = screen_order(state, settings, person_id, item, lease.repeat)
-    answer = sent.in_candidates(item, order, criteria)
+    checked = in_candidates(order)
     if item.task == "chat":
-        _check_follows(state.turns(person_id, item_id), answer["messages"])
+        _check_follows(state.turns(person_id, item_id), checked["messages"])
     content = {
         "item": item_id,
-        "answer": answer,
+        "answer": checked,
         "order": list(order),
-        "instructions": _version(state, sent.expected_version),
-        "seconds": check_seconds(sent.seconds),
-        **({} if sent.active is None else {"active": check_seconds(sent.active, "active", most=sent.seconds)}),
-        "comment": check_words("comment", sent.comment),
-        "flags": check_flags(sent.flags),
+        "instructions": _version(state, expected_version),
+        "seconds": check_seconds(seconds),
+        **({} if active is None else {"active": check_seconds(active, "active", most=seconds)}),
+        "comment": check_words("comment", comment),
+        "flags": check_flags(flags),
         "repeat": lease.repeat,
     }
-    if sent.token is not None and item.suggestion is not None:  # a page has shown it
-        content["suggestion_followed"] = follows(answer, item.suggestion)
-    event = transaction.add("label", person_id, content, sent.nonce)
-    _settle(transaction, settings, event)
+    if token is not None and item.suggestion is not None:  # a page has shown it
+        content["suggestion_followed"] = follows(checked, item.suggestion)
+    event = transaction.add("label", person_id, content, nonce)
+    _settle(transaction, event)
     return event
 
 
-def _settle(transaction: Transaction, settings: ProjectSettings, event: Event) -> None:
+def _settle(transaction: Transaction, event: Event) -> None:
     """After a label or a skip: the draft and the item are no longer the person's, but for a chat that goes on."""
     person_id, item = str(event.person), transaction.state.items[event.content["item"]]
     transaction.leases.drop("draft", draft_key(person_id, item.item_id))
     if event.kind == "label" and event.content["answer"].get("last") is False:
-        lease = transaction.leases.of(person_id) or Lease(item.item_id, repeat=False, until=0)
-        transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+        _hold_on(transaction, person_id, transaction.leases.of(person_id) or Lease(item.item_id, repeat=False, until=0))
     else:
         transaction.leases.drop("lease", person_id)
     if item.screening:
-        screen(transaction, settings)
+        screen(transaction)
 
 
 def label_contents(
@@ -244,95 +253,88 @@ def add_labels(transaction: Transaction, person_id: str, contents: Sequence[Mapp
     return len(new)
 
 
-def skip(
+def skip(  # noqa: PLR0917  as callers have it
     transaction: Transaction,
-    settings: ProjectSettings,
     person_id: str,
     item_id: str,
-    *,
-    nonce: str,
     reason: str,
     flags: Sequence[str],
+    nonce: str,
+    *,
     token: str | None = None,
 ) -> Event:
-    """Record that a person does not label the item that they hold. Raises NotHeldError."""
+    """Record that a person does not label the item that they hold; they are not given it again. Raises as `label`."""
     said = {"item": item_id, "reason": check_words("reason", reason), "flags": check_flags(flags)}
     before = _sent_before(transaction.state, person_id, nonce, ("skip",), lambda _: {**said, "again": None})
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, token)
     event = transaction.add("skip", person_id, {**said, "repeat": lease.repeat}, nonce)
-    _settle(transaction, settings, event)
+    _settle(transaction, event)
     return event
-
-
-@dataclass(frozen=True)
-class UndoLimits:
-    """Which labels and skips can no longer be taken back by undo."""
-
-    session: int = 0
-    """The number of the last event before the person signed in: a session takes back only what was done in it."""
-    trained: int = 0
-    """The number of the last event that a round has trained on."""
-    rounds: frozenset[int] = frozenset()
-    """Rounds that were trained on before they noted that number: everything about their items is closed."""
 
 
 def undo(
     transaction: Transaction,
-    settings: ProjectSettings,
     person_id: str,
     nonce: str,
-    limits: UndoLimits = UndoLimits(),
+    *,
+    session: str | None = None,
+    trained: int = 0,
+    rounds: Set[int] = frozenset(),
 ) -> tuple[Event, Assignment | None] | None:
-    """Take back a person's last label or skip, and give its item back. None if there is nothing to take back.
+    """Take back a person's last label or skip, and give its item back, as `Project.undo` says.
 
-    An item that was skipped, and that others have by now, stays with them; then the person keeps what they have. Raises
-    NotHeldError for what ``limits`` close.
+    Args:
+        session: the token of a session; what was done before it began stays.
+        trained, rounds: what rounds have trained on (`heedful.label.rounds_page.trained_on`), which stays too.
     """
-    state = transaction.state
+    state, leases = transaction.state, transaction.leases
     before = _sent_before(state, person_id, nonce, ("retract",), lambda _: {})
     if before is not None:
-        return before, next_item(transaction, settings, person_id)
+        return before, next_item(transaction, person_id)
     person = _labelling_person(state, person_id)
     trail = state.trail.get(person_id, [])
     last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
     if last is None:
         return None
     item, repeat = state.items[last.content["item"]], last.content["repeat"]
-    is_trained = last.kind == "label" and (last.seq <= limits.trained or item.round in limits.rounds)
+    is_trained = last.kind == "label" and (last.seq <= trained or item.round in rounds)
+    signed_in = None if session is None else leases.get("session", token_hash(session))
     for is_closed, why, code in (
         (last.event_id in state.corrections, "the owner has corrected it", "undo_corrected"),
         (is_trained, "a round has trained on it", "undo_trained"),
-        (last.seq <= limits.session, "it was given before you signed in with this browser", "undo_session"),
+        (
+            signed_in is not None and last.seq <= signed_in.value.get("since", 0),
+            "it was given before you signed in with this browser",
+            "undo_session",
+        ),
     ):
         if is_closed:
             cannot = f"your last {last.kind} cannot be taken back: {why}"
             raise NotHeldError(f"{cannot}; tell the owner if that is wrong", code)
     event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
-    held_now = transaction.leases.by_person()
-    is_theirs = last.kind == "label" or repeat or can_return(state, held_now, person, item, transaction.now)
-    if is_theirs and item.item_id not in state.withdrawn:
+    is_theirs = last.kind == "label" and item.item_id not in state.withdrawn
+    if is_theirs or can_return(transaction, person, item, repeat):
         _give(transaction, person, item, repeat)
     if last.kind == "label":
         draft = {"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}
-        transaction.leases.put("draft", draft_key(person_id, item.item_id), LeaseRow(draft))
-    return event, next_item(transaction, settings, person_id)
+        leases.put("draft", draft_key(person_id, item.item_id), LeaseRow(draft))
+    return event, next_item(transaction, person_id)
 
 
-def redo(
-    transaction: Transaction, settings: ProjectSettings, person_id: str, nonce: str
-) -> tuple[Event, Assignment | None] | None:
-    """Put back what a person took back last, and return what they hold then. None if there is nothing to put back.
+def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
+    """Put back what a person took back last, as it was, unless they have labelled or skipped something since.
 
-    What they label or skip anew ends it. Raises NotHeldError if others have the item by now.
+    Returns the new event and what the person holds now; None if there is nothing to put back. The same nonce again
+    returns the same event. Raises NotHeldError if others have the item by now.
     """
     state, leases = transaction.state, transaction.leases
     before = _sent_before(
         state, person_id, nonce, ("label", "skip"), lambda event: {"again": event.content.get("again", "")}
     )
     if before is not None:
-        return before, next_item(transaction, settings, person_id)
+        return before, next_item(transaction, person_id)
     person = _labelling_person(state, person_id)
     undone = state.undone.get(person_id)
     if not undone:
@@ -341,39 +343,52 @@ def redo(
     item, repeat = state.items[old.content["item"]], old.content["repeat"]
     if item.item_id in state.withdrawn:
         raise NotHeldError("this label cannot be put back: the owner has withdrawn its item", "withdrawn")
-    held = leases.of(person_id)
-    is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, repeat)
-    may_have = is_held or repeat or can_return(state, leases.by_person(), person, item, transaction.now)
-    if old.kind == "label" and not may_have:
+    now = leases.of(person_id)
+    is_held = now is not None and (now.item_id, now.repeat) == (item.item_id, repeat)
+    if old.kind == "label" and not is_held and not can_return(transaction, person, item, repeat):
         raise NotHeldError("this label cannot be put back: others have its item by now", "redo_gone")
     event = transaction.add(old.kind, person_id, {**old.content, "again": old.event_id}, nonce)
     if old.kind == "label" or is_held:
         leases.drop("lease", person_id)
-        _settle(transaction, settings, event)
+        _settle(transaction, event)
     else:
         leases.drop("draft", draft_key(person_id, item.item_id))
         if item.screening:
-            screen(transaction, settings)
+            screen(transaction)
     following = state.undone.get(person_id)
     if following and leases.of(person_id) is None:  # hold what redo would put back next
         item, repeat = state.items[following[-1].content["item"]], following[-1].content["repeat"]
-        can_have = repeat or can_return(state, leases.by_person(), person, item, transaction.now)
-        if can_have and item.item_id not in state.withdrawn:
+        if can_return(transaction, person, item, repeat):
             _give(transaction, person, item, repeat)
-    return event, next_item(transaction, settings, person_id)
+    return event, next_item(transaction, person_id)
 
 
 def begin_batch(transaction: Transaction, file: str) -> str:
-    """Record that an import begins, and return the batch of its items."""
+    """Record that the import of a file begins, and return what its items have as ``batch``."""
     batch = f"{len(transaction.state.batches) + 1} {file[:LONGEST_FILE]}"
     transaction.add("import", None, {"batch": batch})
     return batch
 
 
 def withdraw(
-    transaction: Transaction, person_id: str | None, batch: str, items: Sequence[str], *, back: bool, reason: str
+    transaction: Transaction,
+    person_id: str | None,
+    *,
+    batch: str = "",
+    items: Sequence[str] = (),
+    back: bool = False,
+    reason: str = "",
 ) -> int:
-    """Withdraw the items of a batch, or single ones, or put them ``back``; return how many that changes."""
+    """Withdraw the items of an import, or single ones: nobody gets them, and their labels are kept but do not count.
+
+    Args:
+        person_id: who does it; None for a command.
+        batch: the import, or its number.
+        items: ids of items; not looked at with a batch.
+        back: put them back instead.
+
+    Returns how many items that changed. Raises DataError for an import or item that is not there.
+    """
     state = transaction.state
     known = [one for one in state.batches if batch and batch in (one, one.partition(" ")[0])]
     if batch and not known:
@@ -397,15 +412,21 @@ def withdraw(
 
 def correct(
     transaction: Transaction,
-    settings: ProjectSettings,
     person_id: str,
     event_id: str,
     answer: Mapping[str, Any],
     *,
     nonce: str,
-    reason: str,
+    reason: str = "",
 ) -> Event:
-    """Record what an owner puts in place of the answer of a label. Raises DataError for what cannot be corrected so."""
+    """Put another answer in place of a label's, as an owner. The label counts with it; both stay among the events.
+
+    Args:
+        event_id: the label's event id.
+        answer: the fields that change, in terms of candidates.
+
+    Raises DataError for a person who is no owner, a label that does not count, and an answer that its task does not take.
+    """
     state = transaction.state
     before = _sent_before(state, person_id, nonce, ("correct",), lambda _: {"event": event_id, "reason": reason})
     if before is not None:
@@ -422,7 +443,7 @@ def correct(
         raise DataError(f"{fixed[0]} of a turn of a chat cannot be corrected; preferred, strength and both_bad can")
     kept = {name: value for name, value in old.content["answer"].items() if name not in answer}
     said = {"criteria": kept.pop("criteria")} if "criteria" in kept else {}  # as it was, whatever is asked by now
-    asked = settings.criteria_asked if "criteria" in answer else ()
+    asked = transaction.settings.criteria_asked if "criteria" in answer else ()
     known = old.content["seconds"] is not None
     new = check_answer(item, {**kept, **answer}, strength_known=known, criteria=asked) | said
     if new == old.content["answer"]:
@@ -430,13 +451,12 @@ def correct(
     content = {"event": event_id, "answer": new, "old": old.content["answer"], "reason": check_words("reason", reason)}
     event = transaction.add("correct", person_id, content, nonce)
     if item.screening:
-        screen(transaction, settings)
+        screen(transaction)
     return event
 
 
 def save_draft(
     transaction: Transaction,
-    settings: ProjectSettings,
     person_id: str,
     item_id: str,
     draft: Any,
@@ -444,9 +464,10 @@ def save_draft(
     token: str | None = None,
     saved: Saved = Saved(),
 ) -> tuple[Mapping[str, str], ...]:
-    """Keep a draft, and the item for some more minutes. Returns the words of what other tabs have. Raises NotHeldError.
+    """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError.
 
-    A tab's draft replaces its earlier one, and the one that it began with, unless that has been changed since.
+    A draft of None only keeps the item. Each tab (``saved``) has a draft of its own, which replaces its earlier one, and the
+    one that it began with, unless that has been changed since. Returns the ``text`` and ``comment`` of those of others.
     """
     lease = _held_lease(transaction, person_id, item_id, token)
     key = draft_key(person_id, item_id)
@@ -459,7 +480,7 @@ def save_draft(
             raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
         own = {"tab": saved.tab, "save": saved.save, "draft": draft}
         transaction.leases.put("draft", key, LeaseRow({"tabs": [*others, own]}))
-    transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+    _hold_on(transaction, person_id, lease)
     return _words(others)
 
 
@@ -484,10 +505,6 @@ def _as_draft(event: Event) -> dict[str, Any]:
             {"response": answer["responses"][candidate]["response"]} for candidate in event.content["order"]
         ]
     return {"answer": answer, "comment": event.content["comment"], "flags": event.content["flags"]}
-
-
-def _until(transaction: Transaction, settings: ProjectSettings) -> float:
-    return transaction.now + 60 * settings.lease_minutes
 
 
 def _find_item(items: Mapping[str, Item], item_id: str) -> Item:

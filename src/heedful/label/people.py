@@ -7,9 +7,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
@@ -37,27 +36,40 @@ OWNER_LINK_MINUTES = 15.0
 """How long the owner's link can be used."""
 
 
-def add_person(
-    transaction: Transaction, settings: ProjectSettings, name: str, role: Role, standing: Standing | None
-) -> Person:
-    """Add somebody. Raises DataError for a name, role or standing that cannot be."""
-    screens = role == "annotator" and settings.screening_items > 0
-    number = next(
-        n for n in itertools.count(len(transaction.state.people) + 1) if f"p{n}" not in transaction.state.people
-    )
+def add_person(transaction: Transaction, name: str, role: Role, standing: Standing | None = None) -> Person:
+    """Add somebody. An annotator without a ``standing`` begins in screening if the project screens, else is active."""
+    screens = role == "annotator" and transaction.settings.screening_items > 0
+    people = transaction.state.people
+    number = next(n for n in itertools.count(len(people) + 1) if f"p{n}" not in people)
     person = _checked(Person(f"p{number}", name, role, standing or ("screening" if screens else "active")))
     transaction.add("person", None, dataclasses.asdict(person))
     return person
 
 
-def change_person(transaction: Transaction, person_id: str, changes: Mapping[str, Any]) -> Person:
-    """Change fields of a person. Raises DataError for values that cannot be, and for the only owner."""
-    people = transaction.state.people.values()
+def set_person(
+    transaction: Transaction,
+    person_id: str,
+    *,
+    name: str | None = None,
+    role: Role | None = None,
+    standing: Standing | None = None,
+) -> Person:
+    """Change somebody's name, role or standing; None leaves it. Who is removed is signed out.
+
+    With another role or standing, an item that they hold goes back to the others. Raises DataError for the only owner.
+    """
     old = transaction.state.person(person_id)
-    person = _checked(dataclasses.replace(old, **changes))
+    person = _checked(
+        Person(
+            person_id,
+            old.name if name is None else name,
+            old.role if role is None else role,
+            old.standing if standing is None else standing,
+        )
+    )
     if person != old and (is_import(old) or is_import(person)):
         raise _reserved()
-    if [one for one in people if is_owner(one)] == [old] and not is_owner(person):
+    if list(filter(is_owner, transaction.state.people.values())) == [old] and not is_owner(person):
         raise DataError(f"{old.name} is the only owner of the project; make somebody else an owner first")
     if person != old:
         transaction.add("person", None, dataclasses.asdict(person))
@@ -96,10 +108,13 @@ def _checked(person: Person) -> Person:
     return person
 
 
-def invite(transaction: Transaction, person_id: str, hours: float, session: str | None = None) -> str:
-    """Return a new token for a person, which can be redeemed once. An earlier one of theirs counts no more.
+def invite(
+    transaction: Transaction, person_id: str, hours: float = INVITATION_HOURS, *, session: str | None = None
+) -> str:
+    """Return a token that signs a person in once, within some hours.
 
-    Their sessions end, but for the one with the token ``session``.
+    An earlier one of theirs counts no more, and their sessions end, but for the one with the token ``session``, which
+    lasts until the new token is used.
     """
     person = transaction.state.person(person_id)
     if person.standing == "removed":
@@ -114,36 +129,45 @@ def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
 
     Other sessions of the same person end.
     """
-    person = holder(transaction.state, transaction.leases, "invitation", token, transaction.now)
+    person = _holder(transaction, "invitation", token)
     if person is None:
         return None
     transaction.leases.drop("invitation", token_hash(token))
-    return sign_in(transaction, person.person_id, hours)
+    return _sign_in(transaction, person, hours)
 
 
-def sign_in(transaction: Transaction, person_id: str, hours: float) -> str:
-    """Return the token of a new session of a person, whose others end."""
-    _drop_tokens(transaction.leases, "session", person_id)
-    return _new_token(transaction, "session", person_id, hours)
+def sign_in_owner(transaction: Transaction, hours: float) -> str:
+    """Return the token of a new session of the first owner who can sign in, who is added if there is none."""
+    owner = next(filter(is_owner, transaction.state.people.values()), None)
+    return _sign_in(transaction, owner or add_person(transaction, "owner", "owner"), hours)
 
 
-def first_owner(transaction: Transaction, settings: ProjectSettings) -> Person:
-    """Return the project's first owner who can sign in, who is added if there is none."""
-    owners = [person for person in transaction.state.people.values() if is_owner(person)]
-    return owners[0] if owners else add_person(transaction, settings, "owner", "owner", None)
+def _sign_in(transaction: Transaction, person: Person, hours: float) -> str:
+    _drop_tokens(transaction.leases, "session", person.person_id)
+    return _new_token(transaction, "session", person.person_id, hours)
 
 
-def holder(state: State, leases: Leases, kind: str, token: str, now: float) -> Person | None:
-    """Return whose token it is; None for one that does not exist, has ended, or is of somebody who was removed.
+def session(transaction: Transaction, token: str) -> Person | None:
+    """Return whose session a token is; None if it is none, has ended, or its person was removed."""
+    return _holder(transaction, "session", token)
+
+
+def end_session(transaction: Transaction, token: str) -> None:
+    """Sign out."""
+    transaction.leases.drop("session", token_hash(token))
+
+
+def _holder(transaction: Transaction, kind: str, token: str) -> Person | None:
+    """Whose token it is; None for one that does not exist, has ended, or is of somebody who was removed.
 
     A token is looked for by its hash, so the time of the search says nothing about the token; the comparison takes the same
     time for every hash.
     """
     given = token_hash(token)
-    row = leases.get(kind, given)
-    if row is None or not hmac.compare_digest(given, row.value["hash"]) or (row.until or 0) <= now:
+    row = transaction.leases.get(kind, given)
+    if row is None or not hmac.compare_digest(given, row.value["hash"]) or (row.until or 0) <= transaction.now:
         return None
-    person = state.people.get(row.value["person"])
+    person = transaction.state.people.get(row.value["person"])
     return None if person is None or person.standing == "removed" else person
 
 
@@ -164,12 +188,12 @@ def _drop_tokens(leases: Leases, kind: str, person_id: str, keep: str | None = N
             leases.drop(kind, key)
 
 
-def screen(transaction: Transaction, settings: ProjectSettings) -> None:
+def screen(transaction: Transaction) -> None:
     """Let in or refuse everybody in screening who has labelled all their screening items, if the owner has too.
 
     Whoever skipped so many that too few are left is judged by those, if they are at least half of what is asked.
     """
-    state = transaction.state
+    state, settings = transaction.state, transaction.settings
     for person in [one for one in state.people.values() if one.standing == "screening"]:
         agreement = screening_agreement(state, person, settings)
         if agreement is not None:

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError, DataError, HeedfulError, MachineError
 from heedful.faults import hit
 from heedful.files import sync
@@ -345,26 +346,26 @@ def draft_key(person_id: str, item_id: str) -> str:
 # Writing
 
 
+@dataclass
 class Transaction:
-    """What an operation sees and changes. An operation checks first and changes last.
+    """What an operation sees and changes, or a question only sees. An operation checks first and changes last."""
 
-    ``now`` is what leases, sessions and invitations end by; ``at`` is the time of day for events, None for that of ``now``.
-    """
-
-    def __init__(
-        self, database: sqlite3.Connection, state: State, leases: Leases, now: float, at: str | None = None
-    ) -> None:
-        self.state = state
-        self.leases = leases
-        self.now = now
-        self.at = at
-        self._database = database
+    settings: ProjectSettings
+    state: State
+    leases: "Leases"
+    now: float
+    """What leases, sessions and invitations end by."""
+    at: str
+    """The time of day, for events."""
+    database: sqlite3.Connection | None = None
+    """None for a question."""
 
     def add(self, kind: Any, person: str | None, content: Mapping[str, Any], nonce: str | None = None) -> Event:
         """Append an event and return it as it will be read back."""
-        event = Event(self.state.seq + 1, uuid.uuid4().hex, self.at or iso(self.now), person, kind, content, nonce)
+        assert self.database is not None
+        event = Event(self.state.seq + 1, uuid.uuid4().hex, self.at, person, kind, content, nonce)
         row = row_of(event)
-        self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self.database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         event = dataclasses.replace(event, content=json.loads(row[6]))
         self.state.apply(event)
         return event
@@ -377,8 +378,9 @@ class _HalfDoneError(Exception):
 class Store:
     """An open store. `do` runs operations in one thread, `look` reads. Raises what `open_database` and `advance` raise."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, settings: ProjectSettings, clock: Callable[[], float] = time.time) -> None:
         self.path = folder / DATABASE
+        self.settings = settings
         self.time_of_day = clock
         self._clock = steady() if clock is time.time else clock
         self._lock = threading.Lock()
@@ -411,11 +413,11 @@ class Store:
             self._queue.append((work, done))
         return done.result()
 
-    def look(self, work: Callable[[State, Leases, float], T]) -> T:
-        """Return what a function finds in the state. It sees no operation half done, and changes nothing."""
+    def look(self, work: Callable[[Transaction], T]) -> T:
+        """Return what a function finds. It sees no operation half done, and changes nothing."""
         with self._lock:
             try:
-                return work(self._sound_state(), self._leases, self._clock())
+                return work(self._transaction(None))
             except sqlite3.DatabaseError as error:
                 raise in_our_words(error, self.path) from error
 
@@ -433,6 +435,10 @@ class Store:
             advance(state, self._database, self.path)
             self._state = state
         return self._state
+
+    def _transaction(self, database: sqlite3.Connection | None) -> Transaction:
+        state, now, at = self._sound_state(), self._clock(), iso(self.time_of_day())
+        return Transaction(self.settings, state, self._leases, now, at, database)
 
     def _write_what_waits(self) -> None:
         """Do the operations that wait, and tell their callers. Runs once for each; the first does the work of all."""
@@ -460,20 +466,20 @@ class Store:
 
     def _commit(self, works: Sequence[Operation]) -> list[Outcome]:
         """Do operations in one transaction. What one of them raises undoes only that one."""
-        state, outcomes, database = self._sound_state(), list[Outcome](), self._database
+        outcomes, database = list[Outcome](), self._database
         database.execute("BEGIN IMMEDIATE")
         try:
-            transaction = Transaction(database, state, self._leases, self._clock(), iso(self.time_of_day()))
+            transaction = self._transaction(database)
             self._leases.set_time(transaction.now)
             for work in works:
-                before = state.seq
+                before = transaction.state.seq
                 database.execute("SAVEPOINT operation")
                 try:
                     outcomes.append((work(transaction), None))
                 except sqlite3.Error:
                     raise
                 except Exception as error:
-                    if state.seq != before:
+                    if transaction.state.seq != before:
                         raise _HalfDoneError from error
                     outcomes.append((None, error))
                     database.execute("ROLLBACK TO operation")
@@ -498,8 +504,11 @@ class Reader:
     older heedful wrote; it is not read again.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float], state: State | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: ProjectSettings, clock: Callable[[], float], state: State | None = None
+    ) -> None:
         self.path = folder / DATABASE
+        self.settings = settings
         self.time_of_day = clock
         self._lock = threading.Lock()
         self._state = State() if state is None else state
@@ -507,7 +516,7 @@ class Reader:
         no_leases = sqlite3.connect(":memory:", check_same_thread=False)
         no_leases.executescript(LEASES)
         self._leases = Leases(no_leases)
-        self.look(lambda *_: None)
+        self.look(lambda _: None)
 
     def do(self, _work: Operation) -> NoReturn:
         """Refuse to change anything. Raises ConfigError."""
@@ -515,12 +524,13 @@ class Reader:
             f"the project {self.path.parent} was opened to read only; open it without read_only to change it"
         )
 
-    def look(self, work: Callable[[State, Leases, float], T]) -> T:
+    def look(self, work: Callable[[Transaction], T]) -> T:
         """Return what a function finds in the events that the database has by now."""
         with self._lock:
             if self._has_database:
                 self._catch_up()
-            return work(self._state, self._leases, self.time_of_day())
+            now = self.time_of_day()
+            return work(Transaction(self.settings, self._state, self._leases, now, iso(now)))
 
     def close(self) -> None:
         """Nothing is open."""

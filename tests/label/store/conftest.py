@@ -2,14 +2,14 @@
 
 import itertools
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project, item_id, labelling, people
-from heedful.label.labelling import Sent
+from heedful.label import Candidate, Item, Project, item_id
 from heedful.label.state import State
-from heedful.label.store import SCHEMA, Leases, Transaction
+from heedful.label.store import SCHEMA, Leases, Transaction, iso
 
 ANSWERS = {
     "pair": {"preferred": 0, "strength": 3, "both_bad": False},
@@ -33,50 +33,52 @@ def make_items(count, task="pair", *, start=0, **fields):
 
 
 class Memory:
-    """A project without a disk: the operations of the store on a state of their own."""
+    """A project without a disk: the operations of `Project` on a state of their own."""
 
     def __init__(self, **settings):
-        self.settings = ProjectSettings(**settings)
         database = sqlite3.connect(":memory:", isolation_level=None)
         database.executescript(SCHEMA)
-        self.transaction = Transaction(database, State(), Leases(database), 1_000_000.0)
-        self.state, self.leases = self.transaction.state, self.transaction.leases
+        self.database, self.state, self.leases, self.now = database, State(), Leases(database), 1_000_000.0
+        self.project = Project(Path(), ProjectSettings(**settings), self, None)
         self._nonces = itertools.count()
         self.owner = self.person("owner", "owner")
 
+    def do(self, work):
+        settings = self.project.settings
+        return work(Transaction(settings, self.state, self.leases, self.now, iso(self.now), self.database))
+
+    look = do
+
     def person(self, name="张伟", role="annotator", standing=None):
-        return people.add_person(self.transaction, self.settings, name, role, standing).person_id
+        return self.project.add_person(name, role, standing).person_id
 
     def add(self, count, task="pair", **fields):
         items = list(make_items(count, task, start=len(self.state.items), **fields))
-        assert labelling.add_items(self.transaction, self.settings, items) == count
+        assert self.project.add_items(items) == count
         return items
 
     def pass_minutes(self, minutes):
-        self.transaction.now += 60 * minutes
+        self.now += 60 * minutes
 
     def next(self, person, *, chats=True):
-        return labelling.next_item(self.transaction, self.settings, person, chats=chats)
+        return self.project.next_item(person, chats=chats)
 
-    def label(self, person, item_id, answer=None, *, nonce=None, seconds=2.5, version=None, comment="", flags=()):
+    def label(self, person, item_id, answer=None, *, nonce=None, seconds=2.5, version=None, **more):
         answer = ANSWERS[self.state.items[item_id].task] if answer is None else answer
-        sent = Sent(answer, nonce or f"n{next(self._nonces)}", seconds, comment, flags, version)
-        return labelling.label(self.transaction, self.settings, person, item_id, sent)
+        more |= {"nonce": nonce or f"n{next(self._nonces)}", "seconds": seconds, "expected_version": version}
+        return self.project.label(person, item_id, answer, **more)
 
     def skip(self, person, item_id, nonce=None):
-        nonce = nonce or f"n{next(self._nonces)}"
-        return labelling.skip(
-            self.transaction, self.settings, person, item_id, nonce=nonce, reason="看不懂", flags=["broken"]
-        )
+        return self.project.skip(person, item_id, "看不懂", ["broken"], nonce or f"n{next(self._nonces)}")
 
     def undo(self, person, nonce=None):
-        return labelling.undo(self.transaction, self.settings, person, nonce or f"n{next(self._nonces)}")
+        return self.project.undo(person, nonce or f"n{next(self._nonces)}")
 
     def draft(self, person, item_id, draft):
-        labelling.save_draft(self.transaction, self.settings, person, item_id, draft)
+        self.project.save_draft(person, item_id, draft)
 
     def change(self, person, **changes):
-        return people.change_person(self.transaction, person, changes)
+        return self.project.set_person(person, **changes)
 
     def work_through(self, person, most=1000):
         """Label all that a person is given; return the ids."""

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from heedful import DataError
-from heedful.label.assignment import NotHeldError, is_over, why_nothing
+from heedful.label import NotHeldError
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 0.5, 1.0])
@@ -51,7 +51,7 @@ def check_nobody_is_too_many(project):
     for item in project.state.items.values():
         holders = [p for p, lease in leases.items() if lease.item_id == item.item_id and not lease.repeat]
         holders = [p for p in holders if project.state.people[p].standing == "active"]
-        held_now = sum(leases[p].until > project.transaction.now for p in holders)
+        held_now = sum(leases[p].until > project.now for p in holders)
         counted = project.state.counted(item.item_id)
         assert counted + held_now <= item.needed
         assert counted + len(holders) <= max(item.needed, counted), "somebody could send one label too many"
@@ -116,7 +116,7 @@ def oracle(project, person):
     held = Counter(
         lease.item_id
         for other, lease in project.leases.by_person().items()
-        if other != person and lease.until > project.transaction.now and not lease.repeat
+        if other != person and lease.until > project.now and not lease.repeat
         and people[other].standing != "held-out"
     )  # fmt: skip
     missing = {item.item_id: item.needed - len(counted.get(item.item_id, ())) for item in project.state.items.values()}
@@ -150,12 +150,12 @@ def test_whoever_gets_nothing_is_told_why(memory, seed):
         who = project.state.people[person]
         if who.role == "viewer" or who.standing in ("removed", "refused"):
             assert project.next(person) is None
-            assert why_nothing(project.state, person) == ("viewer" if who.role == "viewer" else who.standing, 0)
+            assert project.project.why_counted(person) == ("viewer" if who.role == "viewer" else who.standing, 0)
             return None
         had, (could, why) = project.leases.of(person), oracle(project, person)
         given = project.next(person)
         if given is None:
-            assert (could, why_nothing(project.state, person)) == (set(), why)
+            assert (could, project.project.why_counted(person)) == (set(), why)
         else:
             assert had is not None or given.repeat or given.item.item_id in could
         return given
@@ -188,7 +188,7 @@ def test_whoever_gets_nothing_is_told_why(memory, seed):
         people.append(project.person("enough"))
         project.work_through(people[-1])
     assert project.state.left == []
-    assert why_nothing(project.state, project.owner) == ("done", 0)
+    assert project.project.why_counted(project.owner) == ("done", 0)
 
 
 def test_one_person_and_overlap(memory):
@@ -196,16 +196,16 @@ def test_one_person_and_overlap(memory):
     project = memory(overlap=0.2, repeats=0)
     project.add(10)
     assert len(project.work_through(project.owner)) == 10
-    assert why_nothing(project.state, project.owner) == ("people", 2)
+    assert project.project.why_counted(project.owner) == ("people", 2)
     second = project.person()
-    assert why_nothing(project.state, project.owner) == ("second", 2)
+    assert project.project.why_counted(project.owner) == ("second", 2)
     project.next(second)
-    assert why_nothing(project.state, project.owner) == ("second", 2)
+    assert project.project.why_counted(project.owner) == ("second", 2)
     project.change(second, standing="removed")
-    assert why_nothing(project.state, project.owner) == ("people", 2)
+    assert project.project.why_counted(project.owner) == ("people", 2)
     third = project.person()
     assert len(project.work_through(third)) == 2
-    assert why_nothing(project.state, project.owner) == ("done", 0)
+    assert project.project.why_counted(project.owner) == ("done", 0)
 
 
 def test_it_is_not_over_while_somebody_is_at_work(memory):
@@ -214,7 +214,7 @@ def test_it_is_not_over_while_somebody_is_at_work(memory):
     project.add(2, screening=True)
 
     def over():
-        return is_over(project.state, project.leases, project.transaction.now)
+        return project.project.is_over()
 
     assert not over(), "there are screening items only"
     project.add(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from heedful import DataError
-from heedful.label.assignment import NotHeldError, chats_left, progress, why_nothing
+from heedful.label import NotHeldError
 
 
 @pytest.mark.parametrize("task", ["pair", "ranking", "rating", "demonstration", "correction"])
@@ -11,7 +11,7 @@ def test_a_label_has_all_that_was_seen(memory, answers, task):
     project = memory()
     (item,) = project.add(1, task)
     person = project.person()
-    project.transaction.add("instructions", None, {"version": 1, "text": "谨慎"})
+    project.project.set_instructions("谨慎")
     given = project.next(person)
     event = project.label(
         person, item.item_id, answers[task], nonce="一", comment="好\u2028🐈", flags=["unsafe"], seconds=2
@@ -85,7 +85,7 @@ def test_a_label_that_is_refused_changes_nothing(memory, fields, fragment):
     project = memory()
     (item,) = project.add(1)
     person = project.person()
-    project.transaction.add("instructions", None, {"version": 1, "text": ""})
+    project.project.set_instructions("")
     given = project.next(person)
     before = project.state.seq
     with pytest.raises(DataError, match=fragment):
@@ -246,15 +246,14 @@ def test_progress(memory):
     regular = project.person(standing="active")
     newcomer, evaluates, viewer = project.person(), project.person(standing="held-out"), project.person(role="viewer")
 
-    def counts(person, day="1970-01-12"):
-        found = progress(project.state, project.settings, person, day)
+    def counts(person):
+        found = project.project.progress(person)
         return [found[name] for name in ("done", "left", "own", "today")]
 
     project.work_through(regular, 2)
     project.work_through(newcomer, 1)
     project.work_through(evaluates, 4)
     assert counts(regular) == [2, 3, 2, 2]
-    assert counts(regular, "1970-01-13") == [2, 3, 2, 0]
     assert counts(newcomer) == [1, 1, 1, 1]
     assert counts(evaluates) == [4, 1, 4, 4]
     assert counts(viewer) == [2, 3, 0, 0]
@@ -263,6 +262,8 @@ def test_progress(memory):
     assert project.state.tasks == {"pair"}
     project.state.trail.clear()
     assert counts(regular) == [1, 4, 1, 1], "no label is looked at again"
+    project.pass_minutes(24 * 60)
+    assert counts(regular) == [1, 4, 1, 0]
 
 
 def test_why_there_is_nothing(memory):
@@ -272,7 +273,7 @@ def test_why_there_is_nothing(memory):
 
     def why(person):
         assert project.next(person) is None
-        return why_nothing(project.state, person)[0]
+        return project.project.why(person)
 
     assert why(regular) == "empty"
     (item,) = project.add(1)
@@ -293,8 +294,8 @@ def test_chats_are_kept_back_while_there_is_nobody_to_talk_to(memory):
         assert project.next(person, chats=False).item == pair
         project.label(person, pair.item_id)
         assert project.next(person, chats=False) is None
-        assert why_nothing(project.state, person, chats=False) == ("no-model", 1)
-    assert chats_left(project.state) == 1
+        assert project.project.why_counted(person, chats=False) == ("no-model", 1)
+    assert project.project.chats_left() == 1
     assert project.next(regular).item == chat
     assert project.next(regular, chats=False).item == chat, "a chat that somebody holds stays theirs"
     assert project.next(held_out).item == chat
