@@ -163,10 +163,8 @@ class NewProjectConfig(ProjectSettings):
     is random, so that nobody can work out which answer on the screen is which model's."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
-        object.__setattr__(self, "project", Path(self.project))
         object.__setattr__(self, "name", self.name or self.project.resolve().name)
         super().check()
 
@@ -182,13 +180,6 @@ class BackupConfig(Settings):
     PROJECT/backups, where the last five are kept."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
-        if self.output is not None:
-            object.__setattr__(self, "output", Path(self.output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +193,3 @@ class RestoreConfig(Settings):
     PROJECT/backups. What can still be read of the damaged database is added to it."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
-        if self.backup is not None:
-            object.__setattr__(self, "backup", Path(self.backup))

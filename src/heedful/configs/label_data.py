@@ -41,11 +41,9 @@ class ImportConfig(Settings):
     """Only say what would be added."""
 
     POSITIONAL = PROJECT
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "project", Path(self.project))
         if self.gold and (self.screening or self.with_labels):
             other = "--screening" if self.screening else "--with-labels"
             raise ConfigError(
@@ -78,12 +76,6 @@ class ExportConfig(Settings):
     """Replace the folder if it holds an earlier export and nothing else."""
 
     POSITIONAL = PROJECT
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
-        object.__setattr__(self, "output", Path(self.output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +88,6 @@ class StatsConfig(Settings):
     """Also write all statistics to this JSON file."""
 
     POSITIONAL = PROJECT
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
-        if self.output is not None:
-            object.__setattr__(self, "output", Path(self.output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +106,6 @@ class ListConfig(Settings):
     """Show at most N labels."""
 
     POSITIONAL = PROJECT
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +125,6 @@ class CorrectConfig(Settings):
     """The owner who corrects, by id or name. By default the first one."""
 
     POSITIONAL = ("project", "label")
-    """Settings whose values may stand first, without their flags."""
-
-    def check(self) -> None:
-        super().check()
-        object.__setattr__(self, "project", Path(self.project))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +146,9 @@ class WithdrawConfig(Settings):
     """Why. It is kept with the event."""
 
     POSITIONAL = PROJECT
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "project", Path(self.project))
         if self.batch and self.items:
             raise ConfigError(
                 "--batch and --items are both given; withdraw an import or single items, one after the other"

@@ -44,11 +44,9 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
     """Rows that --policy has in memory at a time."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "project", Path(self.project))
         for name in self.allowed_hosts:
             if not name or any(sign in name for sign in "/:@ *") or not name.isascii():
                 raise ConfigError(
@@ -88,11 +86,9 @@ class InviteConfig(Settings):
     """Where people reach the server: the beginning of the link."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "project", Path(self.project))
         if self.owner:
             refuse(self, "name", "role", "held_out", because="does not go with --owner; leave one of them out")
         elif self.name is None:
