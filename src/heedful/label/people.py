@@ -7,8 +7,9 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
@@ -223,7 +224,7 @@ def _agreement(state: State, labels: dict[str, Event], person: Person) -> float:
     return agreement(item.task, owner.content["answer"], mine.content["answer"])
 
 
-def agreement(task: str, one: dict, other: dict) -> float:
+def agreement(task: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """Return how far two answers to an item agree, from 0 to 1.
 
     Pair: 1 for the same preference or both ties, else 0. Ranking: the share of pairs of answers that both put in the same

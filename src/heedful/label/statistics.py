@@ -18,7 +18,6 @@ from heedful.configs.label import Criterion
 from heedful.data.readers import read_records
 from heedful.errors import DataError
 from heedful.label.agreement import (
-    AgreementShare,
     agreements,
     cohen_kappa,
     fleiss_kappa,
@@ -26,7 +25,7 @@ from heedful.label.agreement import (
     majority,
     share,
 )
-from heedful.label.answers import worked_seconds
+from heedful.label.answers import response_text, worked_seconds
 from heedful.label.exporting import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
@@ -82,38 +81,52 @@ def statistics(
 
     Raises DataError if an item has not one score for each candidate.
     """
-    first, repeats, screening, imported, gold = _sorted_out(labels)
+    parts = _sorted_out(labels)
+    first, repeats, screening, gold = (parts[name] for name in ("", "repeats", "screening", "gold"))
     trusted = [one for one in first if one.person.standing in ("active", "held-out")]
-    with_others = _with_the_others(first, trusted)
-    habits = {one.event.event_id: tuple(habit(one) for habit in HABITS) for one in first}
-    by_person = [_by_person(some) for some in (first, repeats, screening)]
-    shown = [person for person in people if not is_import(person)]
+    habits = {one.event.event_id: {name: habit(one) for name, habit in HABITS.items()} for one in first}
+    of_others = _units(trusted, judgements)
+    of_person = [_grouped(part, lambda one: one.person.person_id) for part in (first, repeats, screening, gold)]
+
+    def person(who: Person) -> dict[str, Any]:
+        own, own_repeats, own_screening, own_gold = (part.get(who.person_id, []) for part in of_person)
+        seconds = [time for one in own if (time := worked_seconds(one.event.content)) is not None]
+        compared = {one.event.event_id: _like_the_others(one, of_others) for one in own}
+        return {
+            "person": who.person_id,
+            "name": who.name,
+            "role": who.role,
+            "standing": who.standing,
+            "labels": len(own),
+            "self_consistency": _self_consistency([*own, *own_screening], own_repeats),
+            **_habits(own, habits),
+            "median_seconds": numbers.median(seconds) if seconds else None,
+            "suggestion_followed": _share(own, _followed),
+            "per_day": _per_day(own),
+            "screening": _screening_agreement(own_screening, screening),
+            "gold": _share(own_gold, _as_known),
+            "agreement": _share(
+                own, lambda one: [is_so for is_so in compared[one.event.event_id] if is_so is not None]
+            ),
+            "undecided": sum(some.count(None) for some in compared.values()),
+        }
+
     return {
         "labels": len(first),
         "items": len({one.item.item_id for one in first}),
-        "left_out": {
-            "repeats": len(repeats),
-            "screening": len(screening),
-            "imported": len(imported),
-            "gold": len(gold),
-        },
-        "gold": _json(gold_accuracy(gold)),
-        "suggestion_followed": _json(_suggestions_followed(first)),
+        "left_out": {name: len(parts[name]) for name in ("repeats", "screening", "imported", "gold")},
+        "gold": _share(gold, _as_known),
+        "suggestion_followed": _share(first, _followed),
         "corrected": sum("corrected_by" in one.event.content for one in labels),
         "references": [dict(reference) for reference in REFERENCES],
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
         "criteria": {one.name: _criterion(one, first, trusted) for one in criteria},
-        "self_consistency": _json(_self_consistency(first + screening, repeats)),
+        "self_consistency": _self_consistency(first + screening, repeats),
         **_habits(first, habits),
+        "median_seconds": _median_seconds(first),
         "by_task": _by_task(first, screening, repeats, habits),
         "per_day": _per_day(first),
-        "people": [
-            _person(person, habits, *(some.get(person.person_id, []) for some in by_person))
-            | {"screening": _json(screening_agreement(person.person_id, screening))}
-            | {"gold": _json(gold_accuracy([one for one in gold if one.person.person_id == person.person_id]))}
-            | with_others.get(person.person_id, {"agreement": None, "undecided": 0})
-            for person in shown
-        ],
+        "people": [person(who) for who in people if not is_import(who)],
         "model": None if scores is None else _model(first, scores),
     }
 
@@ -147,13 +160,39 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _sorted_out(labels: Sequence[LabelledItem]) -> tuple[list[LabelledItem], ...]:
-    """Labels as they are compared; hidden repeats; those of screening items, with a file, and of gold questions."""
-    parts: tuple[list[LabelledItem], ...] = ([], [], [], [], [])
+def _sorted_out(labels: Sequence[LabelledItem]) -> dict[str, list[LabelledItem]]:
+    """Labels as they are compared (""), and by why they are not."""
+
+    def part(one: LabelledItem) -> str:
+        if is_imported(one.event):
+            return "imported"
+        if one.event.content.get("repeat"):
+            return "repeats"
+        if one.item.screening:
+            return "screening"
+        return "" if one.item.gold is None else "gold"
+
+    return defaultdict(list, _grouped(labels, part))
+
+
+def _grouped(labels: Iterable[LabelledItem], key: Callable[[LabelledItem], str]) -> dict[str, list[LabelledItem]]:
+    found: dict[str, list[LabelledItem]] = defaultdict(list)
     for one in labels:
-        kind = 3 if is_imported(one.event) else 1 if one.event.content.get("repeat") else 2 if one.item.screening else 0
-        parts[4 if kind == 0 and one.item.gold is not None else kind].append(one)
-    return parts
+        found[key(one)].append(one)
+    return found
+
+
+def _share(labels: Iterable[LabelledItem], say: Callable[[LabelledItem], Iterable[float]]) -> dict[str, Any] | None:
+    """The share of all that labels say, with items as its independent groups; None if they say nothing."""
+    return _share_of((one.item.item_id, say(one)) for one in labels)
+
+
+def _share_of(values: Iterable[tuple[str, Iterable[float]]]) -> dict[str, Any] | None:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for item, some in values:
+        groups[item].extend(map(float, some))
+    found = share(list(groups.values()))
+    return None if found is None else dataclasses.asdict(found)
 
 
 def judgements(one: LabelledItem) -> dict[Unit, int]:
@@ -197,11 +236,9 @@ def _units(
     return units
 
 
-def _by_item(values: Iterable[tuple[Unit, Iterable[float]]]) -> list[list[float]]:
-    groups: dict[str, list[float]] = defaultdict(list)
-    for unit, some in values:
-        groups[unit[0]].extend(some)
-    return list(groups.values())
+def _agreement_share(units: Mapping[Unit, Iterable[int]]) -> dict[str, Any] | None:
+    """How often every two values of a unit are equal."""
+    return _share_of((unit[0], agreements(list(values))) for unit, values in units.items())
 
 
 def _agreement(labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
@@ -209,17 +246,17 @@ def _agreement(labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
     units = {unit: values for unit, values in _units(labels, judgements).items() if len(values) > 1}
     if not units:
         return None
-    values = [list(of_unit.values()) for of_unit in units.values()]
+    values = {unit: list(said.values()) for unit, said in units.items()}
     is_rating = labels[0].item.task == "rating"
-    degrees = [list(of_unit.values()) for of_unit in _units(labels, _degrees).values()]
-    decided = _by_item((unit, agreements([v for v in said.values() if v])) for unit, said in units.items())
+    degrees = [list(said.values()) for said in _units(labels, _degrees).values()]
+    decided = {unit: [value for value in some if value] for unit, some in values.items()}
     return {
         "items": len({unit[0] for unit in units}),
-        "share": _json(share(_by_item((unit, agreements(list(said.values()))) for unit, said in units.items()))),
-        "without_ties": None if is_rating else _json(share(decided)),
+        "share": _agreement_share(values),
+        "without_ties": None if is_rating else _agreement_share(decided),
         "cohen": _cohen(units.values()),
-        "fleiss": fleiss_kappa(values),
-        "alpha_nominal": krippendorff_alpha(values),
+        "fleiss": fleiss_kappa([*values.values()]),
+        "alpha_nominal": krippendorff_alpha([*values.values()]),
         "alpha_ordinal": krippendorff_alpha(degrees, "ordinal"),
         "alpha_interval": krippendorff_alpha(degrees, "interval") if is_rating else None,
     }
@@ -250,91 +287,77 @@ def _criterion(criterion: Criterion, labels: Sequence[LabelledItem], trusted: Se
         "answers": total,
         "counts": {str(value): counts[place] for value, place in places.items()},
         "mean": sum(place * n for place, n in counts.items()) / total if is_scale and total else None,
-        "agreement": _json(share(_by_item((unit, agreements(values)) for unit, values in units.items()))),
+        "agreement": _agreement_share(units),
         "alpha_nominal": krippendorff_alpha([*units.values()]),
         "alpha_ordinal": krippendorff_alpha([*units.values()], "ordinal"),
         "alpha_interval": krippendorff_alpha([*units.values()], "interval") if is_scale else None,
     }
 
 
-def _self_consistency(first: Sequence[LabelledItem], repeats: Sequence[LabelledItem]) -> AgreementShare | None:
+def _self_consistency(first: Sequence[LabelledItem], repeats: Sequence[LabelledItem]) -> dict[str, Any] | None:
     """How often people say about a hidden repeat what they said the first time."""
     again = {(one.person.person_id, one.item.item_id) for one in repeats}
     before = {key: judgements(one) for one in first if (key := (one.person.person_id, one.item.item_id)) in again}
-    values = [
-        (unit, [float(before[key][unit] == value)])
-        for one in repeats
-        if (key := (one.person.person_id, one.item.item_id)) in before
-        for unit, value in judgements(one).items()
-    ]
-    return share(_by_item(values))
+
+    def is_same(one: LabelledItem) -> list[bool]:
+        said = before.get((one.person.person_id, one.item.item_id))
+        return [] if said is None else [said[unit] == value for unit, value in judgements(one).items()]
+
+    return _share(repeats, is_same)
 
 
-def _habits(labels: Sequence[LabelledItem], habits: Mapping[str, Sequence[list[float]]]) -> dict[str, Any]:
+def _habits(labels: Sequence[LabelledItem], habits: Mapping[str, Mapping[str, list[bool]]]) -> dict[str, Any]:
     """What may show that the page, or haste, decides in place of the answers; ``habits`` has `HABITS` by event."""
-    groups: tuple[dict[str, list[float]], ...] = tuple(defaultdict(list) for _ in HABITS)
-    for one in labels:
-        for group, values in zip(groups, habits[one.event.event_id], strict=True):
-            group[one.item.item_id].extend(values)
-    left, longer, ties, both_bad = (share(list(group.values())) for group in groups)
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for one in labels:
-        if (seconds := worked_seconds(one.event.content)) is not None:
-            by_task[one.item.task].append(seconds)
-    return {
-        "left": _json(left),
-        "longer": _json(longer),
-        "ties": _json(ties),
-        "both_bad": _json(both_bad),
-        "median_seconds": {task: numbers.median(times) for task, times in sorted(by_task.items())},
+    found = [(one.item.item_id, habits[one.event.event_id]) for one in labels]
+    return {name: _share_of((item, of_label[name]) for item, of_label in found) for name in HABITS}
+
+
+def _median_seconds(labels: Sequence[LabelledItem]) -> dict[str, float]:
+    by_task = {
+        task: [seconds for one in some if (seconds := worked_seconds(one.event.content)) is not None]
+        for task, some in sorted(_grouped(labels, lambda one: one.item.task).items())
     }
+    return {task: numbers.median(seconds) for task, seconds in by_task.items() if seconds}
 
 
 def _by_task(
     first: Sequence[LabelledItem],
     screening: Sequence[LabelledItem],
     repeats: Sequence[LabelledItem],
-    habits: Mapping[str, Sequence[list[float]]],
+    habits: Mapping[str, Mapping[str, list[bool]]],
 ) -> dict[str, dict[str, Any]]:
     """The habits and the self-consistency of each task that was labelled."""
     found: dict[str, dict[str, Any]] = {}
     for task in sorted({one.item.task for one in first}):
         own, seen, again = ([one for one in some if one.item.task == task] for some in (first, screening, repeats))
-        shares = _habits(own, habits)
-        found[task] = {name: shares[name] for name in ("left", "longer", "ties", "both_bad")}
-        found[task]["self_consistency"] = _json(_self_consistency(own + seen, again))
+        found[task] = {**_habits(own, habits), "self_consistency": _self_consistency(own + seen, again)}
     return found
 
 
-def _left(one: LabelledItem) -> list[float]:
+def _left(one: LabelledItem) -> list[bool]:
     """Whether the answer on the left was preferred; nothing for a tie."""
     preferred = one.event.content["answer"].get("preferred")
-    return [] if preferred is None else [float(one.event.content["order"][0] == preferred)]
+    return [] if preferred is None else [one.event.content["order"][0] == preferred]
 
 
-def _longer(one: LabelledItem) -> list[float]:
+def _longer(one: LabelledItem) -> list[bool]:
     """For each preference between answers of different length whether the longer one, in characters, was preferred."""
-    answer = one.event.content["answer"]
     responses = (
-        [said["response"] for said in answer["responses"]]
+        [said["response"] for said in one.event.content["answer"]["responses"]]
         if one.item.task == "chat"
         else [candidate.response for candidate in one.item.candidates]
     )
-    lengths = [len(text if isinstance(text, str) else text.get("content") or "") for text in responses]
-    return [
-        float((lengths[i] < lengths[j]) == (side > 0))
-        for i, j, side in _sides(one)
-        if side and lengths[i] != lengths[j]
-    ]
+    lengths = [len(response_text(response) or "") for response in responses]
+    return [(lengths[i] < lengths[j]) == (side > 0) for i, j, side in _sides(one) if side and lengths[i] != lengths[j]]
 
 
-def _ties(one: LabelledItem) -> list[float]:
-    return [float(side == 0) for _, _, side in _sides(one)]
+def _ties(one: LabelledItem) -> list[bool]:
+    return [side == 0 for _, _, side in _sides(one)]
 
 
-def _both_bad(one: LabelledItem) -> list[float]:
+def _both_bad(one: LabelledItem) -> list[bool]:
     answer = one.event.content["answer"]
-    return [float(bool(answer["both_bad"]))] if "both_bad" in answer else []
+    return [bool(answer["both_bad"])] if "both_bad" in answer else []
 
 
 def _sides(one: LabelledItem) -> list[tuple[int, int, int]]:
@@ -344,7 +367,12 @@ def _sides(one: LabelledItem) -> list[tuple[int, int, int]]:
     return [] if one.item.task == "rating" else [(i, j, side) for (_, i, j), side in judgements(one).items()]
 
 
-HABITS: tuple[Callable[[LabelledItem], list[float]], ...] = (_left, _longer, _ties, _both_bad)
+HABITS: dict[str, Callable[[LabelledItem], list[bool]]] = {
+    "left": _left,
+    "longer": _longer,
+    "ties": _ties,
+    "both_bad": _both_bad,
+}
 
 
 def _per_day(labels: Iterable[LabelledItem]) -> list[dict[str, Any]]:
@@ -353,93 +381,39 @@ def _per_day(labels: Iterable[LabelledItem]) -> list[dict[str, Any]]:
     return [{"day": day, "labels": days[day]} for day in sorted(days)]
 
 
-def _person(
-    person: Person,
-    habits: Mapping[str, Sequence[list[float]]],
-    own: Sequence[LabelledItem],
-    own_repeats: Sequence[LabelledItem],
-    own_screening: Sequence[LabelledItem],
-) -> dict[str, Any]:
-    """What one person's own labels say."""
-    seconds = [time for one in own if (time := worked_seconds(one.event.content)) is not None]
-    return {
-        "person": person.person_id,
-        "name": person.name,
-        "role": person.role,
-        "standing": person.standing,
-        "labels": len(own),
-        "self_consistency": _json(_self_consistency([*own, *own_screening], own_repeats)),
-        **_habits(own, habits),
-        "median_seconds": numbers.median(seconds) if seconds else None,
-        "suggestion_followed": _json(_suggestions_followed(own)),
-        "per_day": _per_day(own),
-    }
-
-
-def _by_person(labels: Iterable[LabelledItem]) -> dict[str, list[LabelledItem]]:
-    found: dict[str, list[LabelledItem]] = defaultdict(list)
-    for one in labels:
-        found[one.person.person_id].append(one)
+def _like_the_others(one: LabelledItem, units: Mapping[Unit, Mapping[str, int]]) -> list[bool | None]:
+    """Whether a label says of each unit what most of the others say; None where these are undecided."""
+    found: list[bool | None] = []
+    for unit, value in judgements(one).items():
+        others = [said for person, said in units.get(unit, {}).items() if person != one.person.person_id]
+        most = majority(others)
+        found += [] if not others else [None if most is None else value == most]
     return found
 
 
-def _with_the_others(labels: Sequence[LabelledItem], trusted: Sequence[LabelledItem]) -> dict[str, dict[str, Any]]:
-    """How often each person says what most of the others say; the others are those who are active or held out."""
-    units = _units(trusted, judgements)
-    agreeing: dict[str, list[tuple[Unit, list[float]]]] = defaultdict(list)
-    undecided: Counter[str] = Counter()
-    for one in labels:
-        person = one.person.person_id
-        for unit, value in judgements(one).items():
-            others = [v for other, v in units.get(unit, {}).items() if other != person]
-            if not others:
-                continue
-            most = majority(others)
-            if most is None:
-                undecided[person] += 1
-            else:
-                agreeing[person].append((unit, [float(value == most)]))
-    return {
-        person: {"agreement": _json(share(_by_item(agreeing[person]))), "undecided": undecided[person]}
-        for person in {one.person.person_id for one in labels}
-    }
-
-
-def screening_agreement(person_id: str, labels: Sequence[LabelledItem]) -> AgreementShare | None:
-    """Return how far a person agrees with the owner on screening items (`people.agreement`); None if they share no item.
-
-    Args:
-        person_id: the person.
-        labels: labels of screening items.
-    """
+def _screening_agreement(own: Sequence[LabelledItem], labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
+    """How far a person's labels of screening items agree with the owner's; None if they share no item."""
     owners: dict[str, LabelledItem] = {}
     for one in labels:
-        if one.person.role == "owner" and one.person.person_id != person_id:
+        if one.person.role == "owner" and own and one.person != own[0].person:
             owners.setdefault(one.item.item_id, one)
-    own = [one for one in labels if one.person.person_id == person_id and one.item.item_id in owners]
-    return share([[agreement(one.item.task, _answer(owners[one.item.item_id]), _answer(one))] for one in own])
+    shared = [one for one in own if one.item.item_id in owners]
+    return _share(shared, lambda one: [_agree(one, owners[one.item.item_id].event.content["answer"])])
 
 
-def gold_accuracy(labels: Sequence[LabelledItem]) -> AgreementShare | None:
-    """Return how far labels of gold questions agree with the known answers (`people.agreement`); None if there are none."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for one in labels:
-        if one.item.gold is not None:
-            groups[one.item.item_id].append(agreement(one.item.task, dict(one.item.gold), _answer(one)))
-    return share(list(groups.values()))
+def _as_known(one: LabelledItem) -> list[float]:
+    """How far a label of a gold question agrees with the known answer."""
+    return [] if one.item.gold is None else [_agree(one, one.item.gold)]
 
 
-def _suggestions_followed(labels: Iterable[LabelledItem]) -> AgreementShare | None:
-    """How often an answer says what was suggested, of the labels of which the page showed a suggestion."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for one in labels:
-        if (followed := one.event.content.get("suggestion_followed")) is not None:
-            groups[one.item.item_id].append(float(followed))
-    return share(list(groups.values()))
+def _agree(one: LabelledItem, answer: Mapping[str, Any]) -> float:
+    return agreement(one.item.task, answer, one.event.content["answer"])
 
 
-def _answer(one: LabelledItem) -> dict[str, Any]:
-    return dict(one.event.content["answer"])
+def _followed(one: LabelledItem) -> list[bool]:
+    """Whether an answer says what was suggested, if the page showed a suggestion."""
+    followed = one.event.content.get("suggestion_followed")
+    return [] if followed is None else [followed]
 
 
 def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -458,11 +432,11 @@ def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]
         items[one.item.item_id] = one.item
         said[one.item.item_id].append(dict(one.event.content["answer"]))
         margins[one.item.item_id] += [(own[j] - own[i]) * side for i, j, side in _sides(one) if side]
-    right = [[0.5 if margin == 0 else float(margin > 0) for margin in some] for some in margins.values()]
+    right = _share_of((item, [0.5 if m == 0 else float(m > 0) for m in some]) for item, some in margins.items())
     mean = {item: math.fsum(some) / len(some) for item, some in margins.items() if some}
     worst = sorted((item for item in mean if mean[item] < 0), key=lambda item: (mean[item], item))[:MOST_SHOWN]
     return {
-        "agreement": _json(share(right)),
+        "agreement": right,
         "items": [
             {
                 "item": item,
@@ -476,7 +450,3 @@ def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]
             for item in worst
         ],
     }
-
-
-def _json(found: AgreementShare | None) -> dict[str, Any] | None:
-    return None if found is None else dataclasses.asdict(found)
