@@ -3,6 +3,7 @@
 Records are read and checked as every trainer does (`heedful.data`), so an error has the file and the line.
 """
 
+import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,20 +45,7 @@ TO_LABEL = Shapes(
 OF_AN_ANSWER: tuple[Task | None, ...] = (None, "rating", "correction", "demonstration")
 OF_A_PROMPT: tuple[Task | None, ...] = ("demonstration", "chat")
 """What people may do with one answer (somebody has to say which), and with a prompt."""
-READ = (
-    "prompt",
-    "messages",
-    "completion",
-    "chosen",
-    "rejected",
-    "responses",
-    "ranks",
-    "label",
-    "chosen_by",
-    "feedback",
-    "suggestion",
-    "suggestion_followed",
-)
+READ = {*itertools.chain(*TO_LABEL.shapes), *TO_LABEL.also_read, "ranks"}
 """Columns that become something else; all others are kept."""
 BEST_RATING, WORST_RATING = 7, 1
 """What a ``label`` of true or false is as a rating."""
@@ -92,30 +80,30 @@ class ImportOptions:
     """Whether a record that cannot be used ends the import, or is left out and counted."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Imported:
     """What a file holds."""
 
-    items: list[Item]
-    """Without repetitions."""
-    answers: dict[str, Mapping[str, Any]]
-    """By item id: the label that its record has, as the content of `heedful.label.records.Event` says."""
+    file: str
+    """The name of the file."""
     records: int
     """Number of records read."""
-    repeated: int
+    items: list[Item] = field(default_factory=list)
+    """Without repetitions."""
+    answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By item id: the label that its record has, as the content of `heedful.label.records.Event` says."""
+    said: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    """Labels of several people that an export kept, each with its item's id: ``person``, ``standing``, ``answer``, ..."""
+    repeated: int = 0
     """Number of items that are in the file more than once, and are left out."""
-    refused: list[DataError]
-    """What is wrong with records that cannot be used, with file and line."""
     same_labels: int = 0
     """Number of labels that say of an item what an earlier record said, and are left out."""
     against: list[DataError] = field(default_factory=list)
     """Labels that say of an item another thing than an earlier record did, and are left out, with file and line."""
-    file: str = ""
-    """The name of the file."""
     equal: list[DataError] = field(default_factory=list)
     """Records whose ``responses`` are all the same, as models that are sure of an answer write them; left out."""
-    said: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    """Labels of several people that an export kept, each with its item's id: ``person``, ``standing``, ``answer``, ..."""
+    refused: list[DataError] = field(default_factory=list)
+    """What is wrong with records that cannot be used, with file and line."""
 
     def preview(self, first: int = 5) -> dict[str, Any]:
         """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
@@ -147,79 +135,69 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     Raises DataError as `heedful.data.readers.read_records` does, and, unless ``options.unusable`` is "drop", for the first
     record that cannot be used.
     """
-    mapping = parse_columns(options.columns)
-    records = read_records(path, columns=mapping, max_samples=options.max_samples)
-    known = in_known_shape(path, records, mapping, TO_LABEL)
-    items: dict[str, Item] = {}
-    answers: dict[str, Mapping[str, Any]] = {}
-    refused: list[DataError] = []
-    against: list[DataError] = []
-    said_by: dict[str, str] = {}
-    equal: list[DataError] = []
-    said_of_all: list[tuple[str, Mapping[str, Any]]] = []
-    repeated = same = 0
-    for record in records:
-        try:
-            found = _items(known(record), mapping, options)
-        except EqualAnswersError as error:
-            equal.append(error)
-            continue
-        except DataError as error:
-            if options.unusable == "error":
-                raise
-            refused.append(error)
-            continue
-        for item, answer in found:
-            repeated += item.item_id in items
-            first = items.setdefault(item.item_id, item)
-            if _suggests_other(first, item):
-                against.append(
-                    DataError(f"{record.source}: another suggestion than an earlier record of the same item")
-                )
-            if kept := _kept_labels(record):
-                if first is item:
-                    said_of_all += [(item.item_id, one) for one in kept]
-                continue
-            if answer is None:
-                continue
-            said = from_screen(answer, places_in(first.candidates, item.candidates))
-            if item.item_id not in answers:
-                answers[item.item_id], said_by[item.item_id] = said, record.source
-            elif said == answers[item.item_id]:
-                same += 1
-            else:
-                against.append(DataError(f"{record.source}: another label than that of {said_by[item.item_id]}"))
-    file = Path(path).name or path
-    return Imported(
-        list(items.values()), answers, len(records), repeated, refused, same, against, file, equal, said_of_all
-    )
+    records = read_records(path, columns=parse_columns(options.columns), max_samples=options.max_samples)
+    return _imported(records, path, options)
 
 
-def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions()) -> Imported:
-    """Read the text of a file as `read_items` reads the file; its name in messages is ``import`` and the ending.
+def read_items_text(
+    text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions(), *, name: str = ""
+) -> Imported:
+    """Read the text of a file as `read_items` reads the file; messages call it ``name``, or ``import`` and the ending.
 
     Raises ConfigError for another ending than those of `FORMATS`.
     """
     if ending not in FORMATS:
         raise ConfigError(f"the format is {ending!r}; it must be one of {', '.join(FORMATS)}")
+    name = name or f"import{ending}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"import{ending}")
         try:
             path.write_bytes(text.encode())
+            records = read_records(str(path), columns=parse_columns(options.columns), max_samples=options.max_samples)
         except UnicodeEncodeError as error:
-            raise DataError(f"{path.name}: holds a lone surrogate (half of a character); repair the text") from error
-        try:
-            imported = read_items(str(path), options)
+            raise DataError(f"{name}: holds a lone surrogate (half of a character); repair the text") from error
         except DataError as error:
-            raise _without(error, folder) from None
-    return Imported(
-        **{
-            **vars(imported),
-            "refused": [_without(error, folder) for error in imported.refused],
-            "against": [_without(error, folder) for error in imported.against],
-            "equal": [_without(error, folder) for error in imported.equal],
-        }
-    )
+            raise DataError(str(error).replace(str(path), name)) from None
+    named = [replace(record, source=record.source.replace(str(path), name)) for record in records]
+    return _imported(named, name, options)
+
+
+def _imported(records: Sequence[Record], path: str, options: ImportOptions) -> Imported:
+    mapping = parse_columns(options.columns)
+    known = in_known_shape(path, records, mapping, TO_LABEL)
+    found = Imported(Path(path).name or path, len(records))
+    items: dict[str, Item] = {}
+    said_by: dict[str, str] = {}
+    for record in records:
+        try:
+            of_record = _items(known(record), mapping, options)
+        except EqualAnswersError as error:
+            found.equal.append(error)
+            continue
+        except DataError as error:
+            if options.unusable == "error":
+                raise
+            found.refused.append(error)
+            continue
+        for item, answer in of_record:
+            found.repeated += item.item_id in items
+            first = items.setdefault(item.item_id, item)
+            if _suggests_other(first, item):
+                said = "another suggestion than an earlier record of the same item"
+                found.against.append(DataError(f"{record.source}: {said}"))
+            if kept := _kept_labels(record):
+                found.said += [(item.item_id, one) for one in kept if first is item]
+            elif answer is not None:
+                label = from_screen(answer, places_in(first.candidates, item.candidates))
+                by = said_by.setdefault(item.item_id, record.source)
+                if item.item_id not in found.answers:
+                    found.answers[item.item_id] = label
+                elif found.answers[item.item_id] == label:
+                    found.same_labels += 1
+                else:
+                    found.against.append(DataError(f"{record.source}: another label than that of {by}"))
+    found.items = list(items.values())
+    return found
 
 
 def add(project: Project, imported: Imported, *, with_labels: bool = False) -> dict[str, int]:
@@ -229,24 +207,25 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
     ``labels`` were new, and how many labels said another thing than the project's (``against``), which stays. Raises
     DataError, and adds nothing, if an item cannot be shown, or is for screening and in the project already outside it.
     """
-    known = project.items(also_withdrawn=True)
-    there = {item_id(item.task, item.prompt, item.candidates): item for item in known}
+    there = {item_id(item.task, item.prompt, item.candidates): item for item in project.items(also_withdrawn=True)}
     for item in imported.items:
-        if item.screening and item.item_id in there and not there[item.item_id].screening:
-            raise DataError(
-                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, outside the screening set, and "
-                "items do not change; import other items for screening, or import the screening set first"
-            )
-        if item.gold is not None and item.item_id in there and there[item.item_id].gold is None:
-            raise DataError(
-                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already and is no gold question, and "
-                "items do not change; import other items as gold questions"
-            )
-        if item.item_id in there and _suggests_other(there[item.item_id], item):
-            raise DataError(
-                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, with another suggestion or none, "
-                "and items do not change; import a suggestion together with its item, or take `suggestion` out of the record"
-            )
+        known = there.get(item.item_id)
+        if known is None:
+            continue
+        if item.screening and not known.screening:
+            what = ", outside the screening set"
+            remedy = "import other items for screening, or import the screening set first"
+        elif item.gold is not None and known.gold is None:
+            what, remedy = " and is no gold question", "import other items as gold questions"
+        elif _suggests_other(known, item):
+            what = ", with another suggestion or none"
+            remedy = "import a suggestion together with its item, or take `suggestion` out of the record"
+        else:
+            continue
+        raise DataError(
+            f"the item {item.item_id} ({shown(item.prompt)}) is in the project already{what}, and items do not change; "
+            f"{remedy}"
+        )
     new = [one for one in imported.items if one.item_id not in there]
     batch = project.begin_batch(imported.file) if new else ""
     added = {"items": project.add_items([replace(one, batch=batch) for one in new])}
@@ -302,10 +281,6 @@ def _suggests_other(there: Item, item: Item) -> bool:
     if item.suggestion is None:
         return False
     return from_screen(item.suggestion, places_in(there.candidates, item.candidates)) != there.suggestion
-
-
-def _without(error: DataError, folder: str) -> DataError:
-    return DataError(str(error).replace(f"{folder}/", ""))
 
 
 def _items(

@@ -6,14 +6,12 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast, get_args
 from weakref import WeakKeyDictionary
 
 from starlette.responses import Response
 
-from heedful.errors import DataError
 from heedful.label import listing
 from heedful.label.answers import JUDGED, check_words
 from heedful.label.exporting import ExportOptions, export_project
@@ -109,25 +107,15 @@ def import_text(site: Site, request: ApiRequest) -> Answer:
         unusable="drop" if is_preview or fields.switch(body, "drop") else "error",
     )
     ending = fields.one_of(body, "format", FORMATS, FORMATS[0])
-    ours = f"import{ending}"
     name = re.split(r"[/\\]", fields.text(body, "name", most=LONGEST_FILE_NAME, least=0, default=""))[-1]
-
-    def named(error: object) -> str:  # a message begins with the file's name; its owner knows it by another one
-        text = str(error)
-        return (name or ours) + text.removeprefix(ours) if text.startswith(ours) else text
-
     with_labels = fields.switch(body, "labels")
     text = fields.text(body, "text", most=LONGEST_IMPORT)
     with heavy():
-        try:
-            imported = read_items_text(text, ending, options)
-        except DataError as error:
-            raise DataError(named(error)) from None
+        imported = read_items_text(text, ending, options, name=name)
         added = {"items": 0, "labels": 0, "against": 0}
         if not is_preview:
-            added = add(site.project, replace(imported, file=name or ours), with_labels=with_labels)
+            added = add(site.project, imported, with_labels=with_labels)
     found = imported.preview()
-    found["errors"] = [named(error) for error in found["errors"]]
     return found | {"added": added["items"], "labels_added": added["labels"], "labels_against": added["against"]}
 
 
