@@ -1,6 +1,7 @@
 """Whether an answer is one that its task takes, and how it is turned from places on the screen to candidates and back."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from heedful.configs.label import Criterion
@@ -174,6 +175,11 @@ def _lines(text: Any) -> Any:
 def response_text(response: Any) -> Any:
     """Return the text of a response, which may be a message; None if it has none."""
     return response.get("content") if isinstance(response, Mapping) else response
+
+
+def sides(ranks: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Return for every two answers of a ranking -1 if the first is better, 1 if the second is, 0 for a tie."""
+    return {(i, j): (ranks[i] > ranks[j]) - (ranks[i] < ranks[j]) for i, j in combinations(range(len(ranks)), 2)}
 
 
 def dense_ranks(ranks: Sequence[int]) -> list[int]:

@@ -32,7 +32,7 @@ EXCERPT = 70
 
 def new_project(config: NewProjectConfig) -> None:
     """Make a project and print what to do next. Raises ConfigError if the folder is in use."""
-    settings = ProjectSettings(**{name: getattr(config, name) for name in ProjectSettings.__dataclass_fields__})
+    settings = ProjectSettings(**_shared(config, ProjectSettings))
     if settings.seed == 0 and "seed" not in config.given:  # browsers know the ids from which the order is drawn
         settings = dataclasses.replace(settings, seed=secrets.randbelow(2**63))
     Project.create(config.project, settings).close()
@@ -47,19 +47,7 @@ def new_project(config: NewProjectConfig) -> None:
 def import_data(config: ImportConfig) -> dict[str, int]:
     """Add the items of a file to a project, and print what was added."""
     with Project.open(config.project, read_only=config.preview) as project:
-        imported = read_items(
-            config.data,
-            ImportOptions(
-                task=config.task,
-                usual=project.settings.task,
-                columns=config.columns,
-                screening=config.screening,
-                gold=config.gold,
-                round=config.round,
-                max_samples=config.max_samples,
-                unusable=config.unusable,
-            ),
-        )
+        imported = read_items(config.data, ImportOptions(usual=project.settings.task, **_shared(config, ImportOptions)))
         _show(imported)
         if config.preview:
             _show_first(imported)
@@ -76,6 +64,11 @@ def import_data(config: ImportConfig) -> dict[str, int]:
     if count and not config.with_labels:
         print(f"{_many(count, 'label')} of the file not taken (add --with-labels to take them).")
     return added
+
+
+def _shared(config: Any, options: Any) -> dict[str, Any]:
+    """The settings of a command that are options of a class."""
+    return {name: value for name, value in vars(config).items() if name in options.__dataclass_fields__}
 
 
 def _many(count: int, what: str) -> str:
@@ -124,12 +117,7 @@ def _excerpt(content: Any) -> str:
 def export_data(config: ExportConfig) -> dict[str, Any]:
     """Write a project's labels as training data, and print what is in each file."""
     with Project.open(config.project, read_only=True) as project:
-        result = export_project(
-            project,
-            ExportOptions(
-                config.eval_fraction, config.margin, config.flagged, config.without, config.gold, config.withdrawn
-            ),
-        )
+        result = export_project(project, ExportOptions(**_shared(config, ExportOptions)))
     result.write(config.output, config.project, overwrite=config.overwrite)
     width = max(map(len, result.files))
     for name, fact in result.manifest["files"].items():

@@ -160,6 +160,12 @@ def label(
     Raises NotHeldError if the person does not hold the item, DataError if the answer is not one that the task takes.
     """
     state, settings = transaction.state, transaction.settings
+    kept = {
+        "seconds": check_seconds(seconds),
+        **({} if active is None else {"active": check_seconds(active, "active", most=seconds)}),
+        "comment": check_words("comment", comment),
+        "flags": check_flags(flags),
+    }
 
     def in_candidates(order: Sequence[int]) -> dict[str, Any]:
         on_screen = token is not None and state.items[item_id].task != "chat"
@@ -169,7 +175,7 @@ def label(
     def again(event: Event) -> Mapping[str, Any]:  # in the terms of the label that has the nonce
         if event.content["item"] != item_id:
             return {"item": item_id}
-        said = {"answer": in_candidates(event.content["order"]), "comment": comment, "flags": list(flags)}
+        said = {"answer": in_candidates(event.content["order"]), "comment": comment, "flags": kept["flags"]}
         return {**json.loads(to_line(said)), "again": None}
 
     before = _sent_before(state, person_id, nonce, ("label",), again)
@@ -186,10 +192,7 @@ def label(
         "answer": checked,
         "order": list(order),
         "instructions": _version(state, expected_version),
-        "seconds": check_seconds(seconds),
-        **({} if active is None else {"active": check_seconds(active, "active", most=seconds)}),
-        "comment": check_words("comment", comment),
-        "flags": check_flags(flags),
+        **kept,
         "repeat": lease.repeat,
     }
     if token is not None and item.suggestion is not None:  # a page has shown it
@@ -389,7 +392,7 @@ def withdraw(
 
     Returns how many items that changed. Raises DataError for an import or item that is not there.
     """
-    state = transaction.state
+    state, reason = transaction.state, check_words("reason", reason)
     known = [one for one in state.batches if batch and batch in (one, one.partition(" ")[0])]
     if batch and not known:
         have = ", ".join(state.batches) or "none"
@@ -403,7 +406,7 @@ def withdraw(
     if not changed:
         return 0
     content = {"batch": known[0] if known else "", "items": [] if known else changed, "withdrawn": not back}
-    transaction.add("withdraw", person_id, content | {"reason": check_words("reason", reason)})
+    transaction.add("withdraw", person_id, content | {"reason": reason})
     for person, lease in transaction.leases.by_person().items():
         if lease.item_id in state.withdrawn:
             transaction.leases.drop("lease", person)
@@ -427,7 +430,7 @@ def correct(
 
     Raises DataError for a person who is no owner, a label that does not count, and an answer that its task does not take.
     """
-    state = transaction.state
+    state, reason = transaction.state, check_words("reason", reason)
     before = _sent_before(state, person_id, nonce, ("correct",), lambda _: {"event": event_id, "reason": reason})
     if before is not None:
         return before
@@ -448,7 +451,7 @@ def correct(
     new = check_answer(item, {**kept, **answer}, strength_known=known, criteria=asked) | said
     if new == old.content["answer"]:
         raise DataError("the answer is the one that the label has; nothing was corrected")
-    content = {"event": event_id, "answer": new, "old": old.content["answer"], "reason": check_words("reason", reason)}
+    content = {"event": event_id, "answer": new, "old": old.content["answer"], "reason": reason}
     event = transaction.add("correct", person_id, content, nonce)
     if item.screening:
         screen(transaction)

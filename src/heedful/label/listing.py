@@ -65,25 +65,17 @@ def text_of(content: Any) -> str:
 def row(one: LabelledItem) -> dict[str, Any]:
     """Return a label as a line of the list, ready for JSON."""
     prompt = one.event.content["answer"]["messages"] if one.item.task == "chat" else one.item.prompt
-    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else prompt
-    return {
-        "item": one.item.item_id,
-        "task": one.item.task,
-        "prompt": text_of(last)[:EXCERPT],
-        **of_label(one),
-    }
+    return _line(one.item, prompt) | of_label(one)
 
 
 def row_of_item(item: Item, counts: Mapping[str, int]) -> dict[str, Any]:
     """Return an item as a line of the list of items; ``counts`` are its labels by item."""
-    prompt = item.prompt[-1] if isinstance(item.prompt, list | tuple) and item.prompt else item.prompt
-    return {
-        "item": item.item_id,
-        "task": item.task,
-        "prompt": text_of(prompt)[:EXCERPT],
-        "batch": item.batch,
-        "labels": counts.get(item.item_id, 0),
-    }
+    return _line(item, item.prompt) | {"batch": item.batch, "labels": counts.get(item.item_id, 0)}
+
+
+def _line(item: Item, prompt: Any) -> dict[str, Any]:
+    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else prompt
+    return {"item": item.item_id, "task": item.task, "prompt": text_of(last)[:EXCERPT]}
 
 
 def of_label(one: LabelledItem) -> dict[str, Any]:

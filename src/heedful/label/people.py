@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
-from heedful.label.answers import check_words
+from heedful.label.answers import check_words, sides
 from heedful.label.assignment import owner_has, screening_set
 from heedful.label.records import Event, Person, Role, Standing, token_hash
 from heedful.label.state import State
@@ -234,13 +234,8 @@ def agreement(task: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> fl
         return float(one["preferred"] == other["preferred"])
     if task == "rating":
         return float(abs(one["rating"] - other["rating"]) <= 1)
-    pairs = list(itertools.combinations(range(len(one["ranks"])), 2))
-    return sum(_sign(one["ranks"], pair) == _sign(other["ranks"], pair) for pair in pairs) / len(pairs)
-
-
-def _sign(ranks: list[int], pair: tuple[int, int]) -> int:
-    first, second = ranks[pair[0]], ranks[pair[1]]
-    return (first > second) - (first < second)
+    mine, theirs = sides(one["ranks"]), sides(other["ranks"])
+    return sum(mine[pair] == theirs[pair] for pair in mine) / len(mine)
 
 
 # The owner's one-time link, which whoever may write to a project's folder can make, also while it is served

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from heedful.errors import DataError
 from heedful.label.answers import may_overlap
@@ -14,6 +14,7 @@ NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
 
 
+KINDS: tuple[str, ...] = get_args(get_type_hints(Event)["kind"])
 LATER = ("batch", "gold", "suggestion")
 """Fields of an item that earlier versions of heedful do not know; they are written only where they say something."""
 
@@ -94,54 +95,53 @@ class State:
         """Add the next event. Raises DataError if it cannot follow, NewerError if its kind is not known."""
         if event.seq != self.seq + 1:
             raise DataError(f"event {event.seq} follows event {self.seq}; the events in between are missing")
-        kinds = {
-            "item": self._item,
-            "person": self._person,
-            "instructions": self._instructions,
-            "label": self._label,
-            "skip": self._skip,
-            "retract": self._retract,
-            "correct": self._correct,
-            "lost": lambda *_: None,
-            "import": self._import,
-            "withdraw": self._withdraw,
-        }
-        if isinstance(event.kind, str) and event.kind not in kinds:
+        if isinstance(event.kind, str) and event.kind not in KINDS:
             raise NewerError(f"events of the kind {event.kind!r:.60} are not known")
         try:
-            kinds[event.kind](event, event.content)
+            getattr(self, f"_{event.kind}")(event, event.content)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"event {event.seq} ({event.kind}) is not complete: {error}") from error
         self.events.append(event)
         if event.nonce is not None and event.person is not None:
             self.sent[event.person, event.nonce] = event
 
+    def _lost(self, _event: Event, _content: Mapping[str, Any]) -> None:
+        pass
+
     def _item(self, _event: Event, content: Mapping[str, Any]) -> None:
         item = item_from(content)
-        overlapping = may_overlap(item) and item.needed > 1
         self._position[item.item_id] = len(self._order)
         self._order.append(item)
         self.items[item.item_id] = item
         self.tasks.add(item.task)
+        self._sort(item)
+
+    def _sort(self, item: Item) -> None:
+        """Put an item, which comes after all that were sorted, among those that it belongs to."""
         self.judged += may_overlap(item)
-        self.overlapping += overlapping
+        self.overlapping += may_overlap(item) and item.needed > 1
         if item.screening:
             self.screening.append(item)
         elif item.gold is not None:
             self.gold.append(item)
         else:
             self.work.add(item.item_id)
-            self.left.append(self._position[item.item_id])
+            if not self.is_done(item):
+                self.left.append(self._position[item.item_id])
 
     def _person(self, _event: Event, content: Mapping[str, Any]) -> None:
         person = Person(**content)
         before = self.people.get(person.person_id)
         self.people[person.person_id] = person
         if before is not None and (before.standing in NOT_COUNTED) != (person.standing in NOT_COUNTED):
-            self.left = self._not_done()
+            self._sort_all()
 
-    def _not_done(self) -> list[int]:
-        return [i for i, item in enumerate(self._order) if item.item_id in self.work and not self.is_done(item)]
+    def _sort_all(self) -> None:
+        self.screening, self.gold, self.work, self.left = [], [], set(), []
+        self.judged = self.overlapping = 0
+        for item in self._order:
+            if item.item_id not in self.withdrawn:
+                self._sort(item)
 
     def _import(self, event: Event, content: Mapping[str, Any]) -> None:
         self.batches[content["batch"]] = event
@@ -149,13 +149,7 @@ class State:
     def _withdraw(self, _event: Event, content: Mapping[str, Any]) -> None:
         changed = {one.item_id for one in self.of_batch(content["batch"])} if content["batch"] else {*content["items"]}
         self.withdrawn = self.withdrawn | changed if content["withdrawn"] else self.withdrawn - changed
-        there = [item for item in self._order if item.item_id not in self.withdrawn]
-        self.screening = [item for item in there if item.screening]
-        self.gold = [item for item in there if item.gold is not None]
-        self.work = {item.item_id for item in there if not item.screening and item.gold is None}
-        self.judged = sum(map(may_overlap, there))
-        self.overlapping = sum(may_overlap(item) and item.needed > 1 for item in there)
-        self.left = self._not_done()
+        self._sort_all()
 
     def of_batch(self, batch: str) -> list[Item]:
         """Return the items that an import added."""

@@ -25,7 +25,7 @@ from heedful.label.agreement import (
     majority,
     share,
 )
-from heedful.label.answers import response_text, worked_seconds
+from heedful.label.answers import response_text, sides, worked_seconds
 from heedful.label.exporting import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
@@ -204,11 +204,7 @@ def judgements(one: LabelledItem) -> dict[Unit, int]:
     if item.task == "pair":
         return {(item.item_id, 0, 1): _side(answer["preferred"])}
     if item.task == "ranking":
-        ranks = answer["ranks"]
-        return {
-            (item.item_id, i, j): (ranks[i] > ranks[j]) - (ranks[i] < ranks[j])
-            for i, j in combinations(range(len(ranks)), 2)
-        }
+        return {(item.item_id, i, j): side for (i, j), side in sides(answer["ranks"]).items()}
     return {(item.item_id, 0, 0): answer["rating"]} if item.task == "rating" else {}
 
 

@@ -6,20 +6,12 @@ not whether it is a repeat or belongs to the screening set.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
 from heedful.data.messages import read_conversation
-from heedful.label.answers import (
-    JUDGED,
-    check_flags,
-    check_seconds,
-    check_words,
-    from_screen,
-    response_text,
-    to_screen,
-)
+from heedful.label.answers import JUDGED, check_seconds, from_screen, response_text, to_screen
 from heedful.label.people import SESSION_HOURS
 from heedful.label.records import Assignment, Event, Item
 from heedful.label.server import request as fields
@@ -117,9 +109,9 @@ def label(site: Site, request: ApiRequest) -> Answer:
         item,
         _of_turn(site, person, item, answer) if "turn" in answer else answer,
         nonce=fields.nonce(body),
-        seconds=check_seconds(body.get("seconds")),
-        comment=check_words("comment", body.get("comment", "")),
-        flags=check_flags(body.get("flags", [])),
+        seconds=cast(float, body.get("seconds")),
+        comment=body.get("comment", ""),
+        flags=body.get("flags", []),
         expected_version=body.get("version"),
         token=fields.identifier(body, "assignment"),
         active=check_seconds(body["active"], "active") if "active" in body else None,
@@ -134,8 +126,8 @@ def skip(site: Site, request: ApiRequest) -> Answer:
     event = site.project.skip(
         person,
         fields.identifier(body, "item"),
-        check_words("reason", body.get("reason", "")),
-        check_flags(body.get("flags", [])),
+        body.get("reason", ""),
+        body.get("flags", []),
         fields.nonce(body),
         token=fields.identifier(body, "assignment"),
     )

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from starlette.responses import Response
 
 from heedful.label import listing
-from heedful.label.answers import JUDGED, check_words
+from heedful.label.answers import JUDGED
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import FORMATS, ImportOptions, add, read_items_text
 from heedful.label.people import LONGEST_NAME, is_import
@@ -207,8 +207,8 @@ def withdraw(site: Site, request: ApiRequest) -> Answer:
     fields.only(body, "batch", "item", "back", "reason")
     batch = fields.text(body, "batch", most=300, least=0, default="")
     items = () if batch else (fields.identifier(body, "item"),)
-    reason, back = check_words("reason", body.get("reason", "")), fields.switch(body, "back")
-    changed = site.project.withdraw(person, batch=batch, items=items, back=back, reason=reason)
+    back = fields.switch(body, "back")
+    changed = site.project.withdraw(person, batch=batch, items=items, back=back, reason=body.get("reason", ""))
     site.audit.note("put back" if back else "withdrawn", person=person, address=request.address, items=str(changed))
     return {"changed": changed}
 
@@ -254,8 +254,7 @@ def correct(site: Site, request: ApiRequest) -> Answer:
     body, project, person = request.body, site.project, request.caller.person_id
     fields.only(body, "nonce", "label", "answer", "reason")
     answer, label = fields.answer(body), fields.identifier(body, "label")
-    reason = check_words("reason", body.get("reason", ""))
-    event = project.correct(person, label, answer, nonce=fields.nonce(body), reason=reason)
+    event = project.correct(person, label, answer, nonce=fields.nonce(body), reason=body.get("reason", ""))
     site.audit.note("corrected", person=person, address=request.address, label=label)
     corrected = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == label)
     return {"correction": event.event_id, "closed": listing.is_closed(project.folder, corrected)}
