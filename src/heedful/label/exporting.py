@@ -16,6 +16,7 @@ from typing import Any, Literal
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, to_json, write_bytes
+from heedful.label.answers import dense_ranks, sides
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
 from heedful.types import Message, Prompt, Text
@@ -146,14 +147,13 @@ def export(
             part = "eval"
         elif event.person in held_out:
             part = "held-out"
-        made = record_of(one.item, event, options.margin)
-        named = f"{made.kind}.{part}" if made.kind in TRAINING else made.kind
-        records.setdefault(named, []).append(made.fields)
-        left_out[made.kind] += made.kind in ("ties", "contradictions")
-        if made.kind == "preferences":
-            records.setdefault(f"pairs.{part}", []).extend(pairs_of(made.fields, event.event_id))
-        if made.kind == "ratings":
-            good_or_bad = labelled_of(made.fields)
+        kind, fields = record_of(one.item, event, options.margin)
+        records.setdefault(f"{kind}.{part}" if kind in TRAINING else kind, []).append(fields)
+        left_out[kind] += kind in ("ties", "contradictions")
+        if kind == "preferences":
+            records.setdefault(f"pairs.{part}", []).extend(pairs_of(fields, event.event_id))
+        if kind == "ratings":
+            good_or_bad = labelled_of(fields)
             left_out["ratings in the middle"] += good_or_bad is None
             records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
     said: dict[str, list[LabelledItem]] = {}
@@ -284,43 +284,53 @@ GOOD, BAD = 5, 3
 """A rating of at least 5 of 7 is good for KTO, one of at most 3 bad; 4 is neither."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a label becomes."""
-
-    kind: str
-    """The file that it belongs to: preferences, demonstrations, ratings, ties, or contradictions."""
-    fields: Fields
-
-
-def record_of(item: Item, event: Event, margin: str) -> Made:
-    """Return the record of a label.
+def record_of(item: Item, event: Event, margin: str) -> tuple[str, Fields]:
+    """Return which file a label belongs to (preferences, demonstrations, ratings, ties or contradictions), and its record.
 
     Args:
         item: what was labelled.
         event: the label.
         margin: "none", or what a strength becomes, of `MARGINS`.
     """
-    answer, kept = event.content["answer"], {k: v for k, v in item.columns.items() if k not in OURS}
-    prompt = answer["messages"] if item.task == "chat" else item.prompt
-    fields = {**kept, "prompt": prompt}
+    answer, answers = event.content["answer"], item.candidates
+    if item.task == "chat":
+        answers = tuple(Candidate(one["response"], one.get("source")) for one in answer["responses"])
+    made: Fields
     if item.task in ("pair", "chat"):
-        answers = _said(answer["responses"]) if item.task == "chat" else item.candidates
-        made = _pair(fields, answers, answer["preferred"], _margin(item, event, margin), answer.get("criteria"))
+        kind, made = _compared(answers, _ranks_of(answer["preferred"]), answer.get("criteria"), as_pair=True)
+        with_margin = _margin(item, event, margin) if kind != "ties" else None
+        made |= {} if with_margin is None else {"margin": with_margin}
     elif item.task == "ranking":
-        made, answers = _ranking(fields, item.candidates, answer["ranks"], answer.get("criteria")), item.candidates
+        kind, made = _compared(answers, answer["ranks"], answer.get("criteria"))
     elif item.task == "correction":
-        edited = Candidate(answer["text"])
-        made, answers = _pair(fields, (edited, *item.candidates), 0, None), item.candidates
+        kind, made = _compared((Candidate(answer["text"]), *answers), (0, 1), None, as_pair=True)
     elif item.task == "rating":
-        answers = item.candidates
-        rated = {"completion": written(answers[0]), "rating": answer["rating"]}
-        rated |= {"completion_criteria": answer["criteria"][0]} if "criteria" in answer else {}
-        made = Made("ratings", {**fields, **rated})
+        kind, made = "ratings", {"completion": written(answers[0]), "rating": answer["rating"]}
+        made |= {"completion_criteria": answer["criteria"][0]} if "criteria" in answer else {}
     else:
-        made, answers = Made("demonstrations", {**fields, "completion": answer["text"]}), item.candidates
+        kind, made = "demonstrations", {"completion": answer["text"]}
+    kept = {k: v for k, v in item.columns.items() if k not in OURS}
+    prompt = answer["messages"] if item.task == "chat" else item.prompt
     followed = {k: v for k, v in event.content.items() if k == "suggestion_followed"}
-    return Made(made.kind, {**made.fields, **followed, "feedback": _feedback(item, event, answers)})
+    return kind, {**kept, "prompt": prompt, **made, **followed, "feedback": _feedback(item, event, answers)}
+
+
+def _ranks_of(preferred: int | None) -> tuple[int, int]:
+    return (0, 0) if preferred is None else (preferred, 1 - preferred)
+
+
+def _compared(
+    answers: Sequence[Candidate], ranks: Sequence[int], criteria: Any, *, as_pair: bool = False
+) -> tuple[str, Fields]:
+    """The file and the columns of answers that were compared: one that was preferred to itself is a contradiction."""
+    responses, ranks = [written(one) for one in answers], [rank - 1 for rank in dense_ranks(ranks)]
+    is_apart = any(responses[i] == responses[j] and side for (i, j), side in sides(ranks).items())
+    kind = "contradictions" if is_apart else "preferences" if any(ranks) else "ties"
+    if as_pair and any(ranks):
+        best = ranks.index(0)
+        said = {} if criteria is None else _by_criteria(criteria[best], criteria[1 - best])
+        return kind, {"chosen": responses[best], "rejected": responses[1 - best], **said}
+    return kind, {"responses": responses, "ranks": ranks, **({} if criteria is None else {"criteria": criteria})}
 
 
 def pairs_of(fields: Fields, group: str) -> list[Fields]:
@@ -390,34 +400,6 @@ def written(candidate: Candidate) -> Any:
 def is_imported(event: Event) -> bool:
     """True for a label that came with an imported file: it took no time here."""
     return event.content["seconds"] is None
-
-
-def _said(responses: Sequence[Mapping[str, Any]]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(one["response"], one.get("source")) for one in responses)
-
-
-def _pair(
-    fields: Fields, answers: Sequence[Candidate], preferred: int | None, margin: float | None, criteria: Any = None
-) -> Made:
-    responses = [written(one) for one in answers]
-    if preferred is None:
-        said = {} if criteria is None else {"criteria": criteria}
-        return Made("ties", {**fields, "responses": responses, "ranks": [0, 0], **said})
-    pair = {"chosen": responses[preferred], "rejected": responses[1 - preferred]}
-    if criteria is not None:
-        pair |= _by_criteria(criteria[preferred], criteria[1 - preferred])
-    kind = "contradictions" if responses[0] == responses[1] else "preferences"
-    return Made(kind, {**fields, **pair} | ({} if margin is None else {"margin": margin}))
-
-
-def _ranking(fields: Fields, answers: Sequence[Candidate], ranks: Sequence[int], criteria: Any) -> Made:
-    place = {rank: i for i, rank in enumerate(sorted(set(ranks)))}
-    responses, ranks = [written(one) for one in answers], [place[rank] for rank in ranks]
-    both = list(zip(responses, ranks, strict=True))
-    apart = any(one == other and rank != theirs for one, rank in both for other, theirs in both)
-    kind = "contradictions" if apart else "preferences" if len(place) > 1 else "ties"
-    said = {} if criteria is None else {"criteria": criteria}
-    return Made(kind, {**fields, "responses": responses, "ranks": ranks, **said})
 
 
 def _margin(item: Item, event: Event, margin: str) -> float | None:
