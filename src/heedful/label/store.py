@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -105,15 +105,14 @@ def event_of(row: Sequence[Any]) -> Event:
 
 def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
     """Add to a state the events that come next in a database. Raises DataError if one is damaged or missing."""
-    try:
-        for row in database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (state.seq,)):
-            state.apply(event_of(row))
-    except NewerError as error:
-        raise NewerError(f"{path}: {error}") from error
-    except DataError as error:
-        raise damaged(path, str(error)) from error
-    except sqlite3.DatabaseError as error:
-        raise in_our_words(error, path) from error
+    with _our_words(path):
+        try:
+            for row in database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (state.seq,)):
+                state.apply(event_of(row))
+        except NewerError as error:
+            raise NewerError(f"{path}: {error}") from error
+        except DataError as error:
+            raise damaged(path, str(error)) from error
 
 
 # The database
@@ -121,36 +120,27 @@ def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
 
 def open_database(path: Path) -> sqlite3.Connection:
     """Open a database to write, made if there is none. Raises DataError if it is damaged, else MachineError."""
-    try:
+    with _our_words(path), contextlib.ExitStack() as on_failure:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             sync(path.parent)
-        database = _connect(path)
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
-            database.executescript(SCHEMA)
-            check_integrity(database, path)
-            database.execute("DELETE FROM leases WHERE NOT json_valid(value)")  # they have no checksums
-        except BaseException:
-            database.close()
-            raise
-    except (sqlite3.DatabaseError, OSError) as error:
-        raise in_our_words(error, path) from error
+        database = on_failure.enter_context(contextlib.closing(_connect(path)))
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.executescript(SCHEMA)
+        check_integrity(database, path)
+        database.execute("DELETE FROM leases WHERE NOT json_valid(value)")  # they have no checksums
+        on_failure.pop_all()
     return database
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open a database that is there, without changing anything. Raises as `open_database`."""
-    try:
+    with _our_words(path), contextlib.ExitStack() as on_failure:
         database = _connect(f"{path.absolute().as_uri()}?mode=ro")
-        try:
-            database.execute("SELECT count(*) FROM sqlite_schema")
-        except BaseException:
-            database.close()
-            raise
-    except (sqlite3.DatabaseError, OSError) as error:
-        raise in_our_words(error, path) from error
+        on_failure.enter_context(contextlib.closing(database))
+        database.execute("SELECT count(*) FROM sqlite_schema")
+        on_failure.pop_all()
     return database
 
 
@@ -174,10 +164,8 @@ def check_integrity(database: sqlite3.Connection, path: Path) -> None:
 def read_checked(path: Path) -> State:
     """Return the state of a database, all of which is checked. Raises DataError if it is damaged, or of no project."""
     with contextlib.closing(open_to_read(path)) as database:
-        try:
+        with _our_words(path):
             check_integrity(database, path)
-        except sqlite3.DatabaseError as error:
-            raise in_our_words(error, path) from error
         state = State()
         advance(state, database, path)
     return state
@@ -208,6 +196,14 @@ def in_our_words(error: Exception, path: Path) -> Exception:
         sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
     }
     return MachineError(f"{path}: {reasons.get(code, error)} ({error}); {again}")
+
+
+@contextlib.contextmanager
+def _our_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise in_our_words(error, path) from error
 
 
 def copy_database(source: sqlite3.Connection, path: Path) -> None:
@@ -415,11 +411,8 @@ class Store:
 
     def look(self, work: Callable[[Transaction], T]) -> T:
         """Return what a function finds. It sees no operation half done, and changes nothing."""
-        with self._lock:
-            try:
-                return work(self._transaction(None))
-            except sqlite3.DatabaseError as error:
-                raise in_our_words(error, self.path) from error
+        with self._lock, _our_words(self.path):
+            return work(self._transaction(None))
 
     def close(self) -> None:
         """Finish what is waiting and close the database. A second time does nothing."""
@@ -538,10 +531,8 @@ class Reader:
     def _catch_up(self) -> None:
         last = [(event.event_id,) for event in self._state.events[-1:]]
         with contextlib.closing(open_to_read(self.path)) as database:
-            try:
+            with _our_words(self.path):
                 there = database.execute("SELECT event_id FROM events WHERE seq = ?", (self._state.seq,)).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise in_our_words(error, self.path) from error
             if there != last:  # another file was put in its place
                 self._state = State()
             advance(self._state, database, self.path)
