@@ -35,7 +35,7 @@ from heedful.label.assignment import (
 from heedful.label.people import screen
 from heedful.label.records import Assignment, Event, Item, Person, to_line, token_hash
 from heedful.label.state import State, item_content
-from heedful.label.store import Lease, LeaseRow, Transaction, draft_key, drafts_of, iso
+from heedful.label.store import Lease, Transaction, iso
 
 MOST_TABS = 8
 """Drafts that a person may have of one item, each of another tab."""
@@ -117,7 +117,7 @@ def held(transaction: Transaction, person_id: str) -> Assignment | None:
     if lease is None:
         return None
     item = state.items[lease.item_id]
-    drafts = drafts_of(transaction.leases.get("draft", draft_key(person_id, item.item_id)))
+    drafts = transaction.leases.drafts(person_id, item.item_id)
     last = drafts[-1] if drafts else None
     return Assignment(
         item,
@@ -205,7 +205,7 @@ def label(
 def _settle(transaction: Transaction, event: Event) -> None:
     """After a label or a skip: the draft and the item are no longer the person's, but for a chat that goes on."""
     person_id, item = str(event.person), transaction.state.items[event.content["item"]]
-    transaction.leases.drop("draft", draft_key(person_id, item.item_id))
+    transaction.leases.keep_drafts(person_id, item.item_id, [])
     if event.kind == "label" and event.content["answer"].get("last") is False:
         _hold_on(transaction, person_id, transaction.leases.of(person_id) or Lease(item.item_id, repeat=False, until=0))
     else:
@@ -321,8 +321,7 @@ def undo(
     if is_theirs or can_return(transaction, person, item, repeat):
         _give(transaction, person, item, repeat)
     if last.kind == "label":
-        draft = {"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}
-        leases.put("draft", draft_key(person_id, item.item_id), LeaseRow(draft))
+        leases.keep_drafts(person_id, item.item_id, [{"tab": "", "save": 0, "draft": _as_draft(last)}])
     return event, next_item(transaction, person_id)
 
 
@@ -355,7 +354,7 @@ def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, A
         leases.drop("lease", person_id)
         _settle(transaction, event)
     else:
-        leases.drop("draft", draft_key(person_id, item.item_id))
+        leases.keep_drafts(person_id, item.item_id, [])
         if item.screening:
             screen(transaction)
     following = state.undone.get(person_id)
@@ -473,8 +472,7 @@ def save_draft(
     one that it began with, unless that has been changed since. Returns the ``text`` and ``comment`` of those of others.
     """
     lease = _held_lease(transaction, person_id, item_id, token)
-    key = draft_key(person_id, item_id)
-    drafts = drafts_of(transaction.leases.get("draft", key))
+    drafts = transaction.leases.drafts(person_id, item_id)
     others = [one for one in drafts if one["tab"] != saved.tab]
     is_late = any(one["tab"] == saved.tab and one["save"] > saved.save for one in drafts)
     if draft is not None and not is_late:
@@ -482,7 +480,7 @@ def save_draft(
         if len(others) >= MOST_TABS:
             raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
         own = {"tab": saved.tab, "save": saved.save, "draft": draft}
-        transaction.leases.put("draft", key, LeaseRow({"tabs": [*others, own]}))
+        transaction.leases.keep_drafts(person_id, item_id, [*others, own])
     _hold_on(transaction, person_id, lease)
     return _words(others)
 

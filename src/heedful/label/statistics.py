@@ -25,7 +25,7 @@ from heedful.label.agreement import (
     majority,
     share,
 )
-from heedful.label.answers import response_text, sides, worked_seconds
+from heedful.label.answers import JUDGED, response_text, sides, worked_seconds
 from heedful.label.exporting import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
@@ -55,8 +55,6 @@ REFERENCES = (
     },
 )
 """Published agreement of people about answers of language models."""
-COMPARED = ("pair", "ranking", "rating")
-"""Tasks whose answers by several people can be compared."""
 MOST_SHOWN = 20
 """Items in the list of those that people and the reward model order most differently."""
 
@@ -119,7 +117,7 @@ def statistics(
         "suggestion_followed": _share(first, _followed),
         "corrected": sum("corrected_by" in one.event.content for one in labels),
         "references": [dict(reference) for reference in REFERENCES],
-        "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
+        "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in JUDGED},
         "criteria": {one.name: _criterion(one, first, trusted) for one in criteria},
         "self_consistency": _self_consistency(first + screening, repeats),
         **_habits(first, habits),

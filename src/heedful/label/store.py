@@ -318,25 +318,26 @@ class Leases:
         value = {"item": lease.item_id, "repeat": lease.repeat, "token": lease.token}
         self.put("lease", person_id, LeaseRow(value, lease.until))
 
+    def drafts(self, person_id: str, item_id: str) -> list[dict[str, Any]]:
+        """Return a person's drafts of an item, the newest last: ``tab``, number there (``save``), ``draft``."""
+        row = self.get("draft", to_line([person_id, item_id]))
+        if row is None or row.value is None:
+            return []
+        if isinstance(row.value, dict) and "tabs" in row.value:
+            return list(row.value["tabs"])
+        return [{"tab": "", "save": 0, "draft": row.value}]  # an older heedful did not tell tabs apart
+
+    def keep_drafts(self, person_id: str, item_id: str, drafts: Sequence[Mapping[str, Any]]) -> None:
+        """Replace a person's drafts of an item."""
+        key = to_line([person_id, item_id])
+        if drafts:
+            self.put("draft", key, LeaseRow({"tabs": drafts}))
+        else:
+            self.drop("draft", key)
+
 
 def _lease(row: LeaseRow) -> Lease:
     return Lease(row.value["item"], row.value["repeat"], float(row.until or 0), row.value.get("token", ""))
-
-
-def drafts_of(row: LeaseRow | None) -> list[dict[str, Any]]:
-    """Return the drafts of a row, the newest last: each has the ``tab`` that saved it, its number there (``save``), and the
-    ``draft``.
-    """
-    if row is None or row.value is None:
-        return []
-    if isinstance(row.value, dict) and "tabs" in row.value:
-        return list(row.value["tabs"])
-    return [{"tab": "", "save": 0, "draft": row.value}]  # an older heedful did not tell tabs apart
-
-
-def draft_key(person_id: str, item_id: str) -> str:
-    """Return the key of the draft of a person for an item."""
-    return to_line([person_id, item_id])
 
 
 # Writing

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -14,11 +13,12 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, Project, item_id
-from heedful.label.server.app import Application, all_rules
-from heedful.label.server.policy import PolicyWorker, Turns
+from heedful.label.server.app import Application
+from heedful.label.server.policy import PolicyWorker
 from heedful.label.server.request import Site
 from heedful.label.server.run import Closing, make_server
-from heedful.label.server.security import Audit, access_of
+from heedful.label.server.security import access_of
+from heedful.serving.connections import bound
 
 WRITER = (sys.executable, str(Path(__file__).parent / "writer.py"))
 WAIT = 15_000
@@ -79,19 +79,9 @@ class Served:
     def __init__(self, project, browser, worker=None, closing=None):
         self.project = project
         self.browser = browser
-        site = Site(
-            project,
-            access_of(project.folder, "127.0.0.1", (), None),
-            Audit(project.folder / "audit.jsonl"),
-            Turns(),
-            worker,
-            None,
-            closing,
-        )
-        self.app = Application(site, all_rules())
-        self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(("127.0.0.1", 0))
+        access = access_of(project.folder, "127.0.0.1", (), None)
+        self.app = Application(Site(project, access, worker, closing=closing))
+        self.socket = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.server = make_server(self.app)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))

@@ -10,11 +10,10 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, Project, item_id
-from heedful.label.server.app import Application, all_rules
-from heedful.label.server.policy import Turns
+from heedful.label.server.app import Application
 from heedful.label.server.request import Site
 from heedful.label.server.run import make_server
-from heedful.label.server.security import Audit, access_of
+from heedful.label.server.security import access_of
 from heedful.serving.connections import bound
 
 SECRET = "runs/secret-policy/final"
@@ -105,9 +104,8 @@ class Served:
         self.project = project
         self.folder = project.folder
         access = access_of(project.folder, "127.0.0.1", allowed_hosts, public_url)
-        audit = Audit(project.folder / "audit.jsonl")
-        self.site = Site(project, access, audit, Turns(), worker, buffer)
-        self.app = Application(self.site, rules or all_rules())
+        self.app = Application(Site(project, access, worker, buffer), rules)
+        self.site = self.app.site
         self.server = make_server(self.app)
         self.socket = bound("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]

@@ -76,11 +76,12 @@ class Application:
 
     Args:
         site: what handlers work with.
-        rules: all that can be asked for; nobody may ask for anything else.
+        rules: all that can be asked for, `all_rules` if it is None; nobody may ask for anything else.
     """
 
-    def __init__(self, site: Site, rules: tuple[RouteRule, ...]) -> None:
+    def __init__(self, site: Site, rules: tuple[RouteRule, ...] | None = None) -> None:
         self.site = site
+        rules = all_rules() if rules is None else rules
         self.rules = {(rule.method, rule.path): rule for rule in rules}
         assert len(self.rules) == len(rules)
         self.by_address = RateLimit(per_second=100, burst=2000)

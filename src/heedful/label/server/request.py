@@ -6,7 +6,8 @@ Whatever is wrong with a field is said with its name.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -29,15 +30,19 @@ class Site:
 
     project: Project
     access: Access
-    audit: Audit
-    turns: Turns
-    """Answers of chats that wait for a choice."""
-    worker: PolicyWorker | None
+    worker: PolicyWorker | None = None
     """The process that writes answers; None if the project has only imported ones."""
-    buffer: Buffer | None
+    buffer: Buffer | None = None
     """What keeps items ready for it."""
     closing: Any = None
     """`heedful.label.server.run.Closing`, which ends the server once everything is labelled; None if nothing does."""
+    turns: Turns = field(default_factory=Turns)
+    """Answers of chats that wait for a choice."""
+
+    @cached_property
+    def audit(self) -> Audit:
+        """Where it is noted who signed in, and what owners did."""
+        return Audit(self.project.folder / "audit.jsonl")
 
 
 class Json(JSONResponse):

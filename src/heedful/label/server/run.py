@@ -29,10 +29,10 @@ from heedful.hub import MODELSCOPE
 from heedful.label.people import OWNER_LINK_MINUTES, make_owner_link
 from heedful.label.project import Project
 from heedful.label.records import Standing
-from heedful.label.server.app import Application, all_rules
-from heedful.label.server.policy import Buffer, PolicyWorker, Turns
+from heedful.label.server.app import Application
+from heedful.label.server.policy import Buffer, PolicyWorker
 from heedful.label.server.request import Site
-from heedful.label.server.security import Audit, access_of
+from heedful.label.server.security import access_of
 from heedful.label.settings_file import read_settings
 from heedful.serving.connections import BACKLOG, Server, bound
 from heedful.serving.guard import is_loopback
@@ -73,10 +73,8 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
         host = f"[{host}]" if ":" in host else host
         address = config.public_url or f"http://{host}:{listening.getsockname()[1]}"
         with _policy(config, project) as (worker, buffer):
-            audit = Audit(config.project / "audit.jsonl")
             closing = None if config.until_done is None else Closing(project, config.until_done)
-            site = Site(project, access, audit, Turns(), worker, buffer, closing)
-            app = Application(site, all_rules())
+            app = Application(Site(project, access, worker, buffer, closing))
             gc.freeze()  # what was loaded stays: searching it for unreachable objects would stop everybody
             listening.listen(BACKLOG)  # a link that is opened at once waits instead of being refused
             if sys.stdout.isatty():
