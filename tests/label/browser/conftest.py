@@ -146,6 +146,20 @@ def browser():
 
 
 @pytest.fixture
+def axe():
+    """``axe(page)`` is what axe-core finds wrong with a page."""
+    script = pytest.importorskip("axe_core_python.base", reason="axe-core-python is not installed").AXE_SCRIPT
+
+    def found(page):
+        if not page.evaluate("'axe' in window"):
+            page.evaluate(script)
+        # to list all that is well as well takes three quarters of the time
+        return page.evaluate("axe.run({resultTypes: ['violations']}).then(found => found.violations)")
+
+    return found
+
+
+@pytest.fixture
 def serve(browser, tmp_path):
     """``serve(items, policy=False, **settings)`` serves a new project; one that "loads" waits for policy.yaml.loads to go."""
     with contextlib.ExitStack() as stack:

@@ -244,19 +244,14 @@ def test_dark_and_chinese_by_the_switches(serve, item):
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.exhaustive)])
-def test_axe_finds_nothing_serious(serve, item, theme):
-    axe = pytest.importorskip("axe_core_python.base", reason="axe-core-python is not installed")
+def test_axe_finds_nothing_serious(serve, item, axe, theme):
     served = serve([of_task(item, task) for task in TASKS], instructions="一\n二", policy=True)
     mei = served.labeller("Mei", "owner", "/join#link", color_scheme=theme)
-    wanted = "{resultTypes: ['violations']}"  # to list all that is well takes three quarters of the time
 
     def check(name):
-        if not mei.page.evaluate("'axe' in window"):
-            mei.page.evaluate(axe.AXE_SCRIPT)
-        found = mei.page.evaluate(f"axe.run({wanted}).then(found => found.violations)")
         serious = [
             f"{name}: {one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
-            for one in found
+            for one in axe(mei.page)
             for node in one["nodes"]
             if one["impact"] in ("serious", "critical", "moderate")
         ]

@@ -59,15 +59,12 @@ def test_an_import_and_an_item_are_withdrawn_and_an_import_is_put_back(served):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_and_a_narrow_screen(served, scheme):
-    pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
-    from axe_core_python.sync_playwright import Axe
-
+def test_axe_and_a_narrow_screen(axe, served, scheme):
     served.project.withdraw("p1", batch="2")
     owner = served.owner
     owner.page.emulate_media(color_scheme=scheme)
     owner.page.set_viewport_size({"width": 360, "height": 740})
     for path in ("/import", "/labels?items=1", f"/labels?item={served.project.items()[0].item_id}"):
         owner.open(path)
-        assert Axe().run(owner.page)["violations"] == [], path
+        assert axe(owner.page) == [], path
         assert owner.page.evaluate("document.scrollingElement.scrollWidth") <= 360, path
