@@ -34,36 +34,24 @@ def counted(server):
     return [one.event.content["item"] for one in server.project.labels()]
 
 
-def test_labels_of_an_earlier_session_stay(served, pair_item):
-    server = served([pair_item(i) for i in range(6)], repeats=0.0, overlap=0.0)
-    ada = server.signed_in("Ada")
-    for i in range(3):
-        label(ada, f"first-{i:08}")
-    ada.join(server.project.invite(ada.person.person_id))
-    label(ada, "second-00000")
-    before = counted(server)
-    answers = [ada.post("/api/undo", {"nonce": f"undo-{i:08}"}) for i in range(5)]
-    assert [one.status for one in answers] == [200, 409, 409, 409, 409]
-    assert answers[1].json["code"] == "undo_session"
-    assert counted(server) == before[:3]
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_labels_that_a_round_has_trained_on_stay(served, pair_item, silent):
-    """A round that has noted the last event it knew, and one of before heedful noted it, by the round of the item."""
+@pytest.mark.parametrize("since", ["signing in", "a round", "a round of before heedful noted its last event"])
+def test_labels_of_an_earlier_session_and_those_that_a_round_has_trained_on_stay(served, pair_item, since):
     server = served([pair_item(i) for i in range(3)], repeats=0.0, overlap=0.0)
-    server.project.add_items([pair_item(9, round=2)])
+    server.project.add_items([pair_item(9, round=2), pair_item(10, round=2)])
     ada = server.signed_in("Ada")
     for i in range(3):
         label(ada, f"first-{i:08}")
-    note = {"labels": 3, "pairs": 3, "statistics": {}}
-    write_round(server.folder, 1, note if silent else note | {"events": len(server.project.events())})
+    if since == "signing in":
+        ada.join(server.project.invite(ada.person.person_id))
+    else:
+        known = {"events": len(server.project.events())} if since == "a round" else {}
+        write_round(server.folder, 1, {"labels": 3, "pairs": 3, "statistics": {}, **known})
     label(ada, "second-00000")
     before = counted(server)
     answers = [ada.post("/api/undo", {"nonce": f"undo-{i:08}"}) for i in range(5)]
     assert [one.status for one in answers] == [200, 409, 409, 409, 409]
-    assert answers[1].json["code"] == "undo_trained"
-    assert "round" in answers[1].error
+    assert answers[1].json["code"] == ("undo_session" if since == "signing in" else "undo_trained")
+    assert ("round" in answers[1].error) == (since != "signing in")
     assert counted(server) == before[:3]
     assert ada.post("/api/redo", {"nonce": "redo-0000000"}).status == 200
     assert counted(server) == before

@@ -363,7 +363,7 @@ TIE = {"preferred": None, "strength": None, "both_bad": False}
 
 
 def screened(project, newcomer, owner_first, answers):
-    """Let the owner prefer the first answer of each screening item, and a newcomer answer; return the latter's standing."""
+    """Let the owner prefer the first answer of each screening item, and a newcomer answer, or skip an item (None)."""
 
     def owner():
         while (given := project.next(project.owner)) is not None and given.item.screening:
@@ -374,9 +374,10 @@ def screened(project, newcomer, owner_first, answers):
     for answer in answers:
         given = project.next(newcomer)
         assert given.item.screening
-        project.label(newcomer, given.item.item_id, answer)
-    assert owner_first or project.state.people[newcomer].standing == "screening"
+        item = given.item.item_id
+        project.skip(newcomer, item) if answer is None else project.label(newcomer, item, answer)
     if not owner_first:
+        assert project.state.people[newcomer].standing == "screening"
         assert project.next(newcomer) is None
         owner()
     return project.state.people[newcomer].standing
@@ -418,20 +419,7 @@ def test_skipped_screening_items_lead_nowhere_astray(memory, owner_first, answer
     """The set has no more than are asked for: whoever skipped some is judged by the others, if they are at least half."""
     project = memory(overlap=0, screening_items=4, screening_agreement=0.7)
     project.add(4, screening=True)
-    newcomer = project.person()
-
-    def owner():
-        while (given := project.next(project.owner)) is not None:
-            project.label(project.owner, given.item.item_id, LEFT)
-
-    if owner_first:
-        owner()
-    for answer in answers:
-        given = project.next(newcomer).item.item_id
-        project.skip(newcomer, given) if answer is None else project.label(newcomer, given, answer)
-    if not owner_first:
-        owner()
-    assert project.state.people[newcomer].standing == standing
+    assert screened(project, project.person(), owner_first, answers) == standing
 
 
 def test_screening_items_are_no_work_of_the_project(memory):
