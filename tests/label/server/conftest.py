@@ -54,6 +54,7 @@ class Client:
         self.port = port
         self.cookie = None
         self.csrf = ""
+        self.sent = 0
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
 
     def ask(self, method, path, body=None, **headers):
@@ -88,6 +89,17 @@ class Client:
 
     def post(self, path, body=None, **headers):
         return self.ask("POST", path, {} if body is None else body, **headers)
+
+    def shown(self, item=None):
+        """What a page says of the item that it shows."""
+        item = item or self.get("/api/next").json["item"]
+        return {"item": item["id"], "assignment": item["assignment"]}
+
+    def label(self, answer, item=None, /, **more):
+        """Send a label of the item that is shown, as a page does."""
+        self.sent += 1
+        body = {"nonce": f"label-{self.sent:06}", **self.shown(item), "answer": answer, "seconds": 2.5}
+        return self.post("/api/label", {**body, "comment": "", "flags": [], **more})
 
     def join(self, token):
         answer = self.post("/api/join", {"token": token})

@@ -120,7 +120,7 @@ def test_a_crawl_of_every_response_while_labelling(served, policy, role):
         done[item["task"]] += 1
         if number % 5 == 0:
             look_everywhere()
-        shown = {"item": item["id"], "assignment": item["assignment"]}
+        shown = client.shown(item)
         sent = {"nonce": f"{number:012}", **shown, "seconds": 1}
         answer = ANSWERS.get(item["task"])
         if answer is None:
@@ -148,9 +148,7 @@ def test_a_crawl_would_notice(served):
     server = served(items())
     found = Counter()
     client = server.signed_in("Ada", "owner")
-    item = client.get("/api/next").json["item"]
-    shown = {"item": item["id"], "assignment": item["assignment"]}
-    client.post("/api/draft", {**shown, "draft": SOURCE})
+    client.post("/api/draft", {**client.shown(), "draft": SOURCE})
     look(found, "/api/next", client.get("/api/next"))
     assert {told for _, told in found} == {"secret", "checkpoint", str(TEMPERATURE), str(SEED)[:12]}
 
@@ -167,16 +165,14 @@ def test_a_hidden_repeat_looks_like_any_other_item(served, pair_item):
     server.app.by_person = RateLimit(1e9, 1e9)
     client = server.signed_in("Ada")
     seen, shapes, repeats = set(), set(), 0
-    for number in range(40):
+    for _ in range(40):
         item = client.get("/api/next").json["item"]
         if item is None:
             break
         repeats += item["id"] in seen
         seen.add(item["id"])
         shapes.add((tuple(item), item["draft"]))
-        shown = {"item": item["id"], "assignment": item["assignment"]}
-        body = {"nonce": f"{number:012}", **shown, "answer": ANSWERS["pair"], "seconds": 1}
-        assert set(client.post("/api/label", body).json) == {"label", "progress"}
+        assert set(client.label(ANSWERS["pair"], item).json) == {"label", "progress"}
     assert repeats > 3
     assert len(shapes) == 1
 
@@ -188,12 +184,10 @@ def test_left_and_right_say_nothing(served, pair_item):
     orders = {}
     for name in ("Ada", "Bob", "Cem"):
         client = server.signed_in(name)
-        for number in range(60):
+        for _ in range(60):
             item = client.get("/api/next").json["item"]
             orders.setdefault(item["id"], []).append(item["answers"][0].startswith("first"))
-            shown = {"item": item["id"], "assignment": item["assignment"]}
-            body = {"nonce": f"{number:012}", **shown, "answer": ANSWERS["pair"], "seconds": 1}
-            assert client.post("/api/label", body).status == 200
+            assert client.label(ANSWERS["pair"], item).status == 200
     lefts = [left for one in orders.values() for left in one]
     assert len(lefts) == 180
     assert 65 < sum(lefts) < 115  # 3.8 standard deviations around 90

@@ -20,8 +20,7 @@ def test_a_gold_question_looks_as_every_other_item(served, pair_item):
             break
         asked.add(item["id"])
         keys.add((frozenset(item), frozenset(answer.json), frozenset(item["instructions"]), item["draft"]))
-        body = {"nonce": f"nonce-{len(asked):04}", "item": item["id"], "assignment": item["assignment"], "answer": PAIR}
-        sent = ada.post("/api/label", body | {"seconds": 1.0, "version": 0})
+        sent = ada.label(PAIR, item, version=0)
         keys.add((frozenset(sent.json), frozenset(sent.json["progress"])))
         assert (sent.status, b"gold" in sent.bytes) == (200, False)
         assert sent.json["progress"]["done"] == len(asked)

@@ -17,31 +17,13 @@ from heedful.label.server.policy import Buffer, PolicyWorker
 from heedful.label.server.security import RateLimit
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
+LEFT = {"preferred": 0, "strength": 1, "both_bad": False}
 TEXT = "答 😀\u2028\u202eabc\u2069"
 
 
 def make(task, answers, prompt="题 1", **more):
     candidates = tuple(Candidate(answer, {"checkpoint": "secret", "seed": i}) for i, answer in enumerate(answers))
     return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
-
-
-def shown(client):
-    """What a page says of the item that it shows."""
-    item = client.get("/api/next").json["item"]
-    return {"item": item["id"], "assignment": item["assignment"]}
-
-
-def send(client, answer, /, **more):
-    client.sent = getattr(client, "sent", 0) + 1
-    body = {
-        "nonce": f"{client.sent:012}",
-        **shown(client),
-        "answer": answer,
-        "seconds": 2.5,
-        "comment": "",
-        "flags": [],
-    }
-    return client.post("/api/label", body | more)
 
 
 class TestTasks:
@@ -52,7 +34,7 @@ class TestTasks:
             item = ada.get("/api/next").json["item"]
             side = i % 2
             chosen = item["answers"][side]
-            assert send(ada, {"preferred": side, "strength": 3, "both_bad": False}, comment=TEXT).status == 200
+            assert ada.label({"preferred": side, "strength": 3, "both_bad": False}, comment=TEXT).status == 200
             label = server.project.labels()[-1]
             content = label.event.content
             assert label.item.candidates[content["answer"]["preferred"]].response == chosen
@@ -66,7 +48,7 @@ class TestTasks:
         ada = server.signed_in("Ada")
         shown = ada.get("/api/next").json["item"]["answers"]
         best, tied = shown[2], {shown[0], shown[3]}
-        assert send(ada, {"ranks": [2, 3, 1, 2]}).status == 200
+        assert ada.label({"ranks": [2, 3, 1, 2]}).status == 200
         content = server.project.labels()[0].event.content["answer"]
         ranks = dict(zip("abcd", content["ranks"], strict=True))
         assert ranks[best] == 1
@@ -87,7 +69,7 @@ class TestTasks:
         shown = ada.get("/api/next").json["item"]
         assert shown["task"] == task
         assert shown["answers"] == answers
-        assert send(ada, answer).status == 200
+        assert ada.label(answer).status == 200
         assert server.project.labels()[0].event.content["answer"] == answer
         last = ada.get("/api/next").json
         assert last["item"] is None
@@ -117,7 +99,7 @@ class TestTasks:
     def test_an_answer_that_the_task_does_not_take_is_refused(self, served, task, answers, answer):
         server = served([make(task, answers)])
         ada = server.signed_in("Ada")
-        refused = send(ada, answer)
+        refused = ada.label(answer)
         assert refused.status == 422
         assert len(refused.error) > 10
         assert server.project.labels() == []
@@ -150,7 +132,7 @@ class TestTasks:
     def test_a_field_that_is_wrong_is_named(self, served, pair_item, wrong):
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
-        refused = send(ada, {"preferred": 0, "strength": 1, "both_bad": False}, **wrong)
+        refused = ada.label(LEFT, **wrong)
         assert refused.status in (400, 422), refused.bytes
         assert next(iter(wrong)) in refused.error or refused.status == 400 or "item" in refused.error
         assert server.project.labels() == []
@@ -162,8 +144,8 @@ class TestWork:
         ada = server.signed_in("Ada")
         body = {
             "nonce": "n" * 12,
-            **shown(ada),
-            "answer": {"preferred": 0, "strength": 1, "both_bad": False},
+            **ada.shown(),
+            "answer": LEFT,
             "seconds": 1,
         }
         first = ada.post("/api/label", body)
@@ -177,21 +159,21 @@ class TestWork:
         ada = server.signed_in("Ada")
         item = ada.get("/api/next").json["item"]
         draft = {"answer": {"preferred": 1}, "comment": TEXT, "flags": ["broken"]}
-        assert ada.post("/api/draft", {**shown(ada), "draft": draft}).json == {"saved": True}
+        assert ada.post("/api/draft", {**ada.shown(), "draft": draft}).json == {"saved": True}
         again = ada.get("/api/next").json["item"]
         assert (again["id"], again["answers"], again["draft"]) == (item["id"], item["answers"], draft)
 
     def test_a_draft_has_an_end(self, served, pair_item):
         ada = served([pair_item(0)]).signed_in("Ada")
-        assert ada.post("/api/draft", {**shown(ada), "draft": {"text": "x" * 600_000}}).status == 413
-        assert ada.post("/api/draft", {**shown(ada), "draft": [1]}).status == 422
-        assert ada.post("/api/draft", {**shown(ada), "draft": {"answer": {"responses": []}}}).status == 422
+        assert ada.post("/api/draft", {**ada.shown(), "draft": {"text": "x" * 600_000}}).status == 413
+        assert ada.post("/api/draft", {**ada.shown(), "draft": [1]}).status == 422
+        assert ada.post("/api/draft", {**ada.shown(), "draft": {"answer": {"responses": []}}}).status == 422
 
     def test_each_tab_has_a_draft_and_replaces_what_it_began_with(self, served, pair_item):
         ada = served([pair_item(0)]).signed_in("Ada")
 
         def save(tab, number, text, **more):
-            body = {**shown(ada), "draft": {"answer": {}, "comment": text}, "tab": tab, "save": number, **more}
+            body = {**ada.shown(), "draft": {"answer": {}, "comment": text}, "tab": tab, "save": number, **more}
             return ada.post("/api/draft", body).json
 
         assert save("one", 1, "一") == {"saved": True}
@@ -207,14 +189,14 @@ class TestWork:
         assert save("two", 2, "二二")["saved"], "one that comes late replaces nothing"
         assert save("three", 1, "三", **{"from": "two.3"})["others"] == [{"text": "", "comment": "一一"}]
         assert len(save("four", 1, "四", **{"from": "one.1"})["others"]) == 2, "it was changed since"
-        assert ada.post("/api/draft", {**shown(ada), "draft": None}).status == 200
+        assert ada.post("/api/draft", {**ada.shown(), "draft": None}).status == 200
         assert ada.get("/api/next").json["item"]["draft"]["comment"] == "四"
         for wrong in ({"tab": "a b"}, {"save": -1}, {"save": True}, {"from": "x"}, {"from": 1}):
-            refused = ada.post("/api/draft", {**shown(ada), "draft": {}, **wrong})
+            refused = ada.post("/api/draft", {**ada.shown(), "draft": {}, **wrong})
             assert refused.status == 422
             assert next(iter(wrong)) in refused.error
         statuses = [
-            ada.post("/api/draft", {**shown(ada), "draft": {"comment": f"{i}"}, "tab": f"t{i}"}).status
+            ada.post("/api/draft", {**ada.shown(), "draft": {"comment": f"{i}"}, "tab": f"t{i}"}).status
             for i in range(9)
         ]
         assert statuses[:4] == [200] * 4
@@ -225,8 +207,8 @@ class TestWork:
     )
     def test_active_time_is_part_of_the_time(self, served, pair_item, active, status):
         server = served([pair_item(0)])
-        answer = {"preferred": 0, "strength": 1, "both_bad": False}
-        sent = send(server.signed_in("Ada"), answer, active=active)
+        answer = LEFT
+        sent = server.signed_in("Ada").label(answer, active=active)
         assert sent.status == status
         if status == 200:
             (label,) = server.project.labels()
@@ -240,13 +222,13 @@ class TestWork:
         for i in range(4):
             item = ada.get("/api/next").json["item"]
             answer = {"preferred": i % 2, "strength": 4, "both_bad": False}
-            send(ada, answer, comment=TEXT)
+            ada.label(answer, comment=TEXT)
             undone = ada.post("/api/undo", {"nonce": f"undo-{i:08}"}).json["item"]
             assert undone["id"] == item["id"]
             assert undone["answers"] == item["answers"]
             assert undone["draft"]["answer"] == answer
             assert undone["draft"]["comment"] == TEXT
-            send(ada, answer)
+            ada.label(answer)
         assert len(server.project.labels()) == 4
         bob = server.signed_in("Bob")
         assert bob.post("/api/undo", {"nonce": "b" * 12}).json["item"] is None
@@ -254,7 +236,7 @@ class TestWork:
     def test_skip_with_a_reason(self, served, pair_item):
         server = served([pair_item(i) for i in range(2)])
         ada = server.signed_in("Ada")
-        first = shown(ada)
+        first = ada.shown()
         body = {"nonce": "s" * 12, **first, "reason": TEXT, "flags": ["personal-data"]}
         assert ada.post("/api/skip", body).status == 200
         assert ada.post("/api/skip", body).status == 200
@@ -265,9 +247,9 @@ class TestWork:
     def test_an_item_that_somebody_else_has_now_is_409(self, served, pair_item):
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
-        answer = {"preferred": 0, "strength": 1, "both_bad": False}
-        item = shown(ada)
-        assert send(ada, answer).status == 200
+        answer = LEFT
+        item = ada.shown()
+        assert ada.label(answer).status == 200
         late = {"nonce": "l" * 12, **item, "answer": answer, "seconds": 1}
         assert ada.post("/api/label", late).status == 409
 
@@ -288,20 +270,20 @@ class TestWork:
                 assert ada.post("/api/skip", stale).status == 409
                 assert ada.post("/api/draft", {**before, "draft": {"answer": answer}}).status == 409
                 assert ada.get("/api/next").json["item"] == item | {"lease_until": ANY}
-            old[item["id"]] = shown(ada), item["answers"]
-            assert send(ada, answer).status == 200
+            old[item["id"]] = ada.shown(), item["answers"]
+            assert ada.label(answer).status == 200
             label = server.project.labels()[-1]
             assert label.item.candidates[label.event.content["answer"]["preferred"]].response == item["answers"][0]
         assert turned > 3
         undone = ada.post("/api/undo", {"nonce": "u" * 12}).json["item"]
         before, _ = old[undone["id"]]
         assert ada.post("/api/label", {"nonce": "late" * 3, **before, "answer": answer, "seconds": 1}).status == 409
-        assert send(ada, answer).status == 200
+        assert ada.label(answer).status == 200
 
     def test_what_comes_without_its_assignment_is_refused(self, served, pair_item):
         ada = served([pair_item(0)]).signed_in("Ada")
-        sent = {"nonce": "n" * 12, "item": shown(ada)["item"]}
-        answer = {"preferred": 0, "strength": 1, "both_bad": False}
+        sent = {"nonce": "n" * 12, "item": ada.shown()["item"]}
+        answer = LEFT
         for path, more in {"label": {"answer": answer, "seconds": 1}, "skip": {}}.items():
             refused = ada.post(f"/api/{path}", sent | more)
             assert (refused.status, "assignment" in refused.error) == (422, True)
@@ -314,7 +296,7 @@ class TestWork:
         item = ada.get("/api/next").json["item"]
         assert item["instructions"] == {"version": 1, "text": TEXT}
         owner.post("/api/instructions", {"text": "newer"})
-        assert send(ada, {"preferred": None, "strength": None, "both_bad": True}, version=1).status == 200
+        assert ada.label({"preferred": None, "strength": None, "both_bad": True}, version=1).status == 200
         assert server.project.labels()[0].event.content["instructions"] == 1
         assert ada.get("/api/instructions").json == {"version": 2, "text": "newer"}
 
@@ -333,13 +315,13 @@ class TestWork:
     def test_items_that_need_more_people_than_there_are(self, served, pair_item):
         """What is said is the case, and names what the owner can do."""
         server = served([pair_item(i) for i in range(2)], overlap=1.0, overlap_people=3, repeats=0.0)
-        owner, choice = server.anonymous(), {"preferred": 0, "strength": 1, "both_bad": False}
+        owner, choice = server.anonymous(), LEFT
         owner.join(server.project.invite("p1"))
         people = [owner, server.signed_in("安娜"), server.signed_in("Bo")]
 
         def through(person):
             while person.get("/api/next").json["item"] is not None:
-                assert send(person, choice).status == 200
+                assert person.label(choice).status == 200
             reply = person.get("/api/next").json
             return reply["reason"], reply["count"]
 
@@ -363,8 +345,8 @@ class TestWork:
         ada = server.signed_in("Ada")
         body = {
             "nonce": "n" * 12,
-            **shown(ada),
-            "answer": {"preferred": 0, "strength": 1, "both_bad": False},
+            **ada.shown(),
+            "answer": LEFT,
             "seconds": 1,
         }
         faults.plan(f"{point}:enospc")
@@ -403,7 +385,7 @@ def test_a_chat_that_was_given_while_there_was_a_model(served):
     body = {"nonce": "c" * 12, "item": item, "messages": [{"role": "user", "content": "你好"}]}
     answer = ada.post("/api/chat", body)
     assert (answer.status, answer.error) == (409, "there is no model to talk to now; skip this chat")
-    assert ada.post("/api/skip", {"nonce": "s" * 12, **shown(ada)}).status == 200
+    assert ada.post("/api/skip", {"nonce": "s" * 12, **ada.shown()}).status == 200
     reply = owner.get("/api/next").json
     assert (reply["item"], reply["reason"]) == (None, "no-model")
     assert owner.get("/api/people").json["chats_kept_back"] == 1
@@ -420,7 +402,7 @@ class TestPolicy:
         assert sorted(turn["answers"]) == ["你好 😀\u20280", "你好 😀\u20281"]
         assert ada.post("/api/chat", asking).json == turn, "asked again after a lost answer, it is the same turn"
         choice = {"turn": turn["turn"], "preferred": 1, "strength": 2, "both_bad": False, "last": False}
-        assert send(ada, choice).status == 200
+        assert ada.label(choice).status == 200
         kept = server.project.labels()[0].event.content["answer"]
         assert kept["responses"][kept["preferred"]]["response"] == turn["answers"][1]
         assert kept["responses"][0]["source"]["checkpoint"] == "runs/secret-policy/final"
@@ -435,14 +417,14 @@ class TestPolicy:
             forged = ada.post("/api/chat", {"nonce": "f" * 12, "item": item["id"], "messages": made_up})
             assert (forged.status, forged.json["code"]) == (409, "chat_changed")
         second = ada.post("/api/chat", {"nonce": "d" * 12, "item": item["id"], "messages": messages}).json
-        assert send(ada, choice | {"turn": second["turn"], "last": True}).status == 200
+        assert ada.label(choice | {"turn": second["turn"], "last": True}).status == 200
         assert ada.get("/api/next").json["item"] is None
         undone = ada.post("/api/undo", {"nonce": "u" * 12})
         assert b"secret" not in undone.bytes
         draft = undone.json["item"]["draft"]["answer"]
         assert draft["answers"] == second["answers"]
         assert draft["choice"]["preferred"] == 1
-        assert send(ada, choice | {"turn": draft["turn"], "last": True}).status == 200
+        assert ada.label(choice | {"turn": draft["turn"], "last": True}).status == 200
         assert server.project.labels()[-1].event.content["answer"]["responses"][0]["source"]["seed"] in (0, 1)
 
     def test_a_turn_is_of_one_person_and_one_item(self, served, policy):
@@ -455,9 +437,9 @@ class TestPolicy:
         messages = [{"role": "user", "content": "hi"}]
         turn = ada.post("/api/chat", {"nonce": "c" * 12, "item": item, "messages": messages}).json["turn"]
         choice = {"turn": turn, "preferred": 1, "strength": 2, "both_bad": False, "last": True}
-        assert send(bob, choice).status == 409
-        assert ada.post("/api/skip", {"nonce": "s" * 12, **shown(ada)}).status == 200
-        assert send(ada, choice).status == 409
+        assert bob.label(choice).status == 409
+        assert ada.post("/api/skip", {"nonce": "s" * 12, **ada.shown()}).status == 200
+        assert ada.label(choice).status == 409
         assert ada.post("/api/chat", {"nonce": "d" * 12, "item": item, "messages": messages}).status == 409
         assert server.project.labels() == []
 
@@ -499,7 +481,7 @@ class TestPolicy:
             ada = server.signed_in("Ada")
             for _ in range(30):
                 until(lambda: ada.get("/api/next").json["item"] is not None)
-                assert send(ada, {"preferred": 0, "strength": 1, "both_bad": False}).status == 200
+                assert ada.label(LEFT).status == 200
             assert not buffer.left
         items = server.project.items()
         assert [item.prompt for item in items] == prompts
@@ -517,9 +499,9 @@ class TestPolicy:
             for i in range(16):
                 until(lambda: ada.get("/api/next").json["item"] is not None)
                 if skips:
-                    assert ada.post("/api/skip", {"nonce": f"skip{i:08}", **shown(ada)}).status == 200
+                    assert ada.post("/api/skip", {"nonce": f"skip{i:08}", **ada.shown()}).status == 200
                 else:
-                    assert send(ada, {"preferred": 0, "strength": 1, "both_bad": False}).status == 200
+                    assert ada.label(LEFT).status == 200
         assert len(server.project.items()) == 16
 
 
@@ -592,7 +574,7 @@ class TestOwners:
         server = served([pair_item(i) for i in range(6)], repeats=0.0)
         owner = server.signed_in("Olga", "owner")
         for _ in range(6):
-            send(owner, {"preferred": 0, "strength": 4, "both_bad": False})
+            owner.label({"preferred": 0, "strength": 4, "both_bad": False})
         manifest = owner.get("/api/export?preview=1").json
         answer = owner.get("/api/export")
         assert answer.headers["Content-Type"] == "application/zip"
@@ -621,6 +603,6 @@ class TestOwners:
     def test_statistics_and_rounds(self, served, pair_item):
         server = served([pair_item(0)])
         owner = server.signed_in("Olga", "owner")
-        send(owner, {"preferred": 0, "strength": 4, "both_bad": False})
+        owner.label({"preferred": 0, "strength": 4, "both_bad": False})
         assert owner.get("/api/stats").json["labels"] == 1
         assert owner.get("/api/rounds").json["rounds"] == []

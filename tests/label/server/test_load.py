@@ -97,7 +97,7 @@ class Labeller(threading.Thread):
             time.sleep(self.random.uniform(0, self.think))
             if self.random.random() < 0.05:  # a reload in the middle of an item
                 self.counts["reloads"] += 1
-                shown = {"item": item["id"], "assignment": item["assignment"]}
+                shown = self.client.shown(item)
                 self._ask("POST", "/api/draft", {**shown, "draft": {"answer": {"preferred": 1}}})
                 again = self._ask("GET", "/api/next")["item"]
                 assert (again["id"], again["answers"]) == (item["id"], item["answers"])
@@ -117,15 +117,8 @@ class Labeller(threading.Thread):
         nonce = self._nonce()
         preferred = self.random.choice([0, 1, None])
         answer = {"preferred": preferred, "strength": None if preferred is None else 2, "both_bad": False}
-        body = {
-            "nonce": nonce,
-            "item": item["id"],
-            "assignment": item["assignment"],
-            "answer": answer,
-            "seconds": 1.5,
-            "comment": "好 😀\u2028",
-            "flags": [],
-        }
+        body = {"nonce": nonce, **self.client.shown(item), "answer": answer, "seconds": 1.5}
+        body |= {"comment": "好 😀\u2028", "flags": []}
         self.unsure[nonce] = body
         event = self._ask("POST", "/api/label", body)["label"]
         del self.unsure[nonce]
@@ -429,7 +422,7 @@ def test_drafts_and_what_people_hold_outlive_a_kill(tmp_path, new_client, pair_i
     client = sign_in(new_client, server.port, person, token, cookies)
     item = client.get("/api/next").json["item"]
     draft = {"answer": {"preferred": 1}, "comment": "好 😀\u2028"}
-    shown = {"item": item["id"], "assignment": item["assignment"]}
+    shown = client.shown(item)
     assert client.post("/api/draft", {**shown, "draft": draft}).status == 200
     server.end(signal.SIGKILL)
     server = Command(folder)

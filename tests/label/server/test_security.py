@@ -37,9 +37,7 @@ XSS = [
 
 
 def label_body(client, **more):
-    item = client.get("/api/next").json["item"]
-    shown = {"item": item["id"], "assignment": item["assignment"]}
-    return {"nonce": "n" * 12, **shown, "answer": PAIR, "seconds": 1.5, "comment": "", "flags": [], **more}
+    return {"nonce": "n" * 12, **client.shown(), "answer": PAIR, "seconds": 1.5, "comment": "", "flags": [], **more}
 
 
 def nothing_labelled(server):

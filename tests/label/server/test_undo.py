@@ -9,13 +9,8 @@ from heedful.label import Candidate, Item
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 
 
-def shown(client):
-    item = client.get("/api/next").json["item"]
-    return {"item": item["id"], "assignment": item["assignment"]}
-
-
 def label(client, nonce, answer=PAIR, **more):
-    body = {"nonce": nonce, **shown(client), "answer": answer, "seconds": 2, "comment": "好 😀", "flags": [], **more}
+    body = {"nonce": nonce, **client.shown(), "answer": answer, "seconds": 2, "comment": "好 😀", "flags": [], **more}
     assert client.post("/api/label", body).status == 200
     return body
 
@@ -63,10 +58,10 @@ def test_redo_puts_back_step_by_step_and_once(served, pair_item):
     for i in range(2):
         label(ada, f"first-{i:08}", {"preferred": i, "strength": 1, "both_bad": False})
     assert (
-        ada.post("/api/skip", {"nonce": "skip-0000000", **shown(ada), "reason": "难", "flags": ["broken"]}).status
+        ada.post("/api/skip", {"nonce": "skip-0000000", **ada.shown(), "reason": "难", "flags": ["broken"]}).status
         == 200
     )
-    then = shown(ada)["item"]
+    then = ada.shown()["item"]
     before = [one.event.content for one in server.project.labels()]
     for i in range(3):
         assert ada.post("/api/undo", {"nonce": f"undo-{i:08}"}).json["redo"]
@@ -139,7 +134,7 @@ def test_the_nonce_of_another_thing_is_refused(served, pair_item):
     server = served([pair_item(i) for i in range(3)], repeats=0.0, overlap=0.0)
     ada = server.signed_in("Ada")
     body = label(ada, "label-000000")
-    skip = {"nonce": "skip-0000000", **shown(ada), "reason": "难", "flags": []}
+    skip = {"nonce": "skip-0000000", **ada.shown(), "reason": "难", "flags": []}
     assert ada.post("/api/skip", skip).status == 200
     assert ada.post("/api/skip", skip | {"reason": "别的"}).status == 409
     for path in ("undo", "redo"):
