@@ -35,22 +35,19 @@ def gold_file(count):
 
 
 @pytest.fixture
-def make(tmp_path):
-    """``make(work, gold, **settings)`` is a project with so many pairs and gold questions."""
-    made = []
+def make(memory):
+    """``make(work, gold, **settings)`` is a project with so many pairs and gold questions, in memory or in a ``folder``."""
 
-    def project(work, questions, **settings):
+    def project(work, questions, folder=None, **settings):
         options = {"overlap": 0, "repeats": 0, "gold": 0.1, "seed": 7, **settings}
-        made.append(Project.create(tmp_path / f"p{len(made)}", ProjectSettings(**options)))
-        made[-1].add_items([item(f"问 {i}") for i in range(work)])
+        made = Project.create(folder, ProjectSettings(**options)) if folder else memory(**options).project
+        made.add_items([item(f"问 {i}") for i in range(work)])
         if questions:
-            add(made[-1], read_items_text(gold_file(questions), options=ImportOptions(gold=True)))
-        made[-1].add_person("张伟", "annotator")
-        return made[-1]
+            add(made, read_items_text(gold_file(questions), options=ImportOptions(gold=True)))
+        made.add_person("张伟", "annotator")
+        return made
 
-    yield project
-    for one in made:
-        one.close()
+    return project
 
 
 def work_through(project, person="p2", answer=lambda _: RIGHT, most=10_000):
@@ -116,13 +113,14 @@ def test_what_the_page_counts_does_not_tell(make):
     assert seen[-1]["left"] == 0
 
 
-def test_accuracy_by_person_and_nothing_else_is_mixed_with_it(make, capsys):
-    project = make(40, 8, gold=0.4)
+def test_accuracy_by_person_and_nothing_else_is_mixed_with_it(make, tmp_path, capsys):
+    project = make(40, 8, tmp_path / "p", gold=0.4)
     wrong = [one.item_id for one in project.items() if one.gold is not None][:2]
     work_through(project, answer=lambda one: WRONG if one.item_id in wrong else RIGHT)
     asked = [one for one in project.labels() if one.item.gold is not None]
     expected = 1 - sum(one.item.item_id in wrong for one in asked) / len(asked)
     found = project_statistics(project)
+    project.close()
     (person,) = (one for one in found["people"] if one["person"] == "p2")
     assert found["gold"]["value"] == person["gold"]["value"] == expected < 1
     assert (person["gold"]["count"], person["gold"]["low"] < expected < person["gold"]["high"]) == (len(asked), True)
