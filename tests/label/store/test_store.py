@@ -1,6 +1,7 @@
 """The store on the disk: kills, full disks, damaged files, several threads and processes."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -68,14 +69,9 @@ def check_sound(folder):
 
 def restored(folder, *flags):
     """What `heedful label restore` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "heedful", "label", "restore", str(folder), *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["label", "restore", str(folder), *flags]) == 0
+    return said.getvalue().splitlines()
 
 
 def test_what_was_confirmed_is_there_again(project):
