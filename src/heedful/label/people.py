@@ -19,8 +19,6 @@ from heedful.label.records import Event, Person, Role, Standing, token_hash
 from heedful.label.state import State
 from heedful.label.store import LeaseRow, Leases, Transaction
 
-ROLES: tuple[str, ...] = get_args(Role)
-STANDINGS: tuple[str, ...] = get_args(Standing)
 INVITATION_HOURS = 72.0
 """How long an invitation can be redeemed."""
 SESSION_HOURS = 14 * 24.0
@@ -97,7 +95,7 @@ def is_owner(person: Person) -> bool:
 
 
 def _checked(person: Person) -> Person:
-    for name, allowed in {"role": ROLES, "standing": STANDINGS}.items():
+    for name, allowed in {"role": get_args(Role), "standing": get_args(Standing)}.items():
         if getattr(person, name) not in allowed:
             raise DataError(f"{name} must be one of {', '.join(allowed)}, got {getattr(person, name)!r:.80}")
     if not check_words("name", person.name, LONGEST_NAME).strip():
