@@ -9,7 +9,6 @@ request has is ever a path.
 
 import hashlib
 import json
-import mimetypes
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -287,16 +286,15 @@ TYPES = {
 }
 
 
-def _templates() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-    )
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=select_autoescape(default=True, default_for_string=True),
+)
 
 
 def load_refusal() -> Callable[[Refused], str]:
     """Return what makes the page for an address that is not there or not for the person, in both languages."""
-    template = _templates().get_template("refused.html")
+    template = TEMPLATES.get_template("refused.html")
     words = json.loads((FOLDER / "words" / "zh.json").read_text(encoding="utf-8"))
 
     def page(refused: Refused) -> str:
@@ -306,34 +304,6 @@ def load_refusal() -> Callable[[Refused], str]:
         return template.render(status=refused.status, message=refused.message, chinese=said)
 
     return page
-
-
-def _page_rules() -> list[RouteRule]:
-    """Pages are the same for everybody, because all that differs comes from the API."""
-    templates, rules = _templates(), []
-    for path, allows in PAGES.items():
-        name = path[1:] or "work"
-        html = templates.get_template(f"{name}.html").render(page=name).encode()
-        rules.append(RouteRule("GET", path, allows, _serving(html, "text/html")))
-    return rules
-
-
-def _file_rules() -> list[RouteRule]:
-    """The files of static/, and the words of each language."""
-    static = FOLDER / "static"
-    files = {f"/static/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
-    files |= {f"/static/words/{path.name}": path for path in (FOLDER / "words").glob("*.json")}
-    rules = []
-    for address, path in sorted(files.items()):
-        content = path.read_bytes()
-        kind = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
-        rules.append(RouteRule("GET", address, ANYONE, _serving(content, kind, headers)))
-    return rules
-
-
-def _serving(content: bytes, kind: str, headers: Mapping[str, str] | None = None) -> Handler:
-    return lambda _site, _request: Response(content, media_type=kind, headers=headers)
 
 
 # What can be asked
@@ -366,5 +336,21 @@ API = (
 
 
 def all_rules() -> tuple[RouteRule, ...]:
-    """The API, the pages and their files."""
-    return (*API, *_page_rules(), *_file_rules())
+    """The API, the pages and their files. Pages are the same for everybody, because all that differs comes from the API."""
+    rules, static = [*API], FOLDER / "static"
+    for page, allows in PAGES.items():
+        name = page[1:] or "work"
+        html = TEMPLATES.get_template(f"{name}.html").render(page=name).encode()
+        rules.append(RouteRule("GET", page, allows, _serving(html, "text/html")))
+    files = {f"/static/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
+    files |= {f"/static/words/{path.name}": path for path in (FOLDER / "words").glob("*.json")}
+    for address, path in sorted(files.items()):
+        content = path.read_bytes()
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
+        kind = TYPES.get(path.suffix, "application/octet-stream")
+        rules.append(RouteRule("GET", address, ANYONE, _serving(content, kind, headers)))
+    return tuple(rules)
+
+
+def _serving(content: bytes, kind: str, headers: Mapping[str, str] | None = None) -> Handler:
+    return lambda _site, _request: Response(content, media_type=kind, headers=headers)
