@@ -278,7 +278,7 @@ def policy_row(name):
         config = PPOConfig(
             **settings_of(root, write(root / "prompts.jsonl", [{"prompt": text} for text in TEXTS])) | {
                 "model": str(root / "sft"), "steps": 1, "rollout_batch_size": 4, "minibatch_size": 4,
-                "max_new_tokens": 6, "response_length": "drawn", "lr_schedule": "constant",
+                "max_new_tokens": 6, "lr_schedule": "constant",
             }
         )  # fmt: skip
         online = start(config, [length]).learner

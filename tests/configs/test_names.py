@@ -92,7 +92,7 @@ BROUGHT = [
     ("ppo", "critic.optim.lr=1e-5", "--value-learning-rate"),
     ("ppo", "trainer.save_freq=20", "--save-every"),
     ("ppo", "trainer.test_freq=5", "--eval-every"),
-    ("ppo", "+trainer.experiment_name=实验", "--track-name"),
+    ("ppo", "+trainer.experiment_name=实验", "--output"),
 ]
 
 

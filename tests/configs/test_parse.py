@@ -124,7 +124,6 @@ def _company(config_class, name):
     if name in ("answers", "buffer") and config_class is LabelServeConfig:
         return {"policy": ("模型",)}
     others = {
-        "min_new_tokens": {"max_new_tokens": 400, "response_length": "drawn"},
         "owner": {"name": None},
         "back": {"batch": "3"},
         "pool": {"pool": 4.0},  # half of its default is less than a prompt per pair
@@ -132,14 +131,12 @@ def _company(config_class, name):
         "label_simulated": {"label": True},
         "samples_per_prompt": {"rollout_batch_size": 64},
         "track_offline": {"track": ("wandb",)},
-        "track_wait": {"track": ("wandb",)},
         "lora_dropout": {"lora_rank": 8},
         "kl_horizon": {"kl_target": 6.0},
         "replicas": {"shard": "full", "ranks": 8},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
         "target_margin": {"loss": "simpo"},
         "overlong_penalty": {"overlong_buffer": 16},
-        "entropy_step": {"target_entropy": 1.0},
         "importance_low": {"importance": "token-mask"},
         "dynamic_sampling_rounds": {"advantage": "group-mean", "samples_per_prompt": 8, "rollout_batch_size": 64},
         "importance_high": {"importance": "token-truncate"},

@@ -1,61 +1,8 @@
-"""From scores to rewards, the pure part: running normalisation, clipping, and places of dense scores."""
+"""From scores to rewards, the pure part: clipping, and places of dense scores."""
 
-import json
-
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from heedful.core import RunningScoreNorm, ScoreNorm, clip_scores, gae, kl_shaped_rewards, spread_scores
-from heedful.files import to_json
-
-# Running normalisation ------------------------------------------------------------------------------------------------
-
-
-def test_golden_running_norm():
-    """Two batches by hand; the batch itself is part of what it is normalised by."""
-    norm = RunningScoreNorm()
-    assert norm.including([1.0, 3.0]) == ScoreNorm(mean=2.0, std=1.0)
-    second = norm.including([8.0])
-    assert second.mean == pytest.approx((1 + 3 + 8) / 3)
-    assert second.std == pytest.approx((((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 3) ** 0.5)
-
-
-@given(batches=st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), min_size=1, max_size=6))
-def test_identity_running_norm_is_that_of_all_scores_at_once(batches):
-    """However they are cut into batches, and when saved and loaded in the middle."""
-    norm = RunningScoreNorm()
-    for batch in batches:
-        last = norm.including(batch)
-        state = json.loads(to_json(norm.state_dict()))
-        norm = RunningScoreNorm()
-        norm.load_state_dict(state)
-    scores = torch.tensor([s for batch in batches for s in batch], dtype=torch.float64)
-    std = float(scores.std(correction=0))
-    assert norm.count == len(scores)
-    assert last.mean == pytest.approx(float(scores.mean()), rel=1e-9, abs=1e-9)
-    assert last.std == pytest.approx(std, rel=1e-9, abs=1e-6) or (std < 1e-6 and last.std == 1.0)
-
-
-def test_scores_far_from_0_lose_no_digits():
-    """The textbook sum of squares minus square of sums would give 0, or less, for the second batch."""
-    norm = RunningScoreNorm()
-    norm.including([1e9 + 1, 1e9 + 3])
-    assert norm.including([1e9 + 5]).std == pytest.approx((8 / 3) ** 0.5, rel=1e-9)
-
-
-def test_equal_scores_become_0_until_others_come():
-    norm = RunningScoreNorm()
-    assert norm.including([5.0, 5.0]) == ScoreNorm(mean=5.0, std=1.0)
-    assert norm.including([5.0]) == ScoreNorm(mean=5.0, std=1.0)
-    assert norm.including([9.0]) == ScoreNorm(mean=6.0, std=(12 / 4) ** 0.5)
-
-
-def test_a_fixed_norm_stays():
-    norm = ScoreNorm(3.0, 2.0)
-    assert norm.including([100.0]) is norm
-
+from heedful.core import clip_scores, gae, kl_shaped_rewards, spread_scores
 
 # Clipping -------------------------------------------------------------------------------------------------------------
 

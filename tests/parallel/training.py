@@ -107,7 +107,7 @@ CASES = {
     "simpo": case(*DPO, model="policy", data="pairs.jsonl", loss="simpo"),
     "kto": case(*KTO, model="policy", data="labelled.jsonl"),
     "ppo": case(*PPO, letters, **EVERYTHING, value_coef=0.1, entropy_coef=0.01, score_clip=2.0),
-    "ppo-separate": case(*PPO, per_token, critic="separate", **LORA, score_norm_running=True, critic_warmup_steps=1),
+    "ppo-separate": case(*PPO, per_token, critic="separate", **LORA, score_norm_samples=8, critic_warmup_steps=1),
     "ppo-reward": case(*PPO, rewards=("model:scorer", "rule:digits"), critic="reward", approx_kl_limit=0.05),
     "ppo-failed": case(*PPO, now_and_then, rewards=("model:scorer",), max_failed_rewards=0.5, mask_truncated=True),
     "a2c": case(
@@ -133,9 +133,7 @@ CASES = {
         **SLOWER,
         **SHORTER,
     ),
-    "gspo": case(
-        *GRPO, letters, ratio="sequence-mean", kl_coef=0.0, clip_range=0.02, response_length="drawn", ema_decay=0.5
-    ),
+    "gspo": case(*GRPO, letters, ratio="sequence-mean", kl_coef=0.0, clip_range=0.02, ema_decay=0.5),
     "online-dpo": case(
         train_online_dpo, OnlineDPOConfig, GROUPS, letters, kl_coef=None, minibatch_size=16, ppo_epochs=1
     ),

@@ -221,19 +221,6 @@ def test_one_micro_batch_keeps_the_order_of_its_rows(policies, monkeypatch):
     assert seen == [list(PROMPTS)]
 
 
-def test_drawn_lengths(policies):
-    """Within the range, both ends reached, the same from the same seed, and the tokens those of a fixed length."""
-    prompts = PROMPTS * 8
-    options = {"min_new_tokens": 3, "max_new_tokens": 7, "stop_ids": tuple(range(2, 200))}
-    rollouts = roll(policies["llama"], prompts, response_length="drawn", **options)
-    assert set(rollouts.lengths.tolist()) == {3, 4, 5, 6, 7}
-    assert rollouts.truncated.all()
-    fixed = responses(roll(policies["llama"], prompts, response_length="fixed", **options | {"min_new_tokens": 1}))
-    assert responses(rollouts) == [r[:n] for r, n in zip(fixed, rollouts.lengths.tolist(), strict=True)]
-    again = roll(policies["llama"], prompts, response_length="drawn", micro_batch_size=3, **options)
-    assert responses(again) == responses(rollouts)
-
-
 def test_the_same_seed_gives_the_same_rollouts(policy):
     first, again, other = (roll(policy, max_new_tokens=16, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.batch.ids, again.batch.ids)

@@ -29,11 +29,11 @@ def make_run(folder, identity=A, steps=4, *, finished=True, **settings):
     return folder
 
 
-def follow(run, *, finished=True, **options):
+def follow(run, *, finished=True, wait=20.0, **options):
     """What trackers lack of a run that they follow to its end."""
-    trackers = Trackers(TrackingOptions(track=("wandb",), **{"track_wait": 20.0, **options}), run)
+    trackers = Trackers(TrackingOptions(track=("wandb",), **options), run)
     trackers.follow()
-    return trackers.close(finished=finished)
+    return trackers.close(finished=finished, wait=wait)
 
 
 def steps(notes):
@@ -71,19 +71,19 @@ def waiting(away):
 def test_the_command_that_is_said_sends_the_rest_to_the_same_place(plant, tmp_path, away, capsys):
     notes = plant(log=failing(away))
     run = make_run(tmp_path / "运行 1")
-    *_, said = follow(run, track_project="项目 1", track_name="exp7")
+    *_, said = follow(run, track_project="项目 1")
     command = shlex.split(said.partition("Send the rest: ")[2])
-    assert command == ["heedful", "track", str(run), "wandb", "--project", "项目 1", "--name", "exp7"]
+    assert command == ["heedful", "track", str(run), "wandb", "--project", "项目 1", "--name", "运行 1"]
     away.unlink()
     assert main(command[1:]) == 0
     assert steps(notes) == [0, 1, 2, 3]
-    assert [init[1:3] for init in notes("init")] == [["exp7", "项目 1"]] * 2
+    assert [init[1:3] for init in notes("init")] == [["运行 1", "项目 1"]] * 2
 
 
 def test_the_command_without_flags_goes_where_the_run_was_sent(plant, tmp_path, away):
     notes = plant(log=failing(away))
     run = make_run(tmp_path / "run")
-    follow(run, track_project="项目", track_name="exp7")
+    assert main(["track", str(run), "wandb", "--project", "项目", "--name", "exp7"]) == 3
     away.unlink()
     assert main(["track", str(run), "wandb"]) == 0
     assert steps(notes) == [0, 1, 2, 3]
@@ -93,10 +93,10 @@ def test_the_command_without_flags_goes_where_the_run_was_sent(plant, tmp_path, 
 def test_the_command_without_flags_goes_where_the_settings_say(plant, tmp_path):
     """A run whose tracker never came to write anything, or that named another tracker."""
     notes = plant()
-    run = make_run(tmp_path / "run", track_project="项目", track_name="exp7")
+    run = make_run(tmp_path / "run", track_project="项目")
     assert main(["track", str(run), "wandb"]) == 0
     assert main(["track", str(make_run(tmp_path / "other", B)), "wandb"]) == 0
-    assert [init[1:3] for init in notes("init")] == [["exp7", "项目"], ["other", "heedful"]]
+    assert [init[1:3] for init in notes("init")] == [["run", "项目"], ["other", "heedful"]]
 
 
 @pytest.mark.parametrize(("first", "words"), [({"track_offline": True}, []), ({}, ["--project", "other"])])
@@ -195,7 +195,7 @@ def test_the_environment_says_where_a_tracker_sends(tracker, variables, online, 
 def test_a_tracker_that_comes_back_after_the_wait_touches_no_run_that_has_taken_the_folder(plant, tmp_path, away):
     notes = plant(log=waiting(away))
     run = make_run(tmp_path / "run")
-    (said,) = follow(run, track_wait=2.0)
+    (said,) = follow(run, wait=2.0)
     assert said.startswith("wandb: it has 2 of 4 records after 2 s")
     run.rename(tmp_path / "aside")  # what --overwrite does
     make_run(run, B, steps=9)

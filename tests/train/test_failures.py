@@ -142,14 +142,14 @@ OFFLINE = {
 }
 
 
-def spoil(patch, module, step):
-    """A gradient of a so-manieth step is not finite."""
+def spoil(patch, module, *spoilt_steps):
+    """A gradient of each of these steps is not finite."""
     right, steps = module.accumulate, []
 
     def spoilt(model, *arguments):
         result = right(model, *arguments)
         steps.append(1)
-        if len(steps) == step:
+        if len(steps) in spoilt_steps:
             parameters = getattr(model, "policy", model).parameters()
             next(p for p in parameters if p.grad is not None).grad.view(-1)[0] = torch.nan
         return result
@@ -161,21 +161,21 @@ def spoil(patch, module, step):
 def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
     tiny, demonstrations, write, monkeypatch, capsys, tmp_path, name
 ):
-    """With --max-skipped-steps 0 the run ends after the step that it could not make."""
+    """The run ends after the last of the steps that it could not make."""
     kind, module, train, auto = OFFLINE[name]
     pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
     common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 3}
     common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
-    settings = kind(**common, output=tmp_path / "run", max_steps=5, sample_every=0, max_skipped_steps=0)
+    settings = kind(**common, output=tmp_path / "run", max_steps=8, sample_every=0)
     with monkeypatch.context() as patch:
-        spoil(patch, module, 3)
+        spoil(patch, module, 3, 4, 5, 6)
         with pytest.raises(
-            TrainingError, match=r"1 step in a row made no update, .*last: step 3, update 1: gradient norm nan"
+            TrainingError, match=r"4 steps in a row made no update, .*last: step 6, update 1: gradient norm nan"
         ):
             train(settings)
-    saved = settings.output / "checkpoints" / "step-000003"
+    saved = settings.output / "checkpoints" / "step-000006"
     assert (
-        f"stopped by TrainingError after step 3 of 5; the same command goes on from {saved}" in capsys.readouterr().err
+        f"stopped by TrainingError after step 6 of 8; the same command goes on from {saved}" in capsys.readouterr().err
     )
     train(kind(**common, output=tmp_path / "two", max_steps=2, sample_every=0))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
@@ -184,12 +184,12 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
 
 
 def test_a_gradient_that_is_no_number_ends_ppo_too(never, length, monkeypatch):
-    settings = never(max_skipped_steps=0, ppo_epochs=1)
-    spoil(monkeypatch, update, 2 + 1)
-    with pytest.raises(TrainingError, match="last: step 3, update 1: gradient norm nan"):
+    settings = never(ppo_epochs=1, steps=9)
+    spoil(monkeypatch, update, 3, 4, 5, 6)
+    with pytest.raises(TrainingError, match="last: step 6, update 1: gradient norm nan"):
         train_ppo(settings, rewards=[length])
-    assert names(settings.output / "checkpoints") == {"step-000003"}
-    saved = weights(settings.output / "checkpoints" / "step-000003")
+    assert names(settings.output / "checkpoints") == {"step-000006"}
+    saved = weights(settings.output / "checkpoints" / "step-000006")
     assert all(tensor.isfinite().all() for tensor in saved.values())
 
 

@@ -73,7 +73,7 @@ RUNS = {
     "ppo shared": (
         train_ppo,
         PPOConfig,
-        {**ONLINE, "kl_target": 1.0, "score_norm_running": True, "patience": 9},
+        {**ONLINE, "kl_target": 1.0, "patience": 9},
     ),
     "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
     "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),

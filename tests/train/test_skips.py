@@ -145,17 +145,15 @@ def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, m
     assert learner.state_dict()["skipped_in_a_row"] == 0
 
 
-@pytest.mark.parametrize(
-    ("limit", "bad", "ends_at"), [(3, (2, 3, 4, 5), 5), (2, (2, 3, 4), 4), (2, (1, 2, 4, 5), None)]
-)
-def test_too_many_in_a_row_end_the_run(offline, monkeypatch, limit, bad, ends_at):
-    """One more than --max-skipped-steps: with status 4, after the step is logged; those that are apart never do."""
-    settings = offline("sft", max_skipped_steps=limit, max_steps=6)
+@pytest.mark.parametrize(("bad", "ends_at"), [((2, 3, 4, 5), 5), ((1, 2, 3, 5, 6), None)])
+def test_too_many_in_a_row_end_the_run(offline, monkeypatch, bad, ends_at):
+    """More than 3: with status 4, after the step is logged; those that are apart never do."""
+    settings = offline("sft", max_steps=6)
     overflow(monkeypatch, *bad)
     if ends_at is None:
         assert sft.train_sft(settings)["steps"] == 6
         return
-    with pytest.raises(TrainingError, match=rf"^{limit + 1} steps in a row .*--max-skipped-steps {limit} ") as caught:
+    with pytest.raises(TrainingError, match=r"^4 steps in a row .*; 3 in a row are allowed") as caught:
         sft.train_sft(settings)
     assert caught.value.status == 4
     assert str(settings.output / "skipped.jsonl") in str(caught.value)
@@ -164,30 +162,31 @@ def test_too_many_in_a_row_end_the_run(offline, monkeypatch, limit, bad, ends_at
 
 
 def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
-    settings = offline("sft", max_skipped_steps=1)
+    settings = offline("sft")
     learner, data = sft.start(settings)
     again, _ = sft.start(settings)
-    overflow(monkeypatch, 1, 2)
+    overflow(monkeypatch, 1, 2, 3, 4)
 
     def step(learner):
         sft.learn(learner, [data.train[i] for i in next(learner.batches)], data.pad_id, settings)
 
-    step(learner)
+    for _ in range(3):
+        step(learner)
     learner.skips.check()
     again.load_state_dict(copy.deepcopy(learner.state_dict()))
     step(again)
-    with pytest.raises(TrainingError, match="2 steps in a row"):
+    with pytest.raises(TrainingError, match="4 steps in a row"):
         again.skips.check()
 
 
 def test_the_command_line_ends_with_status_4(offline, monkeypatch, capsys):
     settings = offline("sft")
-    overflow(monkeypatch, 2)
+    overflow(monkeypatch, 2, 3, 4, 5)
     flags = {"model": settings.model, "data": settings.data, "output": settings.output, "batch-size": 3}
-    flags |= {"eval-fraction": 0, "max-steps": 5, "sample-every": 0, "dtype": "float32", "max-skipped-steps": 0}
+    flags |= {"eval-fraction": 0, "max-steps": 5, "sample-every": 0, "dtype": "float32"}
     assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 4
     said = capsys.readouterr().err
-    assert "heedful: TrainingError: 1 step in a row made no update" in said
+    assert "heedful: TrainingError: 4 steps in a row made no update" in said
     assert "Traceback" not in said
 
 
@@ -287,7 +286,7 @@ def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, m
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(online, name, prompts, capsys):
     """Without whitening the other minibatches are learned from; with it no number of the rollout batch is left."""
-    settings = online(name, steps=5, max_skipped_steps=9, samples_per_prompt=2, minibatch_size=2)
+    settings = online(name, steps=5, samples_per_prompt=2, minibatch_size=2)
     summary = TRAINERS[type(settings)](settings, rewards=[too_large("苹果")])
     assert summary["steps"] == 5
     left_out = lines(settings.output / "skipped.jsonl")
@@ -309,8 +308,8 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
 @pytest.mark.parametrize("name", ["ppo", "grpo", "a2c"])
 def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
     """Online DPO would go on: it only ranks, and 1e39 is more than 12."""
-    with pytest.raises(TrainingError, match="3 steps in a row made no update") as caught:
-        TRAINERS[ONLINE[name][0]](online(name, steps=9, max_skipped_steps=2), rewards=[too_large("")])
+    with pytest.raises(TrainingError, match="4 steps in a row made no update") as caught:
+        TRAINERS[ONLINE[name][0]](online(name, steps=9), rewards=[too_large("")])
     assert caught.value.status == 4
 
 
@@ -370,7 +369,7 @@ def test_what_is_frozen_is_not_looked_at():
 @pytest.mark.parametrize("broken", ["critic", "reference"])
 def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, broken):
     """Every one of them is NaN: nothing is learned, and the price of KL does not become NaN for good."""
-    learner = start(online("everything", max_skipped_steps=9), [length]).learner
+    learner = start(online("everything"), [length]).learner
     module = getattr(learner, broken)
     saved = [p.detach().clone() for p in module.parameters()]
     before = numbers(learner.state_dict())

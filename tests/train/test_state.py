@@ -23,7 +23,7 @@ EVERYTHING = {
     "kl_target": 1.0,
     "kl_horizon": 40,
     "ema_decay": 0.9,
-    "score_norm_running": True,
+    "score_norm_samples": 8,
     "ptx_coef": 0.5,
 }
 KINDS = {
@@ -44,12 +44,11 @@ KINDS = {
     "lora": (PPOConfig, {**UPDATES, "lora_rank": 4}),
     "adaptive-kl": (PPOConfig, {**UPDATES, "kl_target": 1.0, "kl_horizon": 40}),
     "average": (PPOConfig, {**UPDATES, "ema_decay": 0.9}),
-    "running-norm": (PPOConfig, {**UPDATES, "score_norm_running": True}),
     "sampled-norm": (PPOConfig, {**UPDATES, "score_norm_samples": 8}),
     "ptx": (PPOConfig, {**UPDATES, "ptx_coef": 0.5}),
     "a2c": (A2CConfig, {"minibatch_size": 8}),
     "grpo": (GRPOConfig, UPDATES),
-    "entropy": (PPOConfig, {**UPDATES, "target_entropy": 5.56, "entropy_step": 0.02}),
+    "entropy": (PPOConfig, {**UPDATES, "target_entropy": 5.56}),
     "dynamic-sampling": (GRPOConfig, {**UPDATES, "dynamic_sampling_rounds": 2, "score_clip": 5.0}),
     "importance": (GRPOConfig, {**UPDATES, "top_p": 0.8, "importance": "sequence-truncate"}),
     "reinforce++": (PPOConfig, {**UPDATES, "advantage": "reinforce++"}),

@@ -198,7 +198,6 @@ LAWS = {
     "hotter": {"temperature": 2.0},
     "top-k": {"top_k": 3},
     "top-p": {"top_p": 0.5},
-    "drawn lengths": {"response_length": "drawn", "min_new_tokens": 3},
     "fixed lengths": {"response_length": "fixed"},
 }
 

@@ -261,16 +261,12 @@ def test_with_filters_log_probs_are_of_what_was_drawn_from(filters, one, policy)
     assert float((wanted - token_logprobs(logits, batch.ids[:, -time_:]))[mask].abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("kind", ["stop", "fixed", "drawn"])
+@pytest.mark.parametrize("kind", ["stop", "fixed"])
 def test_lengths(kind, one):
-    shortest = 3 if kind == "drawn" else 1
-    _, servers, found = one(response_length=kind, min_new_tokens=shortest)
+    _, servers, found = one(response_length=kind)
     lengths = found.lengths.tolist()
     if kind == "fixed":
         assert set(lengths) == {8}
-    if kind == "drawn":
-        assert set(lengths) <= set(range(3, 9))
-        assert len(set(lengths)) > 2
     ends = [ids[-1] in servers.stop_ids for ids in found.responses(with_stop=True)]
     assert found.truncated.tolist() == ([not end for end in ends] if kind == "stop" else [True] * 24)
 

@@ -98,8 +98,6 @@ class ObjectiveOptions(Settings):
     target_entropy: Annotated[float | None, POSITIVE] = None
     """Mean entropy per token, in nats, that the bonus holds: entropy-coef is only where it starts, then it rises while
     policy/entropy is below this, and is off while it is above. Set it if the entropy collapses. None keeps entropy-coef."""
-    entropy_step: Annotated[float, POSITIVE] = 0.005
-    """How far the coefficient moves in one step towards target-entropy. Raising it reacts sooner and overshoots more."""
     approx_kl_limit: Annotated[float | None, POSITIVE] = None
     """Once policy/approx_kl of a minibatch is above this, neither it nor the rest of the rollout batch is learned from. None
     is off."""
@@ -150,10 +148,6 @@ class ObjectiveOptions(Settings):
         self._check_advantage()
         self._check_surrogate()
         self._check_kl()
-        if self.target_entropy is None and changed(self, "entropy_step"):
-            raise ConfigError(
-                f"--entropy-step {self.entropy_step:g} belongs to --target-entropy, which is not set; add it"
-            )
 
     def _check_advantage(self) -> None:
         if not self.estimator.per_token:
@@ -464,9 +458,7 @@ class ScoreOptions(RewardOptions):
     SECTION = "reward"
 
     missing_eos_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Penalty for responses that hit max-new-tokens: taken off the score, or put in its place (missing-eos)."""
-    missing_eos: Literal["subtract", "replace"] = "subtract"
-    """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
+    """Taken off the (normalised) score of a response that hits max-new-tokens."""
     overlong_buffer: Annotated[int, NOT_NEGATIVE] = 0
     """Tokens before max-new-tokens over which the overlong penalty grows from 0 to all of it (DAPO). Set it to a quarter of
     max-new-tokens if responses run into the limit. 0 is off."""
@@ -476,8 +468,6 @@ class ScoreOptions(RewardOptions):
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
     score_norm_samples: Annotated[int, NOT_NEGATIVE] = 0
     """Reference responses whose scores set mean 0 and standard deviation 1 before training. 0 leaves scores as they are."""
-    score_norm_running: bool = False
-    """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -611,13 +601,6 @@ class RolloutConfig(
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
-        if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
-            raise ConfigError("--missing-eos replace would score cut responses 0; add --missing-eos-penalty, such as 1")
-        if self.missing_eos == "replace" and self.response_length != "stop":
-            raise ConfigError(
-                f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
-                "responses never end by themselves; leave out one of the two"
-            )
         if self.response_length != "stop":
             refuse(
                 self,
@@ -642,10 +625,6 @@ class RolloutConfig(
             )
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
-        if self.score_norm_running and self.score_norm_samples:
-            raise ConfigError(
-                "--score-norm-running measures scores while it trains, --score-norm-samples before; leave out one of the two"
-            )
         if self.sampler:
             self._check_sampler()
 

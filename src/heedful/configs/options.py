@@ -394,9 +394,6 @@ class OptimizerOptions(Settings):
     """Decoupled weight decay on weight matrices."""
     max_grad_norm: Annotated[float, NOT_NEGATIVE] = 1.0
     """Gradients with a larger norm are scaled down to it. 0 leaves them as they are."""
-    max_skipped_steps: Annotated[int, NOT_NEGATIVE] = 3
-    """A step whose loss or gradient is not a finite number is left out, and skipped.jsonl in output says which records it was
-    to learn from. More such steps in a row than this end the run. 0 ends it at the first."""
     adam_beta2: Annotated[float, BELOW_ONE] = 0.999
     """Decay of Adam's mean of squared gradients. Lower forgets early gradients sooner, which suits short runs."""
     adam_eps: Annotated[float, POSITIVE] = 1e-8
@@ -444,11 +441,8 @@ class SamplingOptions(Settings):
 
     max_new_tokens: Annotated[int, POSITIVE] = 64
     """Longest response, in tokens."""
-    min_new_tokens: Annotated[int, POSITIVE] = 1
-    """Shortest response if lengths are drawn."""
-    response_length: Literal["stop", "fixed", "drawn"] = "stop"
-    """Where a response ends. stop: up to a stop token. fixed: exactly max-new-tokens. drawn: for each row a random number
-    between min and max."""
+    response_length: Literal["stop", "fixed"] = "stop"
+    """Where a response ends. stop: up to a stop token. fixed: exactly max-new-tokens."""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0
     """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
     top_k: Annotated[int, NOT_NEGATIVE] = 0
@@ -463,15 +457,3 @@ class SamplingOptions(Settings):
     def leaves_out(self) -> bool:
         """Whether some tokens cannot be drawn, so that others are drawn more often than the policy says."""
         return self.temperature == 0 or self.top_k > 0 or self.top_p < 1
-
-    def check(self) -> None:
-        super().check()
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"--min-new-tokens {self.min_new_tokens} is larger than --max-new-tokens {self.max_new_tokens}"
-            )
-        if self.response_length != "drawn" and self.min_new_tokens != 1:
-            raise ConfigError(
-                f"--min-new-tokens {self.min_new_tokens} belongs to --response-length drawn, got {self.response_length}: "
-                "it keeps no response from ending sooner; leave it out"
-            )

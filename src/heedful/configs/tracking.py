@@ -12,7 +12,8 @@ Tracker = Literal["wandb", "trackio", "mlflow", "swanlab"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions(Settings):
-    """Which trackers follow a run. One that hangs or fails does not stop it: metrics.jsonl and tensorboard/ stay complete."""
+    """Which trackers follow a run. One that hangs or fails does not stop it: metrics.jsonl and tensorboard/ stay complete. A
+    run waits for them at its end, for a minute at most."""
 
     SECTION = "logging"
 
@@ -20,15 +21,10 @@ class TrackingOptions(Settings):
     """Trackers that follow the run: wandb, trackio, mlflow, swanlab. They get settings, metrics and the summary. Each is an
     extra (pip install "heedful[wandb]") and takes its address and login from its own environment variables."""
     track_project: str = "heedful"
-    """Project that the run appears in (the experiment of MLflow)."""
-    track_name: str | None = None
-    """Name of the run in trackers. None is the name of the output folder."""
+    """Project that the run appears in (the experiment of MLflow), under the name of its output folder."""
     track_offline: bool = False
     """Write what the trackers would get to tracking/ in the output folder and send nothing, where there is no network or
     login. (trackio keeps its own folder.) wandb sync, swanlab sync or heedful track sends it later."""
-    track_wait: Annotated[float, NOT_NEGATIVE] = 60.0
-    """Longest wait for trackers at the end of a run, in seconds; then unsent metrics are reported. A run that is
-    interrupted waits 10 seconds at most."""
 
     def check(self) -> None:
         super().check()
@@ -38,14 +34,11 @@ class TrackingOptions(Settings):
             refuse(
                 self,
                 "track_project",
-                "track_name",
                 "track_offline",
-                "track_wait",
                 because="belongs to --track, which names no tracker; add one, such as --track wandb, or leave it out",
             )
-        for name in ("track_project", "track_name"):
-            if getattr(self, name) == "":
-                raise ConfigError(f"--{name.replace('_', '-')} is empty; name one, or leave it out")
+        if self.track_project == "":
+            raise ConfigError("--track-project is empty; name one, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +52,7 @@ class TrackConfig(Settings):
     project: str | None = None
     """Project that the run appears in. None is the one that it was sent to before, or else that of its settings."""
     name: str | None = None
-    """Name of the run there. None is the one that it had before, or else that of its settings or its folder."""
+    """Name of the run there. None is the one that it had before, or else that of its folder."""
     offline: bool = False
     """Write what the tracker would get to tracking/ in the run's folder and send nothing. Without it the run is sent, all of
     it if only offline files have it so far."""

@@ -39,7 +39,7 @@ DAMAGED = "bring it back, or train the model again"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
-OF_NO_INTEREST = ("track", "track_project", "track_name", "track_offline", "track_wait", "rollouts", "memory_check")
+OF_NO_INTEREST = ("track", "track_project", "track_offline", "rollouts", "memory_check")
 """Settings on which nothing in a model depends."""
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
 """An absolute path in a text, or a URL, which is none though it has parts like one."""

@@ -400,8 +400,8 @@ def check_comparing(
         raise ConfigError(f"{because}, and --best-by judges held-out responses one by one; name another reward there")
     if has_judge and score_norm_samples:
         raise ConfigError(
-            f"{because}, and --score-norm-samples takes one response to each prompt, of which it says nothing; leave it out, "
-            "or use --score-norm-running"
+            f"{because}, and --score-norm-samples takes one response to each prompt, of which it says nothing; leave it out: "
+            "its scores lie between 0 and 1"
         )
     if has_judge and holds_out and (not best_by or all(map(is_judge, wanted))):
         named = "" if all(map(is_judge, wanted)) else ", or choose best/ by another reward (--best-by)"

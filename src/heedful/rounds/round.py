@@ -80,7 +80,7 @@ FILES = {"reward_config": "reward", "ppo_config": "ppo"}
 FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
 """Settings that all rounds of a project share: with others, rounds could not be compared."""
 SAMPLING = (
-    "max_new_tokens", "min_new_tokens", "response_length", "temperature", "top_k", "top_p", "cuda_graphs",
+    "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "cuda_graphs",
     "trust_remote_code", "device", "dtype", "micro_batch_size",
 )  # fmt: skip
 """Settings of sampling that a round hands on."""

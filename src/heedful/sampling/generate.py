@@ -56,8 +56,6 @@ def sample(
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
     lengths = torch.full((rows,), sampling.max_new_tokens)
-    if sampling.response_length == "drawn":
-        lengths = torch.randint(sampling.min_new_tokens, sampling.max_new_tokens + 1, (rows,), generator=generator)
     stops = stop_ids if sampling.response_length == "stop" else ()
     model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
 

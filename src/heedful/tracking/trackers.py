@@ -33,6 +33,8 @@ SILENCE = 60.0
 """Seconds without an answer after which a tracker is reported to hang."""
 BEHIND = 5.0
 """Seconds by which tracking/NAME.json stays behind: a process that is killed loses what its clients have not sent yet."""
+AT_THE_END = 60.0
+"""Longest wait in seconds at the end of a run."""
 AFTER_AN_INTERRUPTION = 10.0
 """Longest wait in seconds at the end of a run that was interrupted."""
 START = Place(-1, -1)
@@ -135,12 +137,13 @@ class Follower(threading.Thread):
 
     Args:
         tracker: its name.
-        config: where the run is sent, and under which name.
+        config: where the run is sent.
         run: the run's folder.
         identity: see `identity_of`.
+        name: of the run there.
     """
 
-    def __init__(self, tracker: Tracker, config: TrackingOptions, run: Path, identity: str) -> None:
+    def __init__(self, tracker: Tracker, config: TrackingOptions, run: Path, identity: str, name: str) -> None:
         super().__init__(name=THREAD + tracker, daemon=True)
         self.tracker, self._offline, self._run, self._identity = tracker, config.track_offline, run, identity
         self.calling_since: float | None = None
@@ -151,7 +154,7 @@ class Follower(threading.Thread):
         here = [one for one in every if (one.address, one.project) == place]
         self._elsewhere = [one for one in every if one not in here]
         self.progress = here[-1] if here else Progress(*place, "")
-        self.progress.name, self.progress.complete = config.track_name or run.resolve().name, False
+        self.progress.name, self.progress.complete = name, False
         self._settled, self._noted, self._writing = self.progress.sent, time.monotonic(), threading.Lock()
         self._client: Client | None = None
         self._later: str | None = None
@@ -277,10 +280,11 @@ class Trackers:
     Args:
         config: which trackers, and what they are told.
         run: the run's folder, which this process holds.
+        name: of the run in the trackers; None is that of its folder.
     """
 
-    def __init__(self, config: TrackingOptions, run: Path) -> None:
-        self._config, self._run = config, run
+    def __init__(self, config: TrackingOptions, run: Path, name: str | None = None) -> None:
+        self._config, self._run, self._name = config, run, name or run.resolve().name
         self._identity = identity_of(run) if config.track else ""
         self._followers: list[Follower] = []
 
@@ -288,7 +292,7 @@ class Trackers:
         """Have trackers follow the run, if they do not yet, and report those that hang."""
         if not self._followers:
             for tracker in self._config.track:
-                self._followers.append(Follower(tracker, self._config, self._run, self._identity))
+                self._followers.append(Follower(tracker, self._config, self._run, self._identity, self._name))
             for follower in self._followers:
                 follower.start()
         for follower in self._followers:
@@ -300,12 +304,12 @@ class Trackers:
 
         Args:
             finished: whether the run is complete; if not, it may be resumed, and its trackers with it.
-            wait: seconds; None is what the settings say, but little for a run that was interrupted.
+            wait: seconds; None is a minute, but little for a run that was interrupted.
         """
         if finished:  # a run that was resumed after its last step has not started them yet
             self.follow()
         if wait is None:
-            wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
+            wait = AT_THE_END if finished else AFTER_AN_INTERRUPTION
         deadline = time.monotonic() + wait
         try:
             for follower in self._followers:
@@ -322,7 +326,8 @@ class Trackers:
 def send_run(config: TrackConfig) -> None:
     """Send a run's metrics to a tracker: what it lacks.
 
-    Project and name that are not given are those to which the tracker was sent last, or else those of the run's settings.
+    Project and name that are not given are those to which the tracker was sent last, or else that of the run's settings and
+    that of its folder.
 
     Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything is sent in time.
     """
@@ -332,16 +337,14 @@ def send_run(config: TrackConfig) -> None:
         )
     settings = read_settings(config.run)
     last = read_progress(config.run / "tracking" / f"{config.to}.json", identity_of(config.run))[-1:]
-    before = (last[0].project, last[0].name) if last else (settings.get("track_project"), settings.get("track_name"))
+    project, name = (last[0].project, last[0].name) if last else (settings.get("track_project"), None)
     options = TrackingOptions(
         track=(config.to,),
-        track_project=config.project or before[0] or TrackingOptions.track_project,
-        track_name=config.name or before[1],
+        track_project=config.project or project or TrackingOptions.track_project,
         track_offline=config.offline,
-        track_wait=config.wait,
     )
     check_trackers(options, offline_flag="--offline")
-    trackers = Trackers(options, config.run)
+    trackers = Trackers(options, config.run, config.name or name)
     trackers.follow()
     lacking = trackers.close(finished=(config.run / "summary.json").is_file(), wait=config.wait)
     if lacking:

@@ -143,7 +143,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, KTOData]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output),
         room=room,
         stop_ids=sampler.stop_ids,
     )

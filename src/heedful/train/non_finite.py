@@ -13,6 +13,8 @@ from heedful.parallel import ranks
 
 FILE = "skipped.jsonl"
 """Of a run's folder: a line for each update that was left out."""
+MOST_IN_A_ROW = 3
+"""How many steps in a row may be left out."""
 NAMED = 3
 """How many records a message names; the file has all of them."""
 
@@ -34,11 +36,9 @@ class NonFiniteGuard:
 
     Args:
         folder: of the run; None, or one that is not there, writes nothing.
-        limit: how many steps in a row may be left out.
     """
 
     folder: Path | None
-    limit: int
     in_a_row: int = 0
     """Steps up to the latest that made no update."""
     latest: str = ""
@@ -72,12 +72,11 @@ class NonFiniteGuard:
 
     def check(self) -> None:
         """Raise TrainingError if too many steps in a row were left out."""
-        if self.in_a_row > self.limit:
-            plural = "s" * (self.in_a_row > 1)
+        if self.in_a_row > MOST_IN_A_ROW:
             raise TrainingError(
-                f"{self.in_a_row} step{plural} in a row made no update, because losses or gradients were not finite "
+                f"{self.in_a_row} steps in a row made no update, because losses or gradients were not finite "
                 f"(last: {self.latest}){self._where()}. Lower --learning-rate, try --dtype float32, or look at the records; "
-                f"--max-skipped-steps {self.limit} allows so many in a row"
+                f"{MOST_IN_A_ROW} in a row are allowed"
             )
 
     def _where(self) -> str:

@@ -163,7 +163,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output),
         room=AdaptiveMicroBatch(),
         demonstrations=demonstrations,
         micro_batch=config.micro_batch,

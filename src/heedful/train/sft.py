@@ -133,7 +133,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, SFTData]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output),
         room=AdaptiveMicroBatch(),
         stop_ids=sampler.stop_ids,
     )

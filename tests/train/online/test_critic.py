@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import CheckpointError, ConfigError, Reward, make_tiny_model, train_ppo
-from heedful.core import RunningScoreNorm, ScoreNorm
+from heedful.core import ScoreNorm
 from heedful.data.batches import collate
 from heedful.models import (
     add_adapters,
@@ -110,7 +110,7 @@ def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own
     start_from_scores(critic, rewards, ScoreNorm(mean=1.0, std=2.0), settings)
     torch.testing.assert_close(critic.value_head.weight, -0.5 * expected["value_head.weight"] / 2.0)
     torch.testing.assert_close(critic.value_head.bias, (-0.5 * expected["value_head.bias"] - 1.0) / 2.0)
-    start_from_scores(critic, rewards, RunningScoreNorm(), settings)
+    start_from_scores(critic, rewards, ScoreNorm(), settings)
     torch.testing.assert_close(critic.value_head.weight, 0.25 * expected["value_head.weight"] / 2.0)
     summary = train_ppo(settings)
     assert summary["steps"] == 2

@@ -172,7 +172,7 @@ RUNS = {
     "ppo": (PPOConfig, train_ppo, {"kl_target": 6.0, "approx_kl_limit": 9.0, "target_entropy": 1.0, "top_p": 0.9}),
     "separate": (PPOConfig, train_ppo, {"critic": "separate", "importance": "token-truncate", "top_k": 50}),
     "grpo": (GRPOConfig, train_grpo, {"dynamic_sampling_rounds": 1, "mask_truncated": True, "score_clip": 9.0}),
-    "online-dpo": (OnlineDPOConfig, train_online_dpo, {"overlong_buffer": 3, "score_norm_running": True}),
+    "online-dpo": (OnlineDPOConfig, train_online_dpo, {"overlong_buffer": 3}),
 }
 
 

@@ -232,7 +232,6 @@ def test_everything_at_once(config, length, demonstrations, tmp_path):
         ptx_data=demonstrations,
         ptx_coef=0.5,
         ema_decay=0.9,
-        missing_eos="replace",
         missing_eos_penalty=1.0,
         score_norm_samples=8,
         whiten_rewards=True,

@@ -11,7 +11,6 @@ from heedful.models import freeze
 from heedful.sampling.sampler import Sampler
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online import rollout as rollout_module
-from heedful.train.online.rollout import penalise_missing_eos
 from heedful.train.online.start import reference_score_norm
 from heedful.types import MicroBatch
 
@@ -175,31 +174,14 @@ def test_without_a_price_on_kl_the_reference_has_no_pass(config, make_learner, e
 # ------------------------------------------------------------------------------------------------------- missing EOS
 
 
-@pytest.mark.parametrize(("missing_eos", "expected"), [("subtract", [2.0, 0.5]), ("replace", [2.0, -1.5])])
-def test_scores_of_cut_responses(config, missing_eos, expected):
-    settings = config(missing_eos=missing_eos, missing_eos_penalty=1.5)
-    scores = penalise_missing_eos(torch.tensor([2.0, 2.0]), torch.tensor([False, True]), settings)
-    assert scores.tolist() == expected
-
-
-def test_a_replaced_score_is_not_normalised(config, make_learner, experience_of):
-    """Minus the penalty on the scale of normalised scores, where 1 is a standard deviation."""
-    settings = config(missing_eos="replace", missing_eos_penalty=1.0, gae_lambda=1.0, kl_coef=0.0)
+def test_the_penalty_is_not_normalised(config, make_learner, experience_of):
+    """It is on the scale of normalised scores, where 1 is a standard deviation."""
+    settings = config(missing_eos_penalty=1.0, gae_lambda=1.0, kl_coef=0.0)
     e = experience_of(make_learner(settings, noise=0.05, score_norm=ScoreNorm(mean=3.0, std=2.0)))
     cut = [completion.truncated for completion in e.completions]
     assert 0 < sum(cut) < len(cut)
-    expected = [-1.0 if c else (score - 3.0) / 2.0 for c, score in zip(cut, e.scores, strict=True)]
+    expected = [(score - 3.0) / 2.0 - c for c, score in zip(cut, e.scores, strict=True)]
     assert e.returns[:, 0].tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_replaced_scores_of_cut_responses_are_compared(config, make_learner, experience_of):
-    settings = config(GRPOConfig, advantage="group-mean", missing_eos="replace", missing_eos_penalty=7.0, kl_coef=0.0)
-    e = experience_of(make_learner(settings))
-    cut = torch.tensor([completion.truncated for completion in e.completions])
-    assert 0 < cut.sum() < len(cut)
-    shaped = torch.where(cut, -7.0, torch.tensor(e.scores)).view(-1, 4)
-    expected = (shaped - shaped.mean(dim=1, keepdim=True)).flatten()
-    torch.testing.assert_close(e.advantages[:, 0].float(), expected)
 
 
 def test_penalties_come_off_the_score_before_groups_are_compared(config, make_learner, experience_of):

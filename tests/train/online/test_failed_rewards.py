@@ -24,7 +24,6 @@ from heedful import (
     train_ppo,
 )
 from heedful.cli import main
-from heedful.core import RunningScoreNorm
 from heedful.models import load_causal_lm
 from heedful.rewards import Ensemble
 from heedful.train.online.evaluation import sample_rows
@@ -33,7 +32,7 @@ from heedful.train.online.rollout import rollout
 RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),
     "PPO in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}, train_ppo),
-    "PPO with a critic of its own": (PPOConfig, {"critic": "separate", "score_norm_running": True}, train_ppo),
+    "PPO with a critic of its own": (PPOConfig, {"critic": "separate"}, train_ppo),
     "A2C per response": (A2CConfig, {"action": "response"}, train_ppo),
     "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}, train_ppo),
     "GRPO": (GRPOConfig, {}, train_grpo),
@@ -174,10 +173,9 @@ def failing_learner(config, make_learner, rows, kind=PPOConfig, **changes):
     """A learner of four prompts, with a reward that fails on these rows."""
     settings = config(kind, whiten_advantages=False, kl_coef=0.0, **changes)
     size = 4 * settings.samples_per_prompt
-    norm = {"score_norm": RunningScoreNorm()} if settings.score_norm_running else {}
     rewards = Ensemble((Reward("r", without(rows, size)),), max_failed=0.9)
     torch.manual_seed(0)  # of the value head
-    return make_learner(settings, rewards=rewards, **norm)
+    return make_learner(settings, rewards=rewards)
 
 
 def learned_from(config, make_learner, experience_of, rows, kind=PPOConfig, **changes):
@@ -199,14 +197,6 @@ def test_the_others_are_as_if_it_had_not_been_sampled(config, make_learner, expe
     assert [c.response for c in part.completions] == [whole.completions[row].response for row in kept]
     assert part.metrics["reward/score_mean"] == pytest.approx(sum(part.scores) / 6)
     assert part.metrics["reward/failed_frac"] == 2 / 8
-
-
-def test_the_norm_of_scores_does_not_see_them(config, make_learner, experience_of):
-    whole = learned_from(config, make_learner, experience_of, ())
-    part = learned_from(config, make_learner, experience_of, (2, 7), score_norm_running=True)
-    scores = torch.tensor([whole.scores[row] for row in (0, 1, 3, 4, 5, 6)], dtype=torch.float64)
-    assert part.metrics["reward/norm_mean"] == pytest.approx(float(scores.mean()))
-    assert part.metrics["reward/norm_std"] == pytest.approx(float(scores.std(correction=0)))
 
 
 @pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])

@@ -61,7 +61,6 @@ def settings(tiny, gold_prompts, tmp_path):
         "minibatch_size": 64,
         "ppo_epochs": 2,
         "max_new_tokens": 12,
-        "response_length": "drawn",
         "learning_rate": 1e-3,
         "sample_every": 0,
         "eval_every": 0,
@@ -150,7 +149,7 @@ def test_a_judge_that_dies_before_the_first_whole_step(settings, chat_server, tm
 
 def test_what_a_judge_cannot_say_is_masked_and_counted(settings, chat_server, tmp_path):
     """On some responses it never has a verdict: each is asked for three times, then left out; never a 0."""
-    chat_server.faults(mute=(10, 0))
+    chat_server.faults(mute=(10, 1))
     train_ppo(PPOConfig(**settings, **JUDGED, rewards=(chat_server.judge,), max_failed_rewards=0.4))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "judge/requests" in line]
@@ -228,7 +227,7 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(settings, chat_ser
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"eval_fraction": 0.0, "score_norm_samples": 8}, "--score-norm-samples takes one response .*-norm-running"),
+        ({"eval_fraction": 0.0, "score_norm_samples": 8}, "--score-norm-samples takes one response .* between 0 and 1"),
         ({}, r"held-out prompts have one response each.*--eval-fraction 0.*, or choose best/ by another .*--best-by"),
         ({"score_norm_samples": 8, "best_by": ("rule:digits",)}, "--score-norm-samples takes one response"),
     ],

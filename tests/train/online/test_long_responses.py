@@ -137,7 +137,7 @@ def test_a_step_in_which_everything_was_cut_changes_nothing_and_says_so(config, 
         ({"overlong_penalty": 2.0}, "--overlong-penalty 2 belongs to --overlong-buffer, which is 0; add it"),
         ({"overlong_buffer": -1}, "--overlong-buffer must be at least 0, got -1"),
         ({"overlong_penalty": 0.0}, "--overlong-penalty must be greater than 0, got 0.0"),
-        ({"mask_truncated": True, "response_length": "drawn"}, "--mask-truncated would leave out every response that"),
+        ({"mask_truncated": True, "response_length": "fixed"}, "--mask-truncated would leave out every response that"),
     ],
 )
 def test_what_makes_no_sense_is_refused(config, changes, said):

@@ -138,16 +138,10 @@ class Servers:
     def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Pending:
         """Have a batch drawn by the policy's weights as they are now. It is on its way when this returns.
 
-        Random numbers are taken now: a seed for each row, and its length if lengths are drawn.
+        Random numbers are taken now: a seed for each row.
         """
-        config = self.config
         seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
-        lengths = [config.max_new_tokens] * len(prompts)
-        if config.response_length == "drawn":
-            lengths = torch.randint(
-                config.min_new_tokens, config.max_new_tokens + 1, (len(prompts),), generator=generator
-            ).tolist()
-        asked = [Request(list(p), most, seed) for p, most, seed in zip(prompts, lengths, seeds, strict=True)]
+        asked = [Request(list(p), self.config.max_new_tokens, seed) for p, seed in zip(prompts, seeds, strict=True)]
         pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
         is_kept = is_sharded(policy) and seen == self._seen  # the servers' folder has them: nothing is put together
         whole = None if is_kept else gathered_on_first(policy)

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from heedful.configs.online import OnlineConfig
-from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
+from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError
@@ -100,16 +100,14 @@ def check_same_text(
 
 
 def start_from_scores(
-    critic: ValueModel, rewards: Sequence[Reward], score_norm: ScoreNorm | RunningScoreNorm, config: OnlineConfig
+    critic: ValueModel, rewards: Sequence[Reward], score_norm: ScoreNorm, config: OnlineConfig
 ) -> None:
     """Values of a critic that starts as a reward model are those of its scores as training sees them.
 
-    That is times the reward's weight, then normalised. A running normalisation has seen nothing yet, so there the values
-    start as the weighted scores.
+    That is times the reward's weight, then normalised.
     """
     if config.critic != "reward":
         return
     name = f"model:{first_reward_model(config)}"
     weight = next(reward.weight for reward in rewards if reward.name == name)
-    norm = score_norm if isinstance(score_norm, ScoreNorm) else ScoreNorm()
-    normalise_values(critic, reward_weight=weight, mean=norm.mean, std=norm.std)
+    normalise_values(critic, reward_weight=weight, mean=score_norm.mean, std=score_norm.std)

@@ -50,7 +50,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         judged["eval/judge_mean"] = sum(verdicts.without_failed().totals) / len(verdicts.scored)
         if verdicts.failed:
             judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
-    norm = learner.score_norm.current
+    norm = learner.score_norm
     shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts, norm, config)
     return {
         "eval/score_mean": sum(scores) / len(scores),

@@ -80,7 +80,7 @@ class Learner(Generic[C_co]):
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     kl: core.FixedKL | core.AdaptiveKL
-    score_norm: core.ScoreNorm | core.RunningScoreNorm
+    score_norm: core.ScoreNorm
     average: WeightAverage | None
     ptx: PretrainingMix | None
     prompts: Prompts
@@ -224,10 +224,7 @@ class Learner(Generic[C_co]):
             self.kl.load_state_dict(state["kl"])
         if self.entropy.target is not None:
             self.entropy.load_state_dict(state["entropy"])
-        if isinstance(self.score_norm, core.RunningScoreNorm):
-            self.score_norm.load_state_dict(state["score_norm"])
-        else:
-            self.score_norm = core.ScoreNorm(**state["score_norm"])
+        self.score_norm = core.ScoreNorm(**state["score_norm"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         if self.ptx is not None:

@@ -139,8 +139,6 @@ def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float
     if failed and config.compares == "prompt":
         metrics["reward/dropped_frac"] = 1 - len(scored.completions) / sampled
     metrics |= given.measured
-    if config.score_norm_running:
-        metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
     if clip is not None:
         clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
         metrics["reward/clip_frac"] = clipped / len(given.totals)

@@ -81,7 +81,7 @@ def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         rows = _kept(sampled, config)
         rollouts = rollouts.select(torch.tensor(rows, device=rollouts.lengths.device))
         completions, given = [completions[row] for row in rows], given.select(rows)
-    norm = learner.score_norm.including(given.totals)
+    norm = learner.score_norm
     shaped = shape(torch.tensor(given.totals, device=rollouts.lengths.device), rollouts, norm, config)
     seconds = time.perf_counter() - started
     return ScoredBatch(rollouts, completions, given, norm, shaped, sampled, seconds)
@@ -90,27 +90,17 @@ def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
 def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
     """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalties of responses that end late or not.
 
-    ``--overlong-buffer`` takes off what `core.overlong_penalty` says, times ``--overlong-penalty``.
+    ``--missing-eos-penalty`` comes off the score of a response that was cut by length. ``--overlong-buffer`` takes off what
+    `core.overlong_penalty` says, times ``--overlong-penalty``.
     """
     clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
-    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
+    shaped = clipped - config.missing_eos_penalty * rollouts.truncated
     if config.overlong_buffer:
         late = core.overlong_penalty(
             rollouts.lengths, max_new_tokens=config.max_new_tokens, buffer=config.overlong_buffer
         )
         shaped = shaped + config.overlong_penalty * late
     return shaped
-
-
-def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:
-    """Scores ``[batch]`` with the penalty of responses that were cut by length, as ``missing_eos`` says.
-
-    "subtract" takes it off the score (as TRL does), "replace" puts minus the penalty in the score's place (Ziegler et al.
-    2019, Huang et al. 2023, with a penalty of 1).
-    """
-    if config.missing_eos == "replace":
-        return torch.where(truncated, -config.missing_eos_penalty, scores)
-    return scores - config.missing_eos_penalty * truncated
 
 
 def sample_and_score(
@@ -216,7 +206,7 @@ def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
     """
     config, rollouts = learner.config, sampled.rollouts
     scores = torch.tensor(sampled.given.totals, device=rollouts.lengths.device)
-    shaped = shape(scores, rollouts, learner.score_norm.current, config)
+    shaped = shape(scores, rollouts, learner.score_norm, config)
     tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt).tolist()
     for row in sampled.given.failed:
         tied[row // config.samples_per_prompt] = True

@@ -110,8 +110,12 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
     with _resumable(resumes):
-        score_norm = _score_norm(
-            config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
+        score_norm = reference_score_norm(
+            reference or policy,
+            [train[i % len(train)] for i in range(config.score_norm_samples)],
+            rewards=functions,
+            sampler=sampler,
+            generator=generator,
         )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
@@ -134,7 +138,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
-        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output),
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
@@ -175,7 +179,7 @@ def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
 
 def entropy_control(config: OnlineConfig) -> core.EntropyControl:
     """A fixed coefficient of the entropy bonus, or one steered to ``target_entropy``."""
-    return core.EntropyControl(config.entropy_coef, config.target_entropy, config.entropy_step)
+    return core.EntropyControl(config.entropy_coef, config.target_entropy)
 
 
 def reference_score_norm(
@@ -285,22 +289,6 @@ def _check_lengths(
     check_context(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
     for _, reward in model_rewards(rewards):
         reward.reads_beginnings = True
-
-
-def _score_norm(
-    config: RolloutConfig,
-    reference: Policy,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-    generator: torch.Generator,
-) -> core.ScoreNorm | core.RunningScoreNorm:
-    """The normalisation that the settings ask for: of the scores so far, of reference samples, or none."""
-    if config.score_norm_running:
-        return core.RunningScoreNorm()
-    chosen = [prompts[i % len(prompts)] for i in range(config.score_norm_samples)]
-    return reference_score_norm(reference, chosen, rewards=rewards, sampler=sampler, generator=generator)
 
 
 def _try_rewards(
