@@ -169,10 +169,42 @@ def test_notes_that_lack_what_later_steps_read_are_named(heedful, begun, steps, 
     assert "restore it, or remove it to begin its round anew" in outcome.message
 
 
-def test_a_setting_that_no_round_has_is_named(heedful, begun):
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("丁", 1, "丁 is no setting of heedful round"),
+        ("judge", 3, "judge must be TEXT ..., and is 3"),
+        ("judge", ["rule:digits", None], "judge must be TEXT ..., and is ['rule:digits', None]"),
+        ("policy", ["m"], "policy must be TEXT, and is ['m']"),
+        ("prompts", None, "prompts must be TEXT, and is None"),
+        ("reward_config", True, "reward_config must be PATH|none, and is True"),
+        ("labels", "三", "labels must be N, and is '三'"),
+        ("labels", True, "labels must be N, and is True"),
+        ("pool", {}, "pool must be X, and is {}"),
+        ("ask_held_out", "yes", "ask_held_out must be true or false, and is 'yes'"),
+        ("margin", "huge", "margin must be none|small|large, and is 'huge'"),
+        ("response_length", "drawn", "response_length must be stop|fixed, and is 'drawn'"),
+        ("min_new_tokens", 3, "min_new_tokens is no setting of heedful round any more: responses end at a stop token"),
+        ("labels", 0, "--labels must be greater than 0, got 0"),
+    ],
+)
+def test_a_setting_that_no_round_can_have_is_named(heedful, begun, name, value, said):
     config = begun(TRAINED[:1])
     path = config.project / "rounds.json"
     content = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(content | {"settings": {**content["settings"], "丁": 1}}), encoding="utf-8")
+    path.write_text(json.dumps(content | {"settings": {**content["settings"], name: value}}), encoding="utf-8")
     outcome = heedful("round", config.project)
-    assert (outcome.status, f"{path}: 丁 is no setting of heedful round; restore it" in outcome.message) == (2, True)
+    assert outcome.status == 2
+    assert f"{path}: {said}" in outcome.message
+    assert "; restore it, or remove it to begin its round anew" in outcome.message
+
+
+def test_the_settings_of_a_round_of_an_earlier_version(heedful, begun):
+    """It wrote a setting that is gone since; at its default it says what is so anyway."""
+    config = begun(TRAINED[:1])
+    path = config.project / "rounds.json"
+    for file in (path, config.project / "rounds" / "1" / "round.json"):
+        content = json.loads(file.read_text("utf-8"))
+        content["settings"] |= {"min_new_tokens": 1, "pool": 1}
+        file.write_text(json.dumps(content), encoding="utf-8")
+    assert "is no setting" not in heedful("round", config.project).message

@@ -429,3 +429,15 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return [plain_value(one) for one in value] if isinstance(value, tuple) else value
+
+
+def is_plain(value: Any, hint: Any) -> bool:
+    """Whether `plain_value` makes such a value of a setting with this type."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, list) and all(is_plain(one, parts[0]) for one in value)
+    if origin is typing.Literal:
+        return value in parts
+    if parts:
+        return any(is_plain(value, part) for part in parts)
+    return type(value) in {Path: (str,), float: (float, int)}.get(hint, (hint,))

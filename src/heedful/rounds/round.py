@@ -34,10 +34,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from heedful.configs.evaluate import KLConfig, WinRateConfig
+from heedful.configs.help import settings as known_settings
+from heedful.configs.names import answer, was_default
 from heedful.configs.offline import RewardConfig
 from heedful.configs.online import PPOConfig
 from heedful.configs.options import RunOptions
-from heedful.configs.parse import parse, plain_value, read_yaml_flags
+from heedful.configs.parse import is_plain, parse, plain_value, read_yaml_flags
 from heedful.configs.rounds import RoundConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import flag
@@ -200,18 +202,28 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
 
 def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundConfig:
     """The settings of the last round, with those of this call: what its flags named, and what is not at its default."""
-    fields = {field.name: field for field in dataclasses.fields(config)}
-    unknown = next((name for name in settings if name not in fields), None)
-    if unknown is not None:
-        raise DataError(f"{config.project / 'rounds.json'}: {unknown} is no setting of heedful round; {REMEDY}")
+    path, known = config.project / "rounds.json", {one.name: one for one in known_settings(RoundConfig)}
+    last: dict[str, Any] = {"project": config.project}
+    for name, value in settings.items():
+        if was_default(name, value):
+            continue
+        if name not in known:
+            raise DataError(f"{path}: {name} is no setting of heedful round{answer(name, known)}; {REMEDY}")
+        if not is_plain(value, known[name].hint):
+            raise DataError(
+                f"{path}: {name} must be {known[name].values or 'true or false'}, and is {value!r:.80}; {REMEDY}"
+            )
+        last[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        before = RoundConfig(**last)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}; {REMEDY}") from error
     called = {
         name: getattr(config, name)
-        for name, field in fields.items()
-        if name not in ("policy", "prompts")
-        and (name in ("project", *config.given) or getattr(config, name) != field.default)
+        for name, one in known.items()
+        if name not in ("policy", "prompts") and (name in config.given or getattr(config, name) != one.default)
     }
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    return RoundConfig(**{**known, **called})
+    return replace(before, **called)
 
 
 def _refuse_other(config: RoundConfig, settings: Mapping[str, Any], names: Iterable[str]) -> None:
