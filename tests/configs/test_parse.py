@@ -68,8 +68,11 @@ def in_python(config_class, settings):
     return config_class(**(settings | path))
 
 
-def round_trip(config, path):
-    path.write_text(to_yaml(config), encoding="utf-8")
+def round_trip(config, path, *, whole=False):
+    """A configuration from its file, which has the settings that are not at their default, or all of them."""
+    fields = dataclasses.fields(config)
+    leave_out = [] if whole else [one.name for one in fields if getattr(config, one.name) == one.default]
+    path.write_text(to_yaml(config, leave_out=leave_out), encoding="utf-8")
     return parsed(type(config), str(path))
 
 
@@ -81,7 +84,7 @@ def test_yaml_flags_and_python_agree(config_class, least, written):
 def test_every_field_has_one_name_everywhere(of_own_fields, tmp_path):
     """Each setting moved from its default comes back from YAML and from its flag; so no field escapes the parser.
 
-    As many as go together are moved at once, since parsing takes long; the others one by one.
+    As many as go together are moved at once, the others one by one.
     """
     config_class, least = of_own_fields
     config = in_python(config_class, least)
@@ -107,7 +110,7 @@ def test_every_field_has_one_name_everywhere(of_own_fields, tmp_path):
         moved = dataclasses.replace(config, **changes)
         differing |= {name for name in changes if getattr(moved, name) != getattr(config, name)}
         assert parsed(config_class, *as_flags(least | changes)) == moved
-        assert round_trip(moved, tmp_path / "设置.yaml") == moved
+        assert round_trip(moved, tmp_path / "设置.yaml", whole=changes is together) == moved
     assert set(names) <= differing
 
 
@@ -399,7 +402,7 @@ def test_what_unfolds_without_end(written, refused):
     assert "nested" in refused(PPOConfig, [written("rewards: &a [*a]\n")])
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 100_000, "a: " + "[" * 2000 + "]" * 2000])
+@pytest.mark.parametrize("text", ["a: " + "[" * 2000, "{a: " * 2000, "a: " + "[" * 700 + "]" * 700])
 def test_yaml_nested_without_end(written, refused, text):
     path = written(text)
     message = refused(SFTConfig, [path])

@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,18 +208,19 @@ def settings(config_class: type) -> list[Setting]:
 def _explanations(config_class: type) -> dict[str, str]:
     """The docstring under each field on one line, the most derived class winning."""
     found: dict[str, str] = {}
-    bodies: dict[str, dict[str, list[ast.stmt]]] = {}
     for base in reversed(config_class.__mro__[:-1]):
-        if base.__module__ not in bodies:
-            tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
-            bodies[base.__module__] = {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
-        body = bodies[base.__module__].get(base.__name__, [])
-        for statement, following in itertools.pairwise(body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                text = following.value if isinstance(following, ast.Expr) else None
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[statement.target.id] = " ".join(text.value.split())
+        for statement, following in itertools.pairwise(_bodies(base.__module__).get(base.__name__, [])):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return found
+
+
+@cache
+def _bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """The statements in each class of a module."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _values(hint: Any) -> str:

@@ -71,7 +71,8 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     given = _given(config_class, from_yaml, arguments)
     _require(config_class, given, command)
     try:
-        config = _parsed(config_class, [*(argument for flag in from_yaml for argument in flag.arguments), *arguments])
+        flags = [*(argument for flag in from_yaml for argument in flag.arguments), *arguments]
+        config = config_class(**_values(config_class, flags, given))
     except ConfigError as error:
         places = [f"{flag.place}: {flag.key} is set here" for flag in _blamed(str(error), from_yaml, arguments)]
         raise ConfigError("\n".join([str(error), *places])) from error
@@ -79,10 +80,19 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     return config
 
 
-def _parsed(config_class: type[C], flags: Sequence[str]) -> C:
-    """A configuration from flags alone. Raises ConfigError for a value that cannot be used."""
+def _values(config_class: type, flags: Sequence[str], given: Collection[str]) -> dict[str, Any]:
+    """The values of those settings that flags give. Raises ConfigError for a text that is no value of its setting.
+
+    The parser is shown only these: to look at each setting of PPO would take a tenth of a second.
+    """
     import tyro
 
+    hints = typing.get_type_hints(config_class)
+    fields = [
+        (one.name, hints[one.name], dataclasses.field(default=one.default))
+        for one in dataclasses.fields(config_class)
+        if one.name in given
+    ]
     said = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(
@@ -90,7 +100,8 @@ def _parsed(config_class: type[C], flags: Sequence[str]) -> C:
     )  # a message in whole lines, so that a secret can be found
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(config_class, args=flags, config=(tyro.conf.AvoidSubcommands,), add_help=False)
+            shown = dataclasses.make_dataclass("Given", fields, kw_only=True)
+            return vars(tyro.cli(shown, args=flags, config=(tyro.conf.AvoidSubcommands,), add_help=False))
     except SystemExit:
         raise ConfigError(_without_frame(said.getvalue(), config_class)) from None
     finally:
@@ -104,7 +115,7 @@ def _without_frame(message: str, config_class: type) -> str:
     lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
     lines = lines if has_frame else lines[2:]  # a title and a rule
     lines = list(itertools.takewhile(lambda line: not line.startswith(("───", "---")), lines))
-    text = "\n".join(lines).strip().removeprefix("Error parsing ").removeprefix(f"{config_class.__name__}: ")
+    text = "\n".join(lines).strip().removeprefix("Error parsing ")
     unreadable = re.match(r"(--[\w-]+): ", text)
     if unreadable is None:
         return text
