@@ -73,15 +73,11 @@ COMMANDS = {
         "configs.tools:SampleConfig", "commands:sample", "write several answers per prompt, for people to compare"
     ),
     "round": Command(
-        "configs.rounds:RoundConfig",
-        "commands:take_round",
-        "run the next human-feedback round of a project",
+        "configs.rounds:RoundConfig", "commands:take_round", "run the next human-feedback round of a project"
     ),
     "merge": Command("configs.tools:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
-        "configs.evaluate:AccuracyConfig",
-        "commands:evaluate",
-        "how often a reward model orders pairs correctly",
+        "configs.evaluate:AccuracyConfig", "commands:evaluate", "how often a reward model orders pairs correctly"
     ),
     "evaluate win-rate": Command(
         "configs.evaluate:WinRateConfig", "commands:evaluate", "compare one policy with another under a reward"
@@ -90,14 +86,10 @@ COMMANDS = {
         "configs.evaluate:ScoresConfig", "commands:evaluate", "mean score of a policy's responses"
     ),
     "evaluate best-of-n": Command(
-        "configs.evaluate:BestOfNConfig",
-        "commands:evaluate",
-        "score of the best of n responses, chosen by a reward",
+        "configs.evaluate:BestOfNConfig", "commands:evaluate", "score of the best of n responses, chosen by a reward"
     ),
     "evaluate pass-at-k": Command(
-        "configs.evaluate:PassAtKConfig",
-        "commands:evaluate",
-        "how often one of k responses is correct",
+        "configs.evaluate:PassAtKConfig", "commands:evaluate", "how often one of k responses is correct"
     ),
     "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
@@ -150,9 +142,7 @@ COMMANDS = {
         "add prompts, answers or preferences to a project",
     ),
     "label export": Command(
-        "configs.label_data:ExportConfig",
-        "label.commands:export_data",
-        "write a project's labels as training data",
+        "configs.label_data:ExportConfig", "label.commands:export_data", "write a project's labels as training data"
     ),
     "label stats": Command(
         "configs.label_data:StatsConfig", "label.commands:show_statistics", "show how well people agree"

@@ -10,8 +10,7 @@ from heedful.data import sandbox
 
 TRAINERS = ("sft", "reward", "ppo", "a2c", "grpo", "dpo")
 each_trainer = pytest.mark.parametrize(
-    "command",
-    [pytest.param(name, marks=() if name in ("sft", "ppo") else pytest.mark.exhaustive) for name in TRAINERS],
+    "command", [pytest.param(name, marks=() if name in ("sft", "ppo") else pytest.mark.exhaustive) for name in TRAINERS]
 )
 QUESTION = [{"role": "user", "content": "你好"}]
 EMPTY = "<think>\n\n</think>\n\n"

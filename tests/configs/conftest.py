@@ -123,7 +123,7 @@ def least(config_class):
         pytest.param(c, marks=[pytest.mark.exhaustive] * (c in (A2CConfig, PlanPPOConfig)), id=c.__name__)
         for c in LEAST
         if not c.__name__.startswith("Plan") or c in (PlanSFTConfig, PlanPPOConfig)
-    ],
+    ]
 )
 def of_own_fields(request):
     """A configuration class with its required settings. The other plans have the fields of two plans and of

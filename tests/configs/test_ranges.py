@@ -43,14 +43,7 @@ def flag(name):
 
 
 MACHINE = [{"seed": -1}, {"seed": 2**64}]
-RUN = [
-    *MACHINE,
-    {"eval_every": -1},
-    {"save_every": -1},
-    {"sample_every": -1},
-    {"num_samples": 0},
-    {"patience": -1},
-]
+RUN = [*MACHINE, {"eval_every": -1}, {"save_every": -1}, {"sample_every": -1}, {"num_samples": 0}, {"patience": -1}]
 DATA = [
     *({"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)),
     *({"max_dropped": x} for x in (-0.1, 1.1, NAN)),
@@ -288,11 +281,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             for name, value in (("gae_lambda", 0.5), ("action", "response"))
         ),
         *(
-            (
-                GRPOConfig,
-                {name: value},
-                f"{flag(name)} {value} belongs to a critic, and --advantage group has",
-            )
+            (GRPOConfig, {name: value}, f"{flag(name)} {value} belongs to a critic, and --advantage group has")
             for name, value in (
                 ("critic", "separate"),
                 ("value_coef", 0.5),
@@ -432,9 +421,9 @@ def test_configurations_are_frozen_and_their_defaults_valid(config_class, make):
     assert all(field.kw_only for field in dataclasses.fields(config))
 
 
-def test_every_setting_is_documented(config_class):
+def test_every_setting_is_documented(every_config_class):
     """A docstring under each field is what --help shows, so a setting without one cannot be understood."""
-    for base in config_class.__mro__[:-1]:
+    for base in {base for config_class in every_config_class for base in config_class.__mro__[:-1]}:
         body = ast.parse(inspect.getsource(base)).body[0].body
         for statement, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(statement, ast.AnnAssign):

@@ -43,7 +43,7 @@ class SFTConfig(EpochOptions):
 
     def check(self) -> None:
         super().check()
-        self.check_belongs_to_lora("lora_dropout", 0.0)
+        self.check_belongs_to_lora("lora_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,9 @@ Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean",
 PolicyLoss = Literal["clip", "a2c", "cispo"]
 Ratio = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
+Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
+HEAD_LEARNING_RATE = 1e-3
+"""A value head starts from nothing and is small: it wants a far larger rate than a trained network."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ ESTIMATORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(Settings):
-    """Advantage, surrogate, average and KL penalty."""
+    """Advantage, surrogate, average, KL penalty, correction for another sampler, and critic."""
 
     SECTION = "algorithm"
 
@@ -116,6 +119,36 @@ class ObjectiveOptions(Settings):
     kl_horizon: Annotated[int, POSITIVE] = 10_000
     """Time constant of the KL controller, in responses. Raising it makes it slower."""
 
+    importance: Importance = "none"
+    """Multiply each token's objective by the ratio of policy to sampler probability. Set it with top-k or top-p, or if
+    rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS). token-mask: a
+    token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or top-p and no
+    importance-low no ratio is above 1, so it is token-truncate. sequence-truncate, sequence-mask: the same with the ratio
+    of the whole response."""
+    importance_low: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Smallest ratio that still counts, for token-mask and sequence-mask."""
+    importance_high: Annotated[float, POSITIVE] = 2.0
+    """Largest weight; a larger ratio is cut down to it, or counts 0 with token-mask and sequence-mask."""
+    importance_normalise: bool = False
+    """Divide the weights by their mean over the rollout batch. With top-k or top-p none is above 1, and those of a long
+    response (sequence-) are next to nothing: by this the gradient keeps its size."""
+
+    critic: Literal["shared", "separate", "reward"] = "shared"
+    """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
+    starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""
+    value_model: str | None = None
+    """Where a separate critic starts from. None is the policy's model."""
+    value_epochs: Annotated[int, POSITIVE] = 2
+    """Passes of the value head over a rollout batch (shared critic). They cost next to nothing: the trunk has no pass."""
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """How much the value loss also pulls the trunk, beside the policy loss (shared critic). 0 leaves it to the policy."""
+    value_clip_range: Annotated[float | None, POSITIVE] = 0.2
+    """How far values may move from the old ones before their gradient stops. None is off."""
+    value_learning_rate: Annotated[float | None, POSITIVE] = None
+    """Learning rate of the critic. None is 1e-3 for a value head (shared), and learning-rate for a network of its own."""
+    critic_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
+    """First steps in which only the critic learns (of a shared one: only the value head)."""
+
     @property
     def estimator(self) -> Estimator:
         """What the advantage needs."""
@@ -148,6 +181,8 @@ class ObjectiveOptions(Settings):
         self._check_advantage()
         self._check_surrogate()
         self._check_kl()
+        self._check_importance()
+        self._check_critic()
 
     def _check_advantage(self) -> None:
         if not self.estimator.per_token:
@@ -225,32 +260,7 @@ class ObjectiveOptions(Settings):
         if self.kl_target is None and changed(self, "kl_horizon"):
             raise ConfigError(f"--kl-horizon {self.kl_horizon} belongs to --kl-target, which is not set; add it")
 
-
-Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportanceOptions(ObjectiveOptions):
-    """How tokens are weighed that something else than the policy drew."""
-
-    SECTION = "algorithm"
-
-    importance: Importance = "none"
-    """Multiply each token's objective by the ratio of policy to sampler probability. Set it with top-k or top-p, or if
-    rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS). token-mask: a
-    token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or top-p and no
-    importance-low no ratio is above 1, so it is token-truncate. sequence-truncate, sequence-mask: the same with the ratio
-    of the whole response."""
-    importance_low: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Smallest ratio that still counts, for token-mask and sequence-mask."""
-    importance_high: Annotated[float, POSITIVE] = 2.0
-    """Largest weight; a larger ratio is cut down to it, or counts 0 with token-mask and sequence-mask."""
-    importance_normalise: bool = False
-    """Divide the weights by their mean over the rollout batch. With top-k or top-p none is above 1, and those of a long
-    response (sequence-) are next to nothing: by this the gradient keeps its size."""
-
-    def check(self) -> None:
-        super().check()
+    def _check_importance(self) -> None:
         if self.importance == "none":
             refuse(
                 self,
@@ -276,35 +286,7 @@ class ImportanceOptions(ObjectiveOptions):
                 f"--importance {self.importance.replace('token', 'sequence')}"
             )
 
-
-HEAD_LEARNING_RATE = 1e-3
-"""A value head starts from nothing and is small: it wants a far larger rate than a trained network."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticOptions(ObjectiveOptions):
-    """Which network the critic is, and how it learns."""
-
-    SECTION = "algorithm"
-
-    critic: Literal["shared", "separate", "reward"] = "shared"
-    """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
-    starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""
-    value_model: str | None = None
-    """Where a separate critic starts from. None is the policy's model."""
-    value_epochs: Annotated[int, POSITIVE] = 2
-    """Passes of the value head over a rollout batch (shared critic). They cost next to nothing: the trunk has no pass."""
-    value_coef: Annotated[float, NOT_NEGATIVE] = 0.0
-    """How much the value loss also pulls the trunk, beside the policy loss (shared critic). 0 leaves it to the policy."""
-    value_clip_range: Annotated[float | None, POSITIVE] = 0.2
-    """How far values may move from the old ones before their gradient stops. None is off."""
-    value_learning_rate: Annotated[float | None, POSITIVE] = None
-    """Learning rate of the critic. None is 1e-3 for a value head (shared), and learning-rate for a network of its own."""
-    critic_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
-    """First steps in which only the critic learns (of a shared one: only the value head)."""
-
-    def check(self) -> None:
-        super().check()
+    def _check_critic(self) -> None:
         if not self.estimator.critic:
             refuse(
                 self,
@@ -646,7 +628,7 @@ class RolloutConfig(
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
+class OnlineConfig(ObjectiveOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
 
     async_steps: Annotated[int, NOT_NEGATIVE] = 0

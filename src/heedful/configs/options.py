@@ -86,13 +86,13 @@ class LoRAOptions(Settings):
             raise ConfigError(
                 f"--lora-targets must be all-linear or names with commas between, got {self.lora_targets!r}"
             )
-        self.check_belongs_to_lora("lora_alpha", None)
-        self.check_belongs_to_lora("lora_targets", "all-linear")
+        self.check_belongs_to_lora("lora_alpha", "lora_targets")
 
-    def check_belongs_to_lora(self, field: str, default: Any) -> None:
-        """Refuse a setting of adapters if there are none. Raises ConfigError."""
-        if not self.lora_rank and getattr(self, field) != default:
-            raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
+    def check_belongs_to_lora(self, *fields: str) -> None:
+        """Refuse settings of adapters if there are none. Raises ConfigError."""
+        for field in fields if not self.lora_rank else ():
+            if getattr(self, field) != getattr(type(self), field):
+                raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
 
 
 @dataclass(frozen=True, kw_only=True)

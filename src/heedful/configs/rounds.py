@@ -56,13 +56,9 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
     """Rows in memory at a time, in sampling and measuring."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        for name in ("project", "reward_config", "ppo_config"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, Path(getattr(self, name)))
         if bool(self.policy) != bool(self.prompts):
             given, missing = ("--policy", "--prompts") if self.policy else ("--prompts", "--policy")
             raise ConfigError(
@@ -99,10 +95,8 @@ class SimulateConfig(RewardOptions, MachineOptions):
     """Seed of the errors."""
 
     POSITIONAL = ("project",)
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "project", Path(self.project))
         if not self.rewards:
             raise ConfigError("--rewards is missing: what the labellers go by, such as model:runs/reward/final")

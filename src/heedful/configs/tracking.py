@@ -60,11 +60,9 @@ class TrackConfig(Settings):
     """Seconds after which to give up."""
 
     POSITIONAL = ("run", "to")
-    """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "run", Path(self.run))
         for name in ("project", "name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"--{name} is empty; name one, or leave it out")
