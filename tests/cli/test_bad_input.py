@@ -6,6 +6,7 @@ output, no traceback, and no trace of a run on disk. Then the inputs that look b
 
 import json
 import math
+import shutil
 
 import pytest
 import yaml
@@ -67,6 +68,29 @@ def refused(tmp_path):
         return outcome.message
 
     return check
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where `finished` keeps runs."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def finished(train, kept, tmp_path):
+    """``finished(command)`` puts a finished run of a trainer, made once, to where `train` writes; its files are returned."""
+
+    def put(command):
+        if not (kept / command).exists():
+            assert train(command, output=kept / command).status == 0
+        shutil.copytree(kept / command, tmp_path / "运行")
+        return contents(tmp_path / "运行")
+
+    return put
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # Keys, types and files ------------------------------------------------------------------------------------------------
@@ -376,13 +400,12 @@ def test_a_reward_that_needs_a_column(train, refused, written, tmp_path):
     refused(outcome, "rule:contains_expected", "column expected", "have answer", "--columns", f"{path}:")
 
 
-def test_a_failing_reward_leaves_an_existing_run_alone(train, written, tmp_path):
+def test_a_failing_reward_leaves_an_existing_run_alone(train, finished, written, tmp_path):
     """--overwrite must not throw the old run away before the new one can begin."""
-    assert train("ppo").status == 0
-    before = {p.name: p.read_bytes() for p in (tmp_path / "运行").iterdir() if p.is_file()}
+    before = finished("ppo")
     path = written("奖励.py", "def 评分(completions):\n    raise ValueError('坏了')\n")
     assert train("ppo", "--overwrite", "--rewards", f"python:{path}:评分").status == 2
-    assert {p.name: p.read_bytes() for p in (tmp_path / "运行").iterdir() if p.is_file()} == before
+    assert contents(tmp_path / "运行") == before
 
 
 @pytest.mark.parametrize(
@@ -409,20 +432,19 @@ def test_no_reward_at_all(heedful, refused, tiny, data, command, tmp_path):
 
 
 @each_trainer
-def test_an_output_that_holds_a_run(train, command, tmp_path):
-    assert train(command).status == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()}
+def test_an_output_that_holds_a_run(train, finished, command, tmp_path):
+    before = finished(command)
     outcome = train(command, "--seed", "7")
     assert (outcome.status, outcome.out) == (2, "")
     for fragment in (str(tmp_path / "运行"), "already holds a run", "--overwrite"):
         assert fragment in outcome.message
-    assert {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()} == before
+    assert contents(tmp_path / "运行") == before
 
 
 @each_trainer
-def test_overwrite_replaces_a_run(train, command, tmp_path):
+def test_overwrite_replaces_a_run(train, finished, command, tmp_path):
     """Wholly: nothing of the old run stays among the new one's files."""
-    assert train(command).status == 0
+    finished(command)
     (tmp_path / "运行" / "checkpoints").mkdir(exist_ok=True)
     (tmp_path / "运行" / "checkpoints" / "step-000099").write_text("旧")
     outcome = train(command, "--seed", "7", "--overwrite")
@@ -433,12 +455,11 @@ def test_overwrite_replaces_a_run(train, command, tmp_path):
 
 
 @each_trainer
-def test_overwrite_with_bad_input_leaves_the_run_alone(train, command, tmp_path, written):
-    assert train(command).status == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()}
+def test_overwrite_with_bad_input_leaves_the_run_alone(train, finished, command, tmp_path, written):
+    before = finished(command)
     assert train(command, "--overwrite", data_file=written("坏.jsonl", "{\n")).status == 2
     assert train(command, "--overwrite", "--learning-rate", "0").status == 2
-    assert {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()} == before
+    assert contents(tmp_path / "运行") == before
 
 
 @each_trainer
@@ -454,14 +475,13 @@ def test_overwrite_touches_nothing_but_a_run(train, command, flags, tmp_path):
 
 
 @each_trainer
-def test_overwrite_does_not_delete_what_the_run_is_made_from(train, command, tmp_path):
+def test_overwrite_does_not_delete_what_the_run_is_made_from(train, finished, command, tmp_path):
     """``--model 运行/final --output 运行 --overwrite``: the model it starts from lies in what would be replaced."""
-    assert train("sft").status == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()}
+    before = finished("sft")
     outcome = train(command, "--overwrite", model=tmp_path / "运行" / "final")
     assert (outcome.status, outcome.out) == (2, "")
     assert "--output" in outcome.message
-    assert {p: p.read_bytes() for p in (tmp_path / "运行").rglob("*") if p.is_file()} == before
+    assert contents(tmp_path / "运行") == before
 
 
 @each_trainer

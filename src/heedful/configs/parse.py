@@ -101,7 +101,8 @@ def _values(config_class: type, flags: Sequence[str], given: Collection[str]) ->
     try:
         with contextlib.redirect_stderr(said):
             shown = dataclasses.make_dataclass("Given", fields, kw_only=True)
-            return vars(tyro.cli(shown, args=flags, config=(tyro.conf.AvoidSubcommands,), add_help=False))
+            parsed: Any = tyro.cli(shown, args=flags, config=(tyro.conf.AvoidSubcommands,), add_help=False)
+            return vars(parsed)
     except SystemExit:
         raise ConfigError(_without_frame(said.getvalue(), config_class)) from None
     finally:
