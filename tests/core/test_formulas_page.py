@@ -155,12 +155,7 @@ def test_a_missing_entry_is_noticed(name):
         (wrong_flags, "--advantage leave-one-out", "--advantage leave-two-out", "--advantage leave-two-out"),
         (failures, "tensor([[0.5408, 0.4850, 0.3000", "tensor([[0.5408, 0.4850, 0.3001", "0.3001"),
         (wrong_entries, ">>> head_logprobs(", ">>> core.whiten(", "head_logprobs: no numbers"),
-        (
-            wrong_entries,
-            "  `entropy`, the mean over",
-            "  entropy, the mean over",
-            "EntropyControl: no argument entropy",
-        ),
+        (wrong_entries, "`num_episodes` $n$", "$n$", "AdaptiveKL: no argument num_episodes"),
         (failures, ">>> import torch", "import torch", "NameError"),
         (failures, ">>> [round(core.kl_bound", "[round(core.kl_bound", "a block without >>>"),
     ],
