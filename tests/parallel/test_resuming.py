@@ -9,6 +9,7 @@ from heedful.faults import POINTS
 
 TOLERANCE = 1e-5
 BY_THE_FIRST = {name for name in POINTS if name.startswith("save.")} | {
+    "run.moving",
     "run.aside",
     "run.named",
     "run.opened",
@@ -75,16 +76,16 @@ def test_on_other_numbers_of_ranks(go, whole, comparing, tmp_path, case, sizes):
 def test_a_rank_that_is_killed_loses_nothing(go, whole, comparing, tmp_path, point, shard):
     """By kill -9 at each fault point, on rank 1 if it comes there; checkpoints are saved every step."""
     case, rank = "ppo-reward", 0 if point in BY_THE_FIRST else 1
-    if point == "run.aside":  # a run that is replaced
+    replaces = point in {"run.moving", "run.aside"}
+    if replaces:
         shutil.copytree(whole(case), tmp_path / case)
-    replaces = point == "run.aside"
     statuses = go(2, tmp_path, case, f"{point}:kill", rank=rank, save_every=1, overwrite=replaces, shard=shard)
     assert statuses[rank] == -9, "the point was not visited"
     assert statuses[1 - rank] != 0 or point in NOBODY_WAITS
     if point == "run.aside":
-        assert (tmp_path / case).exists() is False
-    if not (tmp_path / case / "summary.json").exists():
-        go(2, tmp_path, case, save_every=1, overwrite=replaces, shard=shard)  # one that was replaced has its name again
+        assert (tmp_path / case / ".replaced" / "summary.json").exists(), "it waits for the first step of the new run"
+    if replaces or not (tmp_path / case / "summary.json").exists():
+        go(2, tmp_path, case, save_every=1, overwrite=replaces, shard=shard)
     check(comparing, whole(case), tmp_path / case)
 
 
