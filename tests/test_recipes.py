@@ -28,6 +28,7 @@ from heedful.models.tokenizer import set_defaults
 from heedful.rewards.models import ModelReward
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch
+from jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[1] / "recipes"
 RECIPES = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "launch")
@@ -227,7 +228,7 @@ def test_a_recipe_runs(path, finished):
     config, (command, *_) = finished(path), header(path)
     saved = config_of(command, [f"{config.output}/config.yaml", f"--output={config.output}"])
     assert dataclasses.replace(saved, overwrite=config.overwrite) == config
-    rows = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(config.output / "metrics.jsonl")
     assert rows[-1]["step"] == 1
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert is_adapter(config.output / "final") == (config.lora_rank > 0)

@@ -1,12 +1,10 @@
 """Small data sets, rewards, and for online training: settings, a learner of tiny models, its experience and gradient."""
 
 import inspect
-import json
 import os
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +23,8 @@ from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import accumulate
 from heedful.train.optimization import Schedule, make_optimizer
+from jsonl import read_metrics, timeless, write_jsonl
+from trainers import CONFIGS
 
 FACTS = {
     "你好": "您好！",
@@ -65,11 +65,6 @@ VARIANTS = {
 """Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""
 COMBINED = {"a2c-response", "response-bounds", "k2-in-loss", "separate-response", "dr-grpo", "reinforce"}
 """Those of `VARIANTS` whose parts are each in another one; they are tried by the exhaustive tests."""
-
-
-def write_jsonl(path: Path, records) -> str:
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -127,6 +122,25 @@ def demonstrations(tmp_path_factory):
 
 
 @pytest.fixture
+def pairs(write):
+    """Seven pairs of a good and a bad response."""
+    return write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
+
+
+@pytest.fixture
+def offline(tiny, demonstrations, pairs, tmp_path):
+    """``offline("sft", **changes)``: settings of five steps of three records, of a trainer that learns from data."""
+
+    def make(name, **changes):
+        data = demonstrations if name == "sft" else pairs
+        settings = {"model": tiny("qwen3"), "data": data, "output": tmp_path / "run", "batch_size": 3, "max_steps": 5}
+        settings |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
+        return CONFIGS[name](**(settings | {"sample_every": 0} | changes))
+
+    return make
+
+
+@pytest.fixture
 def prompts(tmp_path):
     """Raw-text prompts, Chinese among them."""
     words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
@@ -158,12 +172,7 @@ def share_of_a():
 @pytest.fixture
 def numbers():
     """``numbers(run folder)``: the lines of metrics.jsonl, but for times."""
-
-    def read(run):
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
-
-    return read
+    return lambda run: [timeless(line) for line in read_metrics(run)]
 
 
 @pytest.fixture

@@ -18,13 +18,9 @@ from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module
 from heedful.train.dpo import accumulate
 from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
+from jsonl import read_jsonl, write_jsonl
 
 CPU = torch.device("cpu")
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -32,7 +28,7 @@ def planted(tmp_path):
     """Pairs of two letters each, of many prompts (Chinese in all): the chosen response has a z, the rejected one a q."""
     random.seed(0)
     letters = [random.choice("abcd") for _ in range(120)]
-    return write(
+    return write_jsonl(
         tmp_path / "pairs.jsonl",
         [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)],
     )
@@ -320,11 +316,11 @@ def test_the_reference_reads_no_more_than_the_limits(tiny, tmp_path, passes):
 
 def test_the_table_shows_different_prompts(tiny, tmp_path):
     records = [{"prompt": f"第{i // 3}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)]
-    data = write(tmp_path / "pairs.jsonl", records)
+    data = write_jsonl(tmp_path / "pairs.jsonl", records)
     train_dpo(
         settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1, num_samples=3)
     )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
     first = [row["prompt"] for row in rows[:3]]
     assert first == ["第0题", "第1题", "第2题"]
 
@@ -349,7 +345,7 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
         train_dpo(replace(config, output=tmp_path / name))
         weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
-    rows = [json.loads(line) for line in (tmp_path / "a" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "a" / "samples.jsonl")
     assert {"prompt", "chosen", "rejected", "response"} <= set(rows[0])
 
 
@@ -369,7 +365,7 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
 )
 def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, message):
     others = [{"prompt": f"{i}", "chosen": "a", "rejected": "b"} for i in range(60)]
-    data = write(tmp_path / "pairs.jsonl", [*others, record])
+    data = write_jsonl(tmp_path / "pairs.jsonl", [*others, record])
     with pytest.raises(DataError) as caught:
         train_dpo(settings(tmp_path, model=tiny("qwen3"), data=data, eval_fraction=0.2, **changes))
     assert message in str(caught.value)

@@ -1,6 +1,5 @@
 """However a run ends, its folder holds what was learned: complete models where the display says, and nothing half-written."""
 
-import json
 import os
 
 import pytest
@@ -8,25 +7,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from heedful import (
-    DPOConfig,
-    GRPOConfig,
-    KTOConfig,
-    OnlineDPOConfig,
     PPOConfig,
-    RewardConfig,
     RewardError,
-    SFTConfig,
     TrainingError,
-    train_grpo,
-    train_online_dpo,
     train_ppo,
 )
 from heedful.cli import main
 from heedful.errors import Terminated
 from heedful.models import load_policy
-from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
+from jsonl import read_metrics
+from trainers import MODULES, ONLINE, TRAIN
 
 BEFORE_STEPS = 1
 """Calls of a reward before the first step, if nothing is held out: the trial."""
@@ -85,19 +77,14 @@ ENDINGS = {
     "keyboard": (KeyboardInterrupt(), KeyboardInterrupt),
     "terminated": (Terminated(), Terminated),
 }
-
-
-TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
-
-
-OFTEN = set(zip(TRAINERS, ENDINGS, strict=True))
+OFTEN = set(zip(ONLINE, ENDINGS, strict=True))
 
 
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
         pytest.param(kind, ending, marks=() if (kind, ending) in OFTEN else pytest.mark.exhaustive)
-        for kind in TRAINERS
+        for kind in ONLINE
         for ending in ENDINGS
     ],
 )
@@ -106,18 +93,17 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     raised, seen = ENDINGS[ending]
     settings = never(kind)
     with pytest.raises(seen):
-        TRAINERS[kind](settings, rewards=[in_step(3, raised)])
+        ONLINE[kind](settings, rewards=[in_step(3, raised)])
     assert names(settings.output) == {
         "run.json", "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints"
     }  # fmt: skip
-    lines = [json.loads(line) for line in (settings.output / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in read_metrics(settings.output)] == [1, 2]
     assert names(settings.output / "checkpoints") == {"step-000002"}
     saved = settings.output / "checkpoints" / "step-000002"
     said = capsys.readouterr().err
     assert f"stopped by {seen.__name__} after step 2 of 5; the same command goes on from {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
-    TRAINERS[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
+    ONLINE[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))
 
 
@@ -132,14 +118,6 @@ def test_an_interrupted_run_is_a_run(never, length):
     train_ppo(never(overwrite=True, steps=1), rewards=[length])
     assert not saved.exists()
     assert (settings.output / "final").is_dir()
-
-
-OFFLINE = {
-    "sft": (SFTConfig, sft, sft.train_sft, AutoModelForCausalLM),
-    "reward": (RewardConfig, reward, reward.train_reward, AutoModelForSequenceClassification),
-    "dpo": (DPOConfig, dpo, dpo.train_dpo, AutoModelForCausalLM),
-    "kto": (KTOConfig, kto, kto.train_kto, AutoModelForCausalLM),
-}
 
 
 def spoil(patch, module, step):
@@ -157,27 +135,21 @@ def spoil(patch, module, step):
     patch.setattr(module, "accumulate", spoilt)
 
 
-@pytest.mark.parametrize("name", OFFLINE)
-def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
-    tiny, demonstrations, write, monkeypatch, capsys, tmp_path, name
-):
+@pytest.mark.parametrize("name", MODULES)
+def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(offline, monkeypatch, capsys, tmp_path, name):
     """With --max-skipped-steps 0 the run ends after the step that it could not make."""
-    kind, module, train, auto = OFFLINE[name]
-    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
-    common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 3}
-    common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
-    settings = kind(**common, output=tmp_path / "run", max_steps=5, sample_every=0, max_skipped_steps=0)
+    settings = offline(name, max_skipped_steps=0)
+    auto = AutoModelForSequenceClassification if name == "reward" else AutoModelForCausalLM
     with monkeypatch.context() as patch:
-        spoil(patch, module, 3)
+        spoil(patch, MODULES[name], 3)
         with pytest.raises(
             TrainingError, match=r"1 step in a row made no update, .*last: step 3, update 1: gradient norm nan"
         ):
-            train(settings)
+            TRAIN[type(settings)](settings)
     saved = settings.output / "checkpoints" / "step-000003"
-    assert (
-        f"stopped by TrainingError after step 3 of 5; the same command goes on from {saved}" in capsys.readouterr().err
-    )
-    train(kind(**common, output=tmp_path / "two", max_steps=2, sample_every=0))
+    said = capsys.readouterr().err
+    assert f"stopped by TrainingError after step 3 of 5; the same command goes on from {saved}" in said
+    TRAIN[type(settings)](offline(name, output=tmp_path / "two", max_steps=2))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
     assert equal(found, expected)
     assert all(tensor.isfinite().all() for tensor in found.values())

@@ -1,6 +1,5 @@
 """KTO learns what labels prefer, by the formula, and neither its gradient nor its KL knows the micro-batch size."""
 
-import json
 import math
 import random
 from collections import Counter
@@ -16,6 +15,7 @@ from heedful.data.chat import Renderer
 from heedful.models import load_policy, load_tokenizer
 from heedful.train.kto import accumulate, mean_of_others
 from heedful.train.labelled import encode_labelled, with_others, with_reference
+from jsonl import read_jsonl, read_metrics
 
 CPU = torch.device("cpu")
 
@@ -229,7 +229,7 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path)
         sample_every=0,
     )
     train_kto(config)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = read_metrics(tmp_path / "run")
     with_bad = [line for line in lines if "reward/rejected" in line]
     assert 0 < len(with_bad) < len(lines) == 4
     assert all(("reward/margin" in line) == ("reward/rejected" in line) for line in lines)
@@ -238,7 +238,7 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path)
 
 def test_the_table_shows_the_label(tiny, planted, tmp_path):
     train_kto(settings(tmp_path, model=tiny("gpt2"), data=planted, eval_fraction=0, max_steps=1, num_samples=4))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
     assert len({row["prompt"] for row in rows}) == 4
     assert {row.get("good", "z")[-1] + row.get("bad", "q")[-1] for row in rows} == {"zq"}
     assert all("response" in row for row in rows)

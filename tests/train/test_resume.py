@@ -35,6 +35,7 @@ from heedful.train import run_folder
 from heedful.train.checkpoints import read_state
 from heedful.train.early_stopping import EarlyStopping
 from heedful.train.provenance import FREE
+from jsonl import write_jsonl
 
 ONLINE = {
     "steps": 4,
@@ -103,20 +104,13 @@ def _one_thread():
 def data(demonstrations, tmp_path_factory):
     """Files by the trainers' kinds."""
     folder = tmp_path_factory.mktemp("数据")
-
-    def write(name, records):
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-        return str(path)
-
-    return {
-        "demonstrations": demonstrations,
-        "pairs": write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)]),
-        "texts": write("texts", [{"text": f"abc 一二三 {i}" * 3} for i in range(9)]),
-        "prompts": write(
-            "prompts", [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "ij", "苹果", "梨")]
-        ),
+    records = {
+        "pairs": [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)],
+        "texts": [{"text": f"abc 一二三 {i}" * 3} for i in range(9)],
+        "prompts": [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "ij", "苹果", "梨")],
     }
+    files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in records.items()}
+    return files | {"demonstrations": demonstrations}
 
 
 def length(completions, **_):

@@ -11,6 +11,7 @@ from heedful.core import sft_loss
 from heedful.kernels.weights import hold_untrained_rows
 from heedful.models import Policy
 from heedful.models.tiny import tiny_config
+from jsonl import write_jsonl
 
 PADDING = 0
 SHAPE = {"vocab_size": 264, "hidden_size": 32, "num_layers": 2, "max_length": 256, "initializer_range": 0.1}
@@ -40,7 +41,7 @@ def learned(heedful, model, run, *more):
     """Gradient norm of one step of SFT on an answer that has the letters 读 and x, and on more of them."""
     data, texts = run.parent / "data.jsonl", ("xyz 读", *more)
     records = [{"prompt": "怎么读？", "completion": text} for text in texts]
-    data.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    write_jsonl(data, records)
     settings = f"--max-steps 1 --batch-size {len(texts)} --learning-rate 1e-4 --eval-fraction 0 --dtype float32"
     done = heedful("sft", "--model", model, "--data", data, "--output", run, *settings.split())
     assert done.status == 0, done.err

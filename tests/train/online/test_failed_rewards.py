@@ -1,6 +1,5 @@
 """Responses on which a reward failed: in no loss, baseline, norm or mean, and counted; too many of them end the run."""
 
-import json
 import math
 
 import pytest
@@ -28,6 +27,7 @@ from heedful.core import RunningScoreNorm
 from heedful.models import load_causal_lm
 from heedful.rewards import Ensemble
 from heedful.train.online.evaluation import sample_rows
+from jsonl import read_metrics
 
 RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),
@@ -57,8 +57,7 @@ def without(rows, size=8):
 
 
 def lines(run):
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in found if "reward/score_mean" in line]
+    return read_metrics(run, having="reward/score_mean")
 
 
 OFTEN = ("PPO", "PPO with a critic of its own", "GRPO", "online DPO")

@@ -24,6 +24,7 @@ from heedful.train.online.experience import collect
 from heedful.train.online.health import JUMP, KL_STEPS, SETTLED, Health
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
+from jsonl import read_metrics
 
 TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 
@@ -49,7 +50,7 @@ def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, len
     ) as caught:
         TRAINERS[kind](settings, rewards=[length])
     assert caught.value.status == 4
-    lines = [json.loads(line) for line in (settings.output / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = read_metrics(settings.output)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert min(line["reference/kl"] for line in lines) > 1
     assert (settings.output / "checkpoints" / "step-000003").is_dir()

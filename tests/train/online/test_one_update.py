@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.train.online import engine, online_dpo
+from heedful.train.online import engine
 from heedful.train.online.evaluation import sample_rows
-from heedful.train.online.experience import collect
 from heedful.train.online.provenance import ONLY_MEASURED
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
+from jsonl import timeless
+from trainers import step_online
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,19 +75,12 @@ def trained(settings, passes):
     seen["reference"] = [] if learner.reference is None else passes(learner.reference)
     lines, kl = [], []
     for _ in range(settings.steps):
-        prompts = next(learner.prompts)
-        if isinstance(settings, OnlineDPOConfig):
-            batch = respond(learner, prompts)
-            lines.append(online_dpo.learn(learner, batch))
-        else:
-            experience = collect(learner, prompts)
-            lines.append(engine.learn(learner, experience))
-            batch = experience.scored
+        metrics, batch = step_online(learner)
+        lines.append(timeless(metrics))
         kl += [row["kl"] for row in sample_rows(batch, settings) if "kl" in row]
     weights = torch.cat(
         [parameter.detach().flatten() for module in learner.trained for parameter in module.parameters()]
     )
-    lines = [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
     return weights, lines, kl, {name: sum(rows for rows, _ in what) for name, what in seen.items()}
 
 
