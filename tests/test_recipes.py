@@ -222,7 +222,19 @@ def loaded(folder, command):
     return token_outputs(load_policy(str(folder), **CPU), batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
-@each_recipe
+ALIKE = {"polite-sft", "polite-reward", "polite-ppo", "digits-response-ppo"} | {
+    f"{chain}/{stage}" for chain in ("rule", "scratch") for stage in ("sft", "reward", "ppo", "lora-ppo")
+}
+"""Chains of the same commands as others, with other data and numbers."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name, marks=pytest.mark.exhaustive if name in ALIKE else ())
+        for path, name in ((path, str(path.relative_to(ROOT).with_suffix(""))) for path in RECIPES)
+    ],
+)
 def test_a_recipe_runs(path, finished):
     """Its header's command with tiny models; the run is of what the recipe says, and its model loads."""
     config, (command, *_) = finished(path), header(path)

@@ -140,13 +140,12 @@ def offline(tiny, demonstrations, pairs, tmp_path):
     return make
 
 
-@pytest.fixture
-def prompts(tmp_path):
-    """Raw-text prompts, Chinese among them."""
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory):
+    """Ten raw-text prompts with their number, Chinese among them. Read-only."""
     words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
-    return write_jsonl(
-        tmp_path / "prompts.jsonl", [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
-    )
+    rows = [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
+    return write_jsonl(tmp_path_factory.mktemp("题目") / "prompts.jsonl", rows)
 
 
 @pytest.fixture

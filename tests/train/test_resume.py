@@ -263,12 +263,13 @@ def test_killed_at_any_point_at_any_visit(train, whole, tmp_path, name, point):
         shutil.rmtree(tmp_path / "cut")
 
 
-def test_every_point_is_on_the_way_of_a_run(train, tmp_path):
-    """So that the exhaustive tests kill at each of them."""
+def test_every_point_is_on_the_way_of_a_run(train, whole, tmp_path):
+    """So that the exhaustive tests kill at each of them: of a run, and of one that takes the place of another."""
+    folder, visits = whole("ppo shared")
+    shutil.copytree(folder, tmp_path / "run")
     faults.plan("run.opened:int@99")
-    train("ppo shared", "run")
-    train("ppo shared", "run", overwrite=True)
-    assert faults.visits().keys() == faults.POINTS.keys()
+    train("ppo shared", "run", overwrite=True, steps=1)
+    assert visits.keys() | faults.visits().keys() == faults.POINTS.keys()
 
 
 @pytest.mark.exhaustive

@@ -37,7 +37,7 @@ def config(tiny, demonstrations, tmp_path):
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
 def test_overfits_five_pairs_to_exact_greedy_recall_with_the_stop(config, tiny, demonstrations, tmp_path, architecture):
     """Greedy decoding by transformers itself gives each answer and then the end of turn, and nothing after it."""
-    train_sft(config(model=tiny(architecture), max_steps=80))
+    train_sft(config(model=tiny(architecture), max_steps=60))
     final = str(tmp_path / "run" / "final")
     model, tokenizer = load_causal_lm(final).eval(), load_tokenizer(final)
     renderer = Renderer(tokenizer)
@@ -140,7 +140,7 @@ def test_plain_text_is_learned_and_perplexity_falls(config, tiny, tmp_path):
     """``text`` records need no prompt; a text longer than the context is cut into pieces, none of it lost."""
     text = "从前有座山，山里有座庙。" * 12
     path = write_jsonl(tmp_path / "text.jsonl", [{"text": text}])
-    summary = train_sft(config(model=tiny("qwen3"), data=path, eval_data=path, batch_size=2, max_steps=80))
+    summary = train_sft(config(model=tiny("qwen3"), data=path, eval_data=path, batch_size=2, max_steps=65))
     assert summary["data"]["text_pieces"] == 2 * -(-len(text.encode()) // 127)
     assert summary["first_evaluation"]["eval/perplexity"] > 200
     assert summary["last_evaluation"]["eval/perplexity"] < 1.5
@@ -163,7 +163,7 @@ def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
     """With the loss on the prompt, its likelihood rises as well; with the response alone it hardly does."""
     losses = {}
     for loss_on in ("response", "all"):
-        train_sft(config(output=tmp_path / loss_on, loss_on=loss_on, max_steps=90))
+        train_sft(config(output=tmp_path / loss_on, loss_on=loss_on, max_steps=50))
         policy = Policy(load_causal_lm(str(tmp_path / loss_on / "final")))
         renderer = Renderer(load_tokenizer(config().model))
         prompts = [renderer.prompt_ids(d.prompt) for d in read_demonstrations(config().data)]

@@ -42,7 +42,7 @@ def speaker(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("speaker")
     rows = [{"prompt": one.prompt, "completion": one.good} for one in instructions()[::11]]
     path = write_jsonl(folder / "data.jsonl", rows)
-    steps = {"max_steps": 60, "batch_size": 32, "micro_batch_size": 32, "learning_rate": 1e-2, "sample_every": 0}
+    steps = {"max_steps": 30, "batch_size": 32, "micro_batch_size": 32, "learning_rate": 1e-2, "sample_every": 0}
     data = {"data": path, "output": folder / "run", "eval_fraction": 0.0, "dtype": "float32"}
     train_sft(SFTConfig(model=tiny("gpt2"), **data, **steps))
     return str(folder / "run" / "final")
