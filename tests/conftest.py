@@ -65,12 +65,13 @@ class Outcome:
 
 @pytest.fixture
 def heedful(capsys):
-    """``heedful("sft", "--model", ...)`` runs a command in this process."""
+    """``heedful("sft", "recipe.yaml", "--overwrite", max_steps=3)`` runs a command in this process."""
 
     from heedful.cli import main
 
-    def run(*words):
+    def run(*words, **flags):
         capsys.readouterr()
+        words += tuple(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value))
         try:
             status = main([str(word) for word in words])
         except SystemExit as stopped:

@@ -27,11 +27,9 @@ BYTES = byte_tokenizer()
 
 @pytest.fixture
 def script(monkeypatch):
-    """``script(name)`` is the module of a script, in its folder; those that need scikit-learn are skipped without it."""
+    """``script(name)`` is the module of a script, in its folder."""
 
     def load(name):
-        if name in ("bag_of_words", "polite_folds", "lora/pair_baselines"):
-            pytest.importorskip("sklearn")
         folder, _, module = name.rpartition("/")
         monkeypatch.syspath_prepend(str(RECIPES / folder))
         return importlib.import_module(module)
@@ -411,7 +409,6 @@ def test_what_five_folds_refuse(refused, polite, tmp_path):
 @pytest.mark.exhaustive
 def test_the_scripts_find_each_other(tmp_path):
     """Run as a program from another folder: polite_folds needs bag_of_words, which needs sentiment_data."""
-    pytest.importorskip("sklearn")
     words = ["--model", "m", "--data", "absent.jsonl", "--output", "o"]
     done = subprocess.run(
         [sys.executable, str(RECIPES / "polite_folds.py"), *words],

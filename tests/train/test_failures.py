@@ -12,7 +12,6 @@ from heedful import (
     TrainingError,
     train_ppo,
 )
-from heedful.cli import main
 from heedful.errors import Terminated
 from heedful.models import load_policy
 from heedful.train.online import engine, update
@@ -301,7 +300,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     ],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
-def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_path, capsys, raised, status, message):
+def test_the_command_line_says_where_an_interrupted_run_is(heedful, tiny, prompts, tmp_path, raised, status, message):
     """And returns 130 or 143, as programs do that these signals ended. They come while a reward is waited for."""
     (tmp_path / "rewards.py").write_text(
         "import os, signal, time\n"
@@ -314,15 +313,13 @@ def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_pa
         "    return [float(len(completion)) for completion in completions]\n",
         encoding="utf-8",
     )
-    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval-fraction": 0, "steps": 5}
-    flags |= {"rollout-batch-size": 4, "minibatch-size": 4, "max-new-tokens": 4, "sample-every": 0, "dtype": "float32"}
-    flags |= {"rewards": f"python:{tmp_path / 'rewards.py'}:length", "device": "cpu"}
-    words = (str(word) for flag, value in flags.items() for word in (f"--{flag}", value))
-    assert main(["ppo", *words]) == status
-    said = capsys.readouterr().err
+    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval_fraction": 0, "steps": 5}
+    flags |= {"rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 4, "sample_every": 0, "dtype": "float32"}
+    done = heedful("ppo", **flags, rewards=f"python:{tmp_path / 'rewards.py'}:length", device="cpu")
+    assert done.status == status
     saved = tmp_path / "run" / "checkpoints" / "step-000002"
-    assert f"the same command goes on from {saved}" in said
-    assert said.endswith(message) or (status == 4 and message in said.splitlines()[-1])
+    assert f"the same command goes on from {saved}" in done.err
+    assert done.err.endswith(message) or (status == 4 and message in done.err.splitlines()[-1])
     weights(saved)
 
 

@@ -21,7 +21,6 @@ from heedful import (
     PPOConfig,
     train_ppo,
 )
-from heedful.cli import main
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import is_out_of_memory
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
@@ -198,7 +197,7 @@ def test_a_resumed_run_does_not_run_out_again(offline, name):
     assert out == []
 
 
-def test_the_command_line_ends_with_status_3(tiny, demonstrations, tmp_path, monkeypatch, capsys):
+def test_the_command_line_ends_with_status_3(heedful, tiny, demonstrations, tmp_path, monkeypatch):
     """One row is too much: every pass that is learned from fails."""
     right = torch.nn.functional.embedding
 
@@ -208,13 +207,12 @@ def test_the_command_line_ends_with_status_3(tiny, demonstrations, tmp_path, mon
         return right(*args, **options)
 
     monkeypatch.setattr(torch.nn.functional, "embedding", full)
-    flags = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "batch-size": 3}
-    flags |= {"eval-fraction": 0, "max-steps": 2, "sample-every": 0, "dtype": "float32", "device": "cpu"}
-    assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 3
-    said = capsys.readouterr().err
-    assert "heedful: MemoryFullError: out of memory with one row at a time (DefaultCPUAllocator" in said
-    assert "heedful plan" in said
-    assert "Traceback" not in said
+    paths = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run"}
+    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=2, dtype="float32", device="cpu")
+    assert done.status == 3
+    assert "heedful: MemoryFullError: out of memory with one row at a time (DefaultCPUAllocator" in done.err
+    assert "heedful plan" in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists()
 
 

@@ -46,7 +46,7 @@ def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_p
     before = files(tmp_path / "run")
     for _ in range(2):
         killed(fault, lambda: sft(overwrite=True, seed=1))
-    with pytest.raises(ConfigError, match="already holds a run, which is finished"):
+    with pytest.raises(ConfigError, match=r"already holds a run, which is finished.*--overwrite"):
         sft()
     assert files(tmp_path / "run") == before
     assert [path.name for path in (tmp_path / "run").glob(".*")] == []

@@ -252,8 +252,8 @@ def test_killed_at_any_point_at_any_visit(train, whole, tmp_path, name, point):
         is_online = RUNS[name][1] not in OFFLINE_KINDS
         never = {"run.aside", "run.moving"}  # nothing is replaced
         never |= {"save.aside"} if is_online else OF_ONLINE_RUNS  # no second best/
-        assert point in never
-        pytest.skip(f"a run of {name} never comes to {point}")
+        assert point in never, f"a run of {name} should come to {point}"
+        return
     for visit in sorted({1, (visits + 1) // 2, visits} - {0}):
         status = with_fault(f"{point}:kill@{visit}", lambda: train(name, "cut"))
         assert os.WTERMSIG(status) == signal.SIGKILL

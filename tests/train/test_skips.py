@@ -20,7 +20,6 @@ from heedful import (
     SFTConfig,
     TrainingError,
 )
-from heedful.cli import main
 from heedful.models.save import check_finite
 from heedful.train import sft
 from heedful.train.metric_sums import MetricSums
@@ -136,15 +135,14 @@ def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
         again.skips.check()
 
 
-def test_the_command_line_ends_with_status_4(offline, monkeypatch, capsys):
+def test_the_command_line_ends_with_status_4(heedful, offline, monkeypatch):
     settings = offline("sft")
     overflow(monkeypatch, 2)
-    flags = {"model": settings.model, "data": settings.data, "output": settings.output, "batch-size": 3}
-    flags |= {"eval-fraction": 0, "max-steps": 5, "sample-every": 0, "dtype": "float32", "max-skipped-steps": 0}
-    assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 4
-    said = capsys.readouterr().err
-    assert "heedful: TrainingError: 1 step in a row made no update" in said
-    assert "Traceback" not in said
+    paths = {"model": settings.model, "data": settings.data, "output": settings.output}
+    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=5, sample_every=0, max_skipped_steps=0)
+    assert done.status == 4
+    assert "heedful: TrainingError: 1 step in a row made no update" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_record_with_a_broken_token_is_found(tiny, tmp_path, write):
