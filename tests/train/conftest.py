@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, train_sft
+from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, make_tiny_model, train_sft
 from heedful.core import ScoreNorm
 from heedful.data import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
-from heedful.models import Policy, freeze, load_causal_lm, load_tokenizer, load_value_model
+from heedful.models import Policy, freeze, load_causal_lm, load_policy, load_tokenizer, load_value_model
 from heedful.models.heads import disable_dropout
 from heedful.sampling.sampler import make_sampler
 from heedful.train.metric_sums import MetricSums
@@ -215,6 +215,21 @@ def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False
             parameter.add_(noise * torch.randn_like(parameter))
     disable_dropout(policy)
     return policy
+
+
+@pytest.fixture
+def gpt2(tiny):
+    """A policy in float32, in evaluation mode, and its renderer."""
+    name = tiny("gpt2", max_length=256)
+    policy = load_policy(name, device=torch.device("cpu"), compute_dtype=torch.float32).eval()
+    return policy, Renderer(load_tokenizer(name))
+
+
+@pytest.fixture
+def other_gpt2(tmp_path):
+    """A policy of the same shape with other weights."""
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
+    return load_policy(str(tmp_path / "other"), device=torch.device("cpu"), compute_dtype=torch.float32).eval()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from heedful.data.loading import RankingRows
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.train.reward import accumulate
 from jsonl import write_jsonl
+from plain import random_text
 
 CPU = torch.device("cpu")
 
@@ -59,12 +60,15 @@ def rows(tokenizer, num: int, *, margins: bool = False) -> list[RankingRows]:
     random.seed(1)
     inputs = RewardInputs(tokenizer)
 
-    def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20)))
-
     pairs = []
     for i in range(num):
-        ranking = Ranking(text(), (text(), text()), (0, 1), f"row {i}", margin=random.random() if margins else None)
+        ranking = Ranking(
+            random_text(),
+            (random_text(), random_text()),
+            (0, 1),
+            f"row {i}",
+            margin=random.random() if margins else None,
+        )
         encoded = [inputs.encode(ranking.prompt, response) for response in ranking.responses]
         pairs.append(RankingRows(ranking, tuple(encoded)))
     return pairs

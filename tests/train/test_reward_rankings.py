@@ -13,6 +13,7 @@ from heedful.models import load_reward_model, load_tokenizer
 from heedful.train.reward import accumulate, evaluate_rankings, micro_batches
 from heedful.types import MicroBatch
 from jsonl import read_jsonl, write_jsonl
+from plain import random_text
 
 CPU = torch.device("cpu")
 RANKS = [(0, 1), (2, 0, 1), (0, 1, 1, 2), (1, 0), (0, 3, 2, 1, 4), (0, 0, 1)]
@@ -31,11 +32,10 @@ def model_and_inputs(tiny):
 def make(inputs, all_ranks=RANKS, *, margins=False) -> list[RankingRows]:
     random.seed(1)
 
-    def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20)))
-
     rankings = [
-        Ranking(text(), tuple(text() for _ in ranks), ranks, f"row {i}", random.random() if margins else None)
+        Ranking(
+            random_text(), tuple(random_text() for _ in ranks), ranks, f"row {i}", random.random() if margins else None
+        )
         for i, ranks in enumerate(all_ranks)
     ]
     return encode_rankings(rankings, inputs, max_length=128, action="error", equal_pairs="error")[0]
