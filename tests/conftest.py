@@ -23,6 +23,10 @@ from jaxtyping import install_import_hook
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
+# Hundreds of processes would else compile heedful anew, and every worker all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Workers that run beside each other (pytest -n 3) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
