@@ -26,8 +26,8 @@ from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
 from heedful.train.dpo import train_dpo
 from heedful.train.kto import train_kto
-from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.online.ppo import train_grpo, train_ppo
 
 GROUP = 8
 """Responses to each prompt if they are compared with each other."""

@@ -22,7 +22,7 @@ from heedful.demo.folder import make_beginning
 from heedful.demo.judge import gold_judge
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.evaluate.policies import evaluate_scores
-from heedful.train.online.engine import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 

@@ -18,7 +18,7 @@ from heedful import faults
 from heedful.configs.tools import DemoConfig
 from heedful.demo.folder import make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe
-from heedful.train.online.engine import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 

@@ -51,7 +51,8 @@ from heedful.sampling.teacher_forced import token_outputs, token_values
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import ADVANTAGES, Rewards
 from heedful.train.online.experience import Experience
-from heedful.train.online.update import accumulate, accumulate_critic
+from heedful.train.online.ppo import backward_minibatch
+from heedful.train.online.update import Update
 from heedful.types import MicroBatch
 
 HERE = Path(__file__).parent
@@ -144,6 +145,17 @@ Compared = dict[str, tuple[Tensor, Tensor | None]]
 """What is compared under which name, with the mask of what counts in a tensor of tokens."""
 
 
+def filled(batch: Batch) -> dict[str, Any]:
+    """Fields of an experience that have no part in a loss."""
+    mask = batch.response_mask
+    return {
+        "rows": torch.arange(len(mask)),
+        "sampled_tokens": int(mask.sum()),
+        "sampler_logprobs": torch.zeros(mask.shape),
+        "is_finite": torch.ones(len(mask), dtype=torch.bool),
+    }
+
+
 def our_ppo(
     case: Case, rollouts: Rollouts, prompts: list[str], theirs: dict[str, np.ndarray], options: argparse.Namespace
 ) -> Compared:
@@ -184,13 +196,15 @@ def our_ppo(
         metrics={},
         states=None,
         entropy_coef=0.0,
-        problem=None,
-        scored=None,
+        **filled(batch),
     )
-    sums, critic_sums = MetricSums(), MetricSums()
-    accumulate(learner, experience, sums)
-    critic.zero_grad()
-    accumulate_critic(learner, replace(experience, batch=with_end), critic_sums)
+    update, critic_update = Update(learner, experience.kl), Update(learner, experience.kl)
+    backward_minibatch(
+        learner, replace(experience, batch=with_end), critic_update, learner.micro_batch, is_warming_up=True
+    )
+    learner = replace(learner, critic=None)
+    backward_minibatch(learner, experience, update, learner.micro_batch)
+    sums, critic_sums = update.sums, critic_update.sums
     critic.value_head.bias.grad = None  # 4.
     theirs["critic_grad_norm"] = theirs["critic_grad_norm"] / theirs["vf_coef"]  # 3.
     theirs["returns"] = theirs["raw_advantages"] + theirs["values"]
@@ -247,12 +261,12 @@ def our_grpo(
         metrics={},
         states=None,
         entropy_coef=0.0,
-        problem=None,
-        scored=None,
+        **filled(batch),
     )
-    sums = MetricSums()
     learner = learner_of(config, policy, policy, None, renderer=Renderer(load_tokenizer(case.policy)))
-    accumulate(learner, experience, sums)
+    update = Update(learner, experience.kl)
+    backward_minibatch(learner, experience, update, learner.micro_batch)
+    sums = update.sums
     log(case, "grpo", rollouts, sums, None)
     return {
         "old_logprobs": (old_logprobs, mask),

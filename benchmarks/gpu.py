@@ -52,8 +52,8 @@ from heedful.rewards import Reward
 from heedful.rewards.models import ModelReward
 from heedful.sampling.cuda_graph import graph_decoder
 from heedful.sampling.generate import sample
-from heedful.train.online.experience import collect
-from heedful.train.online.update import learn
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.setup import halve_reference
 from heedful.types import MicroBatch
 
@@ -238,7 +238,7 @@ class Bench:
 
         def iteration(epochs: int) -> dict[str, float]:
             now = replace(learner, config=replace(config, ppo_epochs=epochs))
-            return learn(now, collect(now, self.prompts))
+            return learn(now, make_experience(now, rollout(now, self.prompts))).metrics
 
         for epochs, warm_up in ((1, 1), (4, 0)):
             self._iterations(
@@ -255,7 +255,7 @@ class Bench:
         )
 
         def iteration() -> dict[str, float]:
-            return learn(learner, collect(learner, prompts))
+            return learn(learner, make_experience(learner, rollout(learner, prompts))).metrics
 
         self._iterations("GRPO", iteration, epochs=1, times=times, warm_up=1, critic=False)
 

@@ -21,10 +21,10 @@ from heedful.configs.online import GRPOConfig
 from heedful.configs.tools import DemoConfig
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online.experience import collect
+from heedful.train.online.ppo import backward_minibatch, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import accumulate
+from heedful.train.online.update import Update
 
 BATCH = 256
 """Responses of one batch: one estimate."""
@@ -42,8 +42,8 @@ def gradients(config: GRPOConfig, batches: int, seed: int) -> tuple[torch.Tensor
     _, learner, _, _ = start(dataclasses.replace(config, seed=seed), [])
     halves, metrics = torch.zeros(2, sum(p.numel() for p in learner.policy.parameters()), dtype=torch.float64), {}
     for i in range(batches):
-        experience = collect(learner, next(learner.prompts))
-        accumulate(learner, experience, MetricSums())
+        experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+        backward_minibatch(learner, experience, Update(learner, experience.kl), learner.micro_batch)
         flat = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
         halves[i % 2] += flat.double() / (batches / 2)
         learner.optimizer.zero_grad(set_to_none=True)

@@ -44,7 +44,7 @@ from heedful.rounds.judging import Labeller, label_project, load_judge, scores_o
 from heedful.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
 from heedful.rounds.round import run_round
 from heedful.rounds.sample import sample
-from heedful.train.online.engine import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft

@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "publishing": {"evaluate"},
     "label": {"data", "serving"},
     "rounds": {"label", "train", "evaluate", "sampling", "rewards", "models", "kernels", "data"},
+    "pieces": {"sampling", "rewards", "models"},
     "chat": {"sampling", "models", "kernels", "data", "core"},
     "demo": {"train", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
     "commands": {
@@ -76,11 +77,11 @@ MAY_IMPORT = {
     "command_table": set(),
     "cli": {"commands", "command_table", "parallel"},
     "__main__": {"cli"},
-    "__init__": {"train", "evaluate", "demo", "rewards", "models", "types"},
+    "__init__": {"train", "evaluate", "demo", "rewards", "sampling", "pieces", "models", "types"},
 }
 NO_LEAVES = LEAVES - {"configs", "hub"} | {"core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
-ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.engine", "online.online_dpo"}
+ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.ppo", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""
 TRAINERS = {
     "train_sft",

@@ -32,8 +32,8 @@ from heedful.sampling.kv_cache import make_cache
 from heedful.sampling.probe import ADVICE, PROVEN
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train import reward, sft
-from heedful.train.online import engine
-from heedful.train.online.experience import collect
+from heedful.train.online import ppo
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from heedful.types import MicroBatch
 
@@ -282,7 +282,7 @@ def policy_row(name):
             }
         )  # fmt: skip
         online = start(config, [length]).learner
-        engine.learn(online, collect(online, next(online.prompts)))
+        ppo.learn(online, ppo.make_experience(online, rollout(online, next(online.prompts))))
         online.save(root / "ppo")
         saved.append(reloaded(online.policy.lm, root / "ppo", before)[0])
     assert max(sampled, *saved) <= LIMIT, f"sampled {sampled:.1e}, saved and reloaded {max(saved):.1e}"

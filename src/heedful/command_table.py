@@ -35,19 +35,19 @@ COMMANDS = {
     ),
     "ppo": Command(
         "configs.online:PPOConfig",
-        "train.online.engine:train_ppo",
+        "train.online.ppo:train_ppo",
         "optimise a policy against a reward",
         "eval/score_mean",
     ),
     "a2c": Command(
         "configs.online:A2CConfig",
-        "train.online.engine:train_ppo",
+        "train.online.ppo:train_ppo",
         "optimise a policy against a reward, one step per rollout batch",
         "eval/score_mean",
     ),
     "grpo": Command(
         "configs.online:GRPOConfig",
-        "train.online.engine:train_grpo",
+        "train.online.ppo:train_grpo",
         "optimise a policy against a reward, without a critic",
         "eval/score_mean",
     ),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import entropy, kl_estimate, token_logprobs
+from heedful.core import entropy, kl_estimate, response_kl, token_logprobs
 from tensors import close, f64
 
 LOG3 = math.log(3)
@@ -81,6 +81,13 @@ def test_golden_entropy_with_masked_vocabulary():
 )
 def test_golden_kl_estimate(kind, expected):
     close(kl_estimate(f64([-1.0, -2.0, -0.3]), f64([-1.5, -1.0, -0.3]), kind=kind), expected)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("k1", [-0.5, 0.25]), ("k2", [0.625, 0.03125])])
+def test_golden_response_kl(kind, expected):
+    """d = 0.5, -1 | 0.25, and what is outside the mask (a log-prob of 9) counts nowhere."""
+    logprobs, mask = f64([[-1.0, -2.0], [-0.75, 9.0]]), torch.tensor([[True, True], [True, False]])
+    close(response_kl(logprobs, f64([[-1.5, -1.0], [-1.0, 0.0]]), mask, kind=kind), expected)
 
 
 def test_golden_k3_times_the_ratio():

@@ -18,9 +18,8 @@ from heedful import (
     train_sft,
 )
 from heedful.train import dpo, kto, reward, sft
-from heedful.train.online import engine, online_dpo
-from heedful.train.online.experience import collect
-from heedful.train.online.respond import respond
+from heedful.train.online import online_dpo, ppo
+from heedful.train.online.rollout import rollout
 
 MODULES = {"sft": sft, "reward": reward, "dpo": dpo, "kto": kto}
 """Of the trainers that learn from data."""
@@ -57,9 +56,6 @@ def begin(settings, *, with_samples=False):
 
 def step_online(learner):
     """The next step of whatever online algorithm: its metrics, and the batch of responses that it learned from."""
-    prompts = next(learner.prompts)
-    if isinstance(learner.config, OnlineDPOConfig):
-        scored = respond(learner, prompts)
-        return online_dpo.learn(learner, scored), scored
-    experience = collect(learner, prompts)
-    return engine.learn(learner, experience), experience.scored
+    algorithm = online_dpo if isinstance(learner.config, OnlineDPOConfig) else ppo
+    scored = rollout(learner, next(learner.prompts))
+    return algorithm.learn(learner, algorithm.make_experience(learner, scored)).metrics, scored

@@ -11,36 +11,36 @@ from heedful.data import batches
 from heedful.models import Policy
 from heedful.parallel import ranks
 from heedful.train import optimization
-from heedful.train.online import advantages, experience, metrics, update
+from heedful.train.online import advantages, metrics, ppo
 
 
 def local_denominator():
     """Each rank divides by the tokens of its own rows."""
-    whole = update.Counts.of
+    whole = ppo.Counts.of
 
     def of(minibatch, config):
         rows = torch.tensor(ranks.shard_indices(minibatch.batch.attention_mask.sum(dim=1).tolist()))
         return whole(minibatch.select(rows), config)
 
-    return patch.object(update.Counts, "of", of)
+    return patch.object(ppo.Counts, "of", of)
 
 
 def unwhitened_rank():
     """Rank 1 leaves advantages as they are."""
-    whiten = experience.core.whiten
-    return patch.object(experience.core, "whiten", lambda x, mask: x if ranks.rank() == 1 else whiten(x, mask))
+    whiten = ppo.core.whiten
+    return patch.object(ppo.core, "whiten", lambda x, mask: x if ranks.rank() == 1 else whiten(x, mask))
 
 
 def whitened_by_rank():
     """Each rank whitens its own rows."""
-    whiten = experience.core.whiten
+    whiten = ppo.core.whiten
 
     def own(x, mask):
         mine = torch.zeros_like(mask)
         mine[torch.tensor(ranks.shard_indices([1.0] * len(x)))] = True
         return whiten(x, mask & mine)
 
-    return patch.object(experience.core, "whiten", own)
+    return patch.object(ppo.core, "whiten", own)
 
 
 def group_cut_over_ranks():

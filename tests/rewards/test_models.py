@@ -31,7 +31,7 @@ from heedful.rewards.models import ModelReward, agreement_with, check_context, l
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
 from heedful.train.online.metrics import score_metrics
-from heedful.train.online.respond import respond
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from heedful.types import MicroBatch
 
@@ -401,14 +401,14 @@ def test_of_a_batch_that_was_refilled_the_share_is_its_own(settings, tmp_path):
 
     learner, found = start(config, [some_tie]).learner, []
     for _ in range(2):
-        scored = respond(learner, next(learner.prompts))
+        scored = rollout(learner, next(learner.prompts))
         model = learner.rewards[0].function
         rows = [
             model.inputs.encode(one.prompt.prompt, one.response, truncated=True)["input_ids"]
             for one in scored.completions
         ]
         found.append(sum(len(row) > model.model.max_length for row in rows))
-        assert scored.drawn.metrics["rollout/sampled_responses"] > 12
+        assert scored.sampled.metrics["rollout/sampled_responses"] > 12
         assert score_metrics(scored, config).get("reward/unread_frac", 0.0) == found[-1] / 12
     assert 0 < found[-1] < 12
 

@@ -17,11 +17,11 @@ from heedful.data.loading import EncodedPrompt
 from heedful.models import Policy, freeze, load_causal_lm, load_policy, load_tokenizer, load_value_model
 from heedful.models.heads import disable_dropout
 from heedful.sampling.sampler import make_sampler
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online.experience import collect
 from heedful.train.online.learner import Learner, Prompts
+from heedful.train.online.ppo import backward_minibatch, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import entropy_control, kl_control
-from heedful.train.online.update import accumulate
+from heedful.train.online.update import Update
 from heedful.train.optimization import Schedule, make_optimizer
 from jsonl import read_metrics, timeless, write_jsonl
 from trainers import CONFIGS
@@ -278,7 +278,8 @@ def experience_of():
 
     def of(learner):
         asked = [p for p in learner.prompts.prompts for _ in range(learner.config.samples_per_prompt)]
-        return collect(replace(learner, generator=torch.Generator().manual_seed(0)), asked)
+        seeded = replace(learner, generator=torch.Generator().manual_seed(0))
+        return make_experience(seeded, rollout(seeded, asked))
 
     return of
 
@@ -314,11 +315,12 @@ def gradient(flat_gradient):
     def of(learner, experience, **changes):
         for module in learner.trained:
             module.zero_grad()
-        sums, changed = MetricSums(), replace(learner, config=replace(learner.config, **changes))
+        changed = replace(learner, config=replace(learner.config, **changes))
         coefs = {name: changes.get(name, getattr(experience, name)) for name in ("kl_coef", "entropy_coef")}
         priced = replace(experience, **coefs)
-        approx_kl = accumulate(changed, priced, sums)
-        return flat_gradient(*learner.trained), sums.means(1), float(approx_kl)
+        update = Update(changed, priced.kl)
+        backward_minibatch(changed, priced, update, changed.micro_batch)
+        return flat_gradient(*learner.trained), update.sums.means(1), float(update.approx_kl)
 
     return of
 

@@ -14,8 +14,8 @@ from heedful import (
 )
 from heedful.errors import Terminated
 from heedful.models import load_policy
-from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
+from heedful.train.online import ppo, update
 from jsonl import read_metrics
 from trainers import MODULES, ONLINE, TRAIN
 
@@ -209,7 +209,7 @@ def test_samples_that_fail_after_the_last_step(never, length, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine, "sample_rows", fails)
+    monkeypatch.setattr(ppo, "sample_rows", fails)
     with pytest.raises(OSError, match="No space left"):
         train_ppo(settings, rewards=[length])
     weights(settings.output / "final")

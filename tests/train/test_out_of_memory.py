@@ -25,13 +25,12 @@ from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import is_out_of_memory
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import score
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online import engine
+from heedful.train.online import ppo
 from heedful.train.online.evaluation import evaluate
-from heedful.train.online.experience import collect
-from heedful.train.online.minibatch import gradients
+from heedful.train.online.ppo import backward_minibatch, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import accumulate
+from heedful.train.online.update import Update
 from heedful.types import MicroBatch
 from jsonl import timeless
 from trainers import MODULES, begin, step_online
@@ -228,23 +227,24 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
         learner.room.found = None
         for module in learner.trained:
             module.zero_grad()
-        sums = MetricSums()
-        sums.add({"loss/policy": torch.tensor(3.0)})
+        update = Update(learner, experience.kl)
+        update.add({"loss/policy": torch.tensor(3.0)})
         with memory_of(130, *learner.trained, where=where) as out:
-            done = gradients(learner, sums, lambda s=sums: accumulate(learner, experience, s) is not None, rows=16)
+            for attempt in update.attempts(16):
+                with attempt as limit:
+                    backward_minibatch(learner, experience, update, limit)
         assert out
-        assert done == []
         assert learner.room.found.rows < 16
         found = flat_gradient(*learner.trained)
         smaller = replace(learner.config, micro_batch_size=learner.room.found.rows)
         fresh = replace(learner, config=smaller, room=AdaptiveMicroBatch())
         for module in learner.trained:
             module.zero_grad()
-        expected = MetricSums()
+        expected = Update(fresh, experience.kl)
         expected.add({"loss/policy": torch.tensor(3.0)})
-        accumulate(fresh, experience, expected)
+        backward_minibatch(fresh, experience, expected, fresh.micro_batch)
         assert torch.equal(found, flat_gradient(*learner.trained))
-        assert sums.means(1) == expected.means(1)
+        assert update.sums.means(1) == expected.sums.means(1)
 
 
 ONLINE = {
@@ -301,7 +301,7 @@ def test_passes_without_gradients_halve_what_is_sampled_and_read_at_a_time(onlin
     """What is learned from at a time keeps more in memory, and less of it at a time: it may fit all the same."""
     _, learner, _, _ = online("ppo", rollout_micro_batch_size=8)
     with memory_of(50, learner.policy, learner.reference) as out:
-        collect(learner, next(learner.prompts))
+        make_experience(learner, rollout(learner, next(learner.prompts)))
     assert out
     assert learner.sampler.room.found.rows < 8
     assert learner.room.found is None
@@ -387,7 +387,7 @@ def test_records_mixed_in_are_the_same_after_an_attempt(online, name):
 def test_a_run_that_has_no_room_for_one_row_ends_with_status_3(config, length, monkeypatch):
     """In the middle of a run; what was learned is kept."""
     settings = config(eval_fraction=0.0, steps=3)
-    right, steps = engine.learn, []
+    right, steps = ppo.learn, []
 
     def learn_then_no_more(learner, experience):
         steps.append(1)
@@ -396,7 +396,7 @@ def test_a_run_that_has_no_room_for_one_row_ends_with_status_3(config, length, m
         with memory_of(3, learner.policy):
             return right(learner, experience)
 
-    monkeypatch.setattr(engine, "learn", learn_then_no_more)
+    monkeypatch.setattr(ppo, "learn", learn_then_no_more)
     with pytest.raises(MemoryFullError) as caught:
         train_ppo(settings, rewards=[length])
     assert caught.value.status == 3

@@ -19,9 +19,9 @@ from heedful import (
 from heedful.data.chat import Renderer
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.models.shape import context_length
-from heedful.train.online.experience import collect
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
 from jsonl import timeless
 from trainers import TRAIN, step_online
 
@@ -214,9 +214,9 @@ def test_the_first_ratio_is_1_and_the_first_kl_0_however_it_was_sampled(config, 
         **LAWS[law],
     )
     learner, about = start(settings, [length])[1::2]
-    experience = collect(learner, next(learner.prompts))
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
     old = experience.old_logprobs
-    metrics = learn(learner, experience)
+    metrics = learn(learner, experience).metrics
     assert metrics["policy/approx_kl"] < 1e-10
     assert metrics["policy/clip_frac"] == 0
     assert metrics["reference/kl"] == pytest.approx(0, abs=1e-4)

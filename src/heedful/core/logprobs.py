@@ -3,12 +3,12 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.core.masking import at_least_float32
 
-__all__ = ["entropy", "kl_estimate", "token_logprobs"]
+__all__ = ["entropy", "kl_estimate", "response_kl", "token_logprobs"]
 
 KLKind = Literal["k1", "k2", "k3"]
 
@@ -81,3 +81,18 @@ def kl_estimate(
     if kind == "k3":
         return torch.expm1(-d) + d
     raise ValueError(f"kl_estimate: kind is {kind!r}; choose 'k1', 'k2' or 'k3'")
+
+
+def response_kl(
+    logprobs: Float[Tensor, "batch time"],
+    ref_logprobs: Float[Tensor, "batch time"],
+    response_mask: Bool[Tensor, "batch time"],
+    *,
+    kind: KLKind = "k1",
+) -> Float[Tensor, " batch"]:
+    """KL to the reference of each response, in nats: `kl_estimate` summed over its tokens.
+
+    With k1 its mean over responses sampled from the policy is an unbiased estimate of the KL between the two distributions of
+    whole responses (chain rule). Raises ValueError for any other ``kind``.
+    """
+    return torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)

@@ -197,58 +197,52 @@ class AdaptiveMicroBatch:
         rows: int,
         undo: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Return ``work(micro-batch)``. Whenever memory runs out in it, do it again from its start with half the micro-batch.
+        """Return ``work(micro-batch)``, done again from its start with half the micro-batch whenever memory runs out in it.
 
-        If it runs out on one of several ranks, all do it again. In ``work``, ranks may talk to each other only after
+        The arguments are those of `attempts`.
+        """
+        done: list[Result] = []
+        for attempt in self.attempts(limit, rows=rows, undo=undo):
+            with attempt as micro_batch:
+                done = [work(micro_batch)]
+        return done[0]
+
+    def attempts(self, limit: MicroBatch, *, rows: int, undo: Callable[[], None] = lambda: None) -> Iterator["Attempt"]:
+        """Attempts at some work, each with the micro-batch to use, until memory has room for one.
+
+            for attempt in room.attempts(limit, rows=16):
+                with attempt as micro_batch:
+                    ...
+
+        If memory runs out on one of several ranks, all try again. In an attempt, ranks may talk to each other only after
         `heedful.parallel.ranks.all_well`.
 
         Args:
-            work: takes the micro-batch to use.
             limit: the micro-batch of the settings.
             rows: how many there are in all (pairs, if the limit counts pairs): half of more would be no fewer.
-            undo: undoes what an unfinished ``work`` may have left, such as gradients. torch's random numbers are put back
+            undo: undoes what an unfinished attempt may have left, such as gradients. torch's random numbers are put back
                 without it.
 
         Raises MemoryFullError if memory runs out with one row at a time, or in a pass through divided models.
         """
         before = _random_state()
         while True:
-            tried = self.within(limit)
-            try:
-                done = work(tried)
-                ranks.all_well()
-                return done
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    check_present(error)
-                    raise
-                reason = (str(error) or type(error).__name__).partition("\n")[0]
-                if others_wait():
-                    count = min(tried.rows, rows)
-                    raise MemoryFullError(
-                        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait "
-                        "in the midst of the pass, so it cannot be done again in smaller parts: start again with "
-                        f"{self.flag} {max(1, count // 2)}, and the run goes on from its newest checkpoint"
-                    ) from error
-                if not isinstance(error, ranks.ElsewhereMemoryError):
-                    ranks.any_of(True)
-                count = min(tried.rows, -(-rows // ranks.size()))
-                if count <= 1:
-                    raise MemoryFullError(
-                        f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes "
-                        "and which settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype "
-                        "bfloat16, or shorter texts (--max-length, --max-prompt-tokens, --max-new-tokens)"
-                    ) from error
-            # Out of the handler, the error and all that its frames hold is gone.
+            attempt = Attempt(self.within(limit), rows, self.flag)
+            yield attempt
+            if not attempt.ran_out:
+                return
+            # Out of the attempt, the error and all that its frames held is gone.
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self.found = MicroBatch((count + 1) // 2, None if tried.tokens is None else max(1, tried.tokens // 2))
+            tokens = attempt.micro_batch.tokens
+            self.found = MicroBatch((attempt.count + 1) // 2, None if tokens is None else max(1, tokens // 2))
             undo()
             _set_random_state(before)
             say(
-                f"out of memory with {count} rows at a time, so from here on {self.found.rows}: the same results, more "
-                f"slowly ({self.flag} {self.found.rows} would do so from the start; heedful plan says what takes the memory)"
+                f"out of memory with {attempt.count} rows at a time, so from here on {self.found.rows}: the same results, "
+                f"more slowly ({self.flag} {self.found.rows} would do so from the start; heedful plan says what takes the "
+                "memory)"
             )
 
     def state_dict(self) -> dict[str, int | None]:
@@ -257,6 +251,58 @@ class AdaptiveMicroBatch:
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
         rows = state.get("rows")
         self.found = None if rows is None else MicroBatch(rows, state["tokens"])
+
+
+class Attempt:
+    """One attempt at some work: a context that gives the micro-batch to use, and ends quietly if memory runs out in it.
+
+    Args:
+        micro_batch: the most rows and tokens at a time.
+        rows: how many there are in all.
+        flag: the setting named in messages.
+    """
+
+    def __init__(self, micro_batch: MicroBatch, rows: int, flag: str) -> None:
+        self.micro_batch, self.rows, self.flag = micro_batch, rows, flag
+        self.ran_out = False
+        """Whether memory ran out, here or on another rank."""
+        self.count = min(micro_batch.rows, -(-rows // ranks.size()))
+        """The rows that were too many, if it did."""
+
+    def __enter__(self) -> MicroBatch:
+        return self.micro_batch
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if error is None:
+            try:
+                ranks.all_well()
+            except ranks.ElsewhereMemoryError as elsewhere:
+                error = elsewhere
+            else:
+                return False
+        if not isinstance(error, Exception):
+            return False
+        if not is_out_of_memory(error):
+            check_present(error)
+            return False
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        if others_wait():
+            count = min(self.micro_batch.rows, self.rows)
+            raise MemoryFullError(
+                f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait "
+                "in the midst of the pass, so it cannot be done again in smaller parts: start again with "
+                f"{self.flag} {max(1, count // 2)}, and the run goes on from its newest checkpoint"
+            ) from error
+        if not isinstance(error, ranks.ElsewhereMemoryError):
+            ranks.any_of(True)
+        if self.count <= 1:
+            raise MemoryFullError(
+                f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes "
+                "and which settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype "
+                "bfloat16, or shorter texts (--max-length, --max-prompt-tokens, --max-new-tokens)"
+            ) from error
+        self.ran_out = True
+        return True
 
 
 def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:

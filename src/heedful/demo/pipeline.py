@@ -33,7 +33,7 @@ from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
 from heedful.lock import FolderLock
-from heedful.train.online.engine import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.performance import most_memory_gb
 from heedful.train.reward import train_reward

@@ -4,13 +4,15 @@
 parallelism, sharding, adapters) wraps all of it.
 """
 
-from typing import NamedTuple
+import copy
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
+from heedful.errors import CheckpointError
 from heedful.kernels.cpu.products import filling, is_plain_linear
 from heedful.kernels.device import HALF, autocast, scale_gradient
 from heedful.kernels.head_logprobs import head_logprobs
@@ -51,11 +53,64 @@ class Policy(nn.Module):
         self.lm = lm
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        """The model's, if it was loaded with it (`from_pretrained`)."""
         hidden_size = lm.get_output_embeddings().weight.shape[1]
         self.value_head: ValueHead | None = None
         if with_value_head:
             self.value_head = ValueHead(hidden_size).to(torch.promote_types(lm.dtype, torch.float32))
         self.train(lm.training)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        value_head: bool = False,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        chat_template: str = "",
+    ) -> "Policy":
+        """A policy and its tokenizer, ready to sample and to learn: without dropout, so that its log-probs are one function.
+
+        Args:
+            model: a folder, an adapter folder, a name on the Hub, or a causal language model that is in memory, which is used
+                as it is, where it is.
+            tokenizer: of a model in memory; None is the one saved with the model.
+            value_head: add a value head: the saved one, or one that is zero.
+            device: of a model that is loaded: auto, cpu, cuda, mps.
+            dtype: of matrix products: auto (bfloat16 where the hardware is fast at it), float32, bfloat16, float16.
+            chat_template: replaces the tokenizer's own: ``plain``, or the path of a Jinja file.
+
+        Raises CheckpointError if the model or its tokenizer is missing or unusable, ConfigError if the device is.
+        """
+        from heedful.kernels.device import resolve_device, resolve_dtype
+        from heedful.models.heads import disable_dropout
+        from heedful.models.load import load_policy
+        from heedful.models.tokenizer import load_tokenizer
+
+        if isinstance(model, str):
+            place = resolve_device(device)
+            policy = load_policy(
+                model, with_value_head=value_head, device=place, compute_dtype=resolve_dtype(dtype, place)
+            )
+            tokenizer = load_tokenizer(model, chat_template=chat_template) if tokenizer is None else tokenizer
+        else:
+            if tokenizer is None:
+                raise CheckpointError(
+                    "a model in memory comes without its tokenizer; pass Policy.from_pretrained(model, tokenizer)"
+                )
+            policy = cls(model, with_value_head=value_head, compute_dtype=resolve_dtype(dtype, model.device)).to(
+                model.device
+            )
+        disable_dropout(policy)
+        policy.tokenizer = tokenizer
+        return policy
+
+    def frozen_copy(self) -> "Policy":
+        """The policy as it is now, which learns no more: a reference."""
+        return freeze(copy.deepcopy(self))  # type: ignore[return-value]  # it is a copy of this
 
     @property
     def device(self) -> torch.device:

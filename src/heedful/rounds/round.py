@@ -61,7 +61,7 @@ from heedful.rounds.pairs import Asked, choose, compared, disagreement, item_of,
 from heedful.rounds.sample import Row, load_writers, sampled_rows, write_rows
 from heedful.train.checkpoints import check_space
 from heedful.train.online import start as online
-from heedful.train.online.engine import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.reward import start as start_reward
 from heedful.train.reward import train_reward

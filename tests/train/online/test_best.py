@@ -8,8 +8,8 @@ import pytest
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_online_dpo
 from heedful.configs.online import OnlineConfig
 from heedful.core import RunningScoreNorm, ScoreNorm
-from heedful.train.online.engine import train_online
 from heedful.train.online.evaluation import evaluate
+from heedful.train.online.ppo import train_online
 
 JUDGE = """
 def brief(completions):

@@ -10,9 +10,9 @@ import torch
 
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
 from heedful.train.metric_sums import MetricSums
-from heedful.train.online.metrics import critic_metrics
-from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
-from heedful.train.online.update import accumulate, learn
+from heedful.train.online.metrics import critic_metrics, ratio_metrics, with_effective_frac
+from heedful.train.online.ppo import backward_minibatch, learn
+from heedful.train.online.update import Update
 from heedful.train.performance import online_performance
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -131,10 +131,10 @@ def test_the_norm_of_a_critic_with_its_own_network(config, make_learner, experie
     settings = config(PPOConfig, critic="separate", ppo_epochs=1)
     learner = make_learner(settings)
     experience = experience_of(learner)
-    accumulate(learner, experience, MetricSums())
+    backward_minibatch(learner, experience, Update(learner, experience.kl), learner.micro_batch)
     critic, policy = norm_of(learner.critic), norm_of(learner.policy)
     learner.optimizer.zero_grad(set_to_none=True)
-    metrics = learn(learner, experience)
+    metrics = learn(learner, experience).metrics
     assert metrics["value/grad_norm"] == pytest.approx(critic, rel=1e-6)
     assert metrics["optimizer/grad_norm"] == pytest.approx(policy, rel=1e-6)
     assert critic != pytest.approx(policy)
@@ -153,7 +153,7 @@ def test_the_norm_of_a_value_head(config, make_learner, experience_of):
     loss.backward()
     expected = norm_of(head)
     learner.optimizer.zero_grad(set_to_none=True)
-    assert learn(learner, experience)["value/grad_norm"] == pytest.approx(expected, rel=1e-5)
+    assert learn(learner, experience).metrics["value/grad_norm"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_speed_of_each_phase():

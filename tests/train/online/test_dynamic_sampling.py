@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_grpo, train_online_dpo
-from heedful.train.online.dynamic_sampling import draw, draw_untied
+from heedful.train.online.rollout import refill_ties, sample_and_score
 from heedful.train.online.start import start
 from jsonl import read_metrics
 
@@ -44,8 +44,8 @@ def test_tied_groups_are_replaced_and_the_others_stay(begin):
         state = learner.state_dict()
         plain.load_state_dict(state)
         prompts = next(learner.prompts)
-        first = draw(plain, next(plain.prompts))
-        drawn = draw_untied(learner, prompts)
+        first = sample_and_score(plain, next(plain.prompts))
+        drawn = refill_ties(learner, sample_and_score(learner, prompts))
         tied = [n for n in numbers_of(first)[::4] if n > 5]
         if not tied:
             continue
@@ -65,7 +65,7 @@ def test_tied_groups_are_replaced_and_the_others_stay(begin):
 def test_a_batch_of_several_rounds_is_one_batch(begin):
     """Tensors, texts and scores of a row belong together, whatever round it is from."""
     learner = begin(only_for(2, 7), dynamic_sampling_rounds=30)
-    drawn = draw_untied(learner, next(learner.prompts))
+    drawn = refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
     rollouts, renderer = drawn.rollouts, learner.sampler.renderer
     assert set(numbers_of(drawn)) == {2, 7}
     assert rollouts.batch.response_mask.any(dim=0).all(), "no column is only padding"
@@ -108,7 +108,7 @@ def test_places_are_filled_in_part(begin):
     """One round of three new prompts for three places: those that do not tie are taken, the other places keep theirs."""
     reward = only_for(0, 1)
     learner = begin(reward, dynamic_sampling_rounds=1)
-    found = [draw_untied(learner, next(learner.prompts)) for _ in range(6)]
+    found = [refill_ties(learner, sample_and_score(learner, next(learner.prompts))) for _ in range(6)]
     for drawn in found:
         ties = sum(len(set(drawn.given.totals[i : i + 4])) == 1 for i in (0, 4, 8))
         assert drawn.metrics["rollout/unfilled_frac"] == pytest.approx(ties / 3)
@@ -118,10 +118,13 @@ def test_places_are_filled_in_part(begin):
 def test_shaped_scores_are_what_ties(begin):
     """Raw scores differ, clipped ones do not; and a penalty of length tells equal scores apart."""
     clipped = begin(lambda completions: [5.0 + len(c) for c in completions], score_clip=1.0)
-    assert draw_untied(clipped, next(clipped.prompts)).metrics["rollout/unfilled_frac"] == 1
+    assert refill_ties(clipped, sample_and_score(clipped, next(clipped.prompts))).metrics["rollout/unfilled_frac"] == 1
     penalised = begin(lambda completions: [1.0] * len(completions), overlong_buffer=6, dynamic_sampling_rounds=30)
     object.__setattr__(penalised.sampler, "stop_ids", tuple(range(0, 256, 6)))
-    assert draw_untied(penalised, next(penalised.prompts)).metrics["rollout/unfilled_frac"] == 0
+    assert (
+        refill_ties(penalised, sample_and_score(penalised, next(penalised.prompts))).metrics["rollout/unfilled_frac"]
+        == 0
+    )
 
 
 def test_a_reward_that_fails_on_new_prompts_costs_only_their_place(begin):
@@ -135,7 +138,7 @@ def test_a_reward_that_fails_on_new_prompts_costs_only_their_place(begin):
 
     learner = begin(fails)
     assert learner.rewards.max_failed == 0.1
-    drawn = draw_untied(learner, next(learner.prompts))
+    drawn = refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
     assert calls[1:] == [12, 12, 12]
     assert drawn.given.failed == ()
     assert drawn.metrics["rollout/refilled_frac"] == 1
@@ -147,23 +150,23 @@ STAY, BOUNDED = (
 )
 FAILS = test_a_reward_that_fails_on_new_prompts_costs_only_their_place
 MISTAKES = {
-    "what ties takes a place": (STAY, "(_tied(learner, drawn[-1])) if not is_tied]", "(_tied(learner, drawn[-1]))]"),
+    "what ties takes a place": (STAY, "(_tied(learner, rounds[-1])) if not is_tied]", "(_tied(learner, rounds[-1]))]"),
     "what does not tie is replaced": (STAY, "enumerate(tied) if is_tied]", "enumerate(tied)]"),
     "another place is filled": (STAY, "place[at] = new", "place[at - 1] = new"),
     "a place stays open": (STAY, "open_places[len(found) :]", "open_places"),
     "one round more": (BOUNDED, "range(config.dynamic_sampling_rounds)", "range(config.dynamic_sampling_rounds + 1)"),
     "all places count as filled": (BOUNDED, "(len(places) - len(open_places))", "len(places)"),
-    "the first round alone counts": (BOUNDED, "for part in drawn)),", "for part in drawn[:1])),"),
+    "the first round alone counts": (BOUNDED, "for part in rounds)),", "for part in rounds[:1])),"),
     "a failure ends the run": (FAILS, "take(len(open_places)), rewards)", "take(len(open_places)))"),
 }
-"""In `draw_untied`: the test that notices, a text, and what takes its place."""
+"""In `refill_ties`: the test that notices, a text, and what takes its place."""
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_refilling_is_noticed(name, mistake, request):
     killer, old, new = MISTAKES[name]
     fixtures = {one: request.getfixturevalue(one) for one in inspect.signature(killer).parameters}
-    mistake(draw_untied, old, new)
+    mistake(refill_ties, old, new)
     with pytest.raises((AssertionError, RewardError)):
         killer(**fixtures)
 
@@ -178,7 +181,7 @@ def test_a_batch_of_which_too_much_fails_ends_the_run(begin):
 
     learner = begin(fails)
     with pytest.raises(RewardError, match=r"12 of 12 responses have no score, more than --max-failed-rewards 0\.1"):
-        draw_untied(learner, next(learner.prompts))
+        refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
     assert len(calls) == 2
 
 
@@ -192,7 +195,7 @@ def test_dense_scores_and_failed_rows_stay_with_their_responses(begin):
         ]
 
     learner = begin(dense, dynamic_sampling_rounds=90, max_failed_rewards=0.9)
-    drawn = draw_untied(learner, next(learner.prompts))
+    drawn = refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
     assert set(numbers_of(drawn)) == {2}
     for row, completion in enumerate(drawn.completions):
         is_failed = sum(completion.ids) % 11 == 0

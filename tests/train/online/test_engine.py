@@ -20,7 +20,7 @@ from heedful import (
 )
 from heedful.models import Policy, load_causal_lm
 from heedful.sampling import generate
-from heedful.train.online.engine import train_online
+from heedful.train.online.ppo import train_online
 from heedful.train.online.start import kl_control
 from jsonl import read_jsonl
 

@@ -10,8 +10,8 @@ from heedful.core import ScoreNorm
 from heedful.models import freeze
 from heedful.sampling.sampler import Sampler
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online import dynamic_sampling
-from heedful.train.online.shaping import penalise_missing_eos
+from heedful.train.online import rollout as rollout_module
+from heedful.train.online.rollout import penalise_missing_eos
 from heedful.train.online.start import reference_score_norm
 from heedful.types import MicroBatch
 
@@ -88,7 +88,7 @@ def test_selected_rows_are_those_of_the_experience(config, make_learner, experie
     assert torch.equal(part.batch.ids, whole.batch.ids[[5, 2]])
     assert torch.equal(part.batch.attention_mask, whole.batch.attention_mask[[5, 2]])
     assert torch.equal(part.batch.response_mask, whole.batch.response_mask[[5, 2]])
-    for name in ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns", "kl"):
+    for name in ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns", "rows"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[[5, 2]]), name
     assert part.kl_coef == whole.kl_coef
     without = experience_of(make_learner(config(GRPOConfig))).select(torch.tensor([0]))
@@ -229,12 +229,12 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
     """Of four prompts all but the first have equal scores; the third's second response was cut and loses 1."""
     learner = make_learner(config(GRPOConfig, missing_eos_penalty=1.0))
     scores = [1.0, 2.0, 3.0, 4.0, *[5.0] * 12]
-    given = dynamic_sampling.score_tokens
+    given = rollout_module.score_tokens
 
     def equal(rewards, completions):
         return given([Reward("planned", lambda completions, **_: scores)], completions)
 
-    monkeypatch.setattr(dynamic_sampling, "score_tokens", equal)
+    monkeypatch.setattr(rollout_module, "score_tokens", equal)
     sample = Sampler.respond
 
     def cut(*arguments):

@@ -26,6 +26,7 @@ from heedful.core import RunningScoreNorm
 from heedful.models import load_causal_lm
 from heedful.rewards import Ensemble
 from heedful.train.online.evaluation import sample_rows
+from heedful.train.online.rollout import rollout
 from jsonl import read_metrics
 
 RUNS = {
@@ -156,14 +157,19 @@ def test_a_reward_that_fails_in_the_first_step(heedful, tiny, written, tmp_path,
         assert (tmp_path / "运行" / "summary.json").read_bytes() == before
 
 
-def learned_from(config, make_learner, experience_of, rows, kind=PPOConfig, **changes):
-    """Experience on four prompts, with a reward that fails on these rows."""
+def failing_learner(config, make_learner, rows, kind=PPOConfig, **changes):
+    """A learner of four prompts, with a reward that fails on these rows."""
     settings = config(kind, whiten_advantages=False, kl_coef=0.0, **changes)
     size = 4 * settings.samples_per_prompt
     norm = {"score_norm": RunningScoreNorm()} if settings.score_norm_running else {}
     rewards = Ensemble((Reward("r", without(rows, size)),), max_failed=0.9)
     torch.manual_seed(0)  # of the value head
-    return experience_of(make_learner(settings, rewards=rewards, **norm))
+    return make_learner(settings, rewards=rewards, **norm)
+
+
+def learned_from(config, make_learner, experience_of, rows, kind=PPOConfig, **changes):
+    """Its experience."""
+    return experience_of(failing_learner(config, make_learner, rows, kind, **changes))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,10 @@ def test_a_prompt_with_a_failed_response_is_left_out(config, make_learner, exper
     assert part.metrics["reward/failed_frac"] == 3 / 16
     assert part.metrics["reward/dropped_frac"] == 8 / 16
     assert "reward/dropped_frac" not in whole.metrics
-    assert [row["score"] for row in sample_rows(part.scored, config(GRPOConfig))] == [part.scores[0], part.scores[4]]
+    learner = failing_learner(config, make_learner, (1, 8, 11), GRPOConfig, advantage=advantage, **beside)
+    scored = rollout(learner, [prompt for prompt in learner.prompts.prompts for _ in range(4)])
+    shown = sample_rows(scored, part.kl, learner.config)
+    assert [row["score"] for row in shown] == [scored.scores[0], scored.scores[4]]
 
 
 def test_a_failed_response_costs_no_other_where_the_batch_is_compared(config, make_learner, experience_of):

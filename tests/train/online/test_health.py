@@ -15,10 +15,10 @@ from heedful import (
     make_tiny_model,
     train_ppo,
 )
-from heedful.train.online.experience import collect
 from heedful.train.online.health import JUMP, KL_STEPS, SETTLED, Health
+from heedful.train.online.ppo import learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
 from jsonl import read_metrics
 from trainers import ONLINE
 
@@ -133,7 +133,7 @@ def test_a_minibatch_that_is_discarded_uses_up_no_records(config, demonstrations
     found = {}
     for limit in (None, 1e-9):
         learner = start(replace(settings, approx_kl_limit=limit), [length]).learner
-        done = learn(learner, collect(learner, next(learner.prompts)))
+        done = learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics
         state = learner.ptx.order.state_dict()
         found[limit] = 5 * state["epoch"] + state["cursor"]
         made = 8 * done.get("policy/update_frac", 1)

@@ -18,7 +18,8 @@ from heedful import (
     train_ppo,
 )
 from heedful.sampling.draw import filter_logits
-from heedful.train.online.respond import respond
+from heedful.train.online.ppo import make_experience
+from heedful.train.online.rollout import rollout
 
 KINDS = {
     "ppo": (PPOConfig, {}),
@@ -49,7 +50,8 @@ def logits_of(learner, rollouts):
 def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_learner, filters):
     """Renormalised after temperature, top-k and top-p; the ratio to the policy is the kept mass, at every token."""
     learner = make_learner(config(GRPOConfig, ppo_epochs=2, temperature=0.5, **filters))
-    scored = respond(learner, next(learner.prompts))
+    scored = rollout(learner, next(learner.prompts))
+    old_logprobs = make_experience(learner, scored).old_logprobs
     rollouts, mask = scored.rollouts, scored.rollouts.batch.response_mask
     logits = logits_of(learner, rollouts)
     filtered = filter_logits(logits.flatten(0, 1), **{"top_k": 0, "top_p": 1.0} | filters).view_as(logits)
@@ -59,13 +61,13 @@ def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_le
     mass = torch.where(filtered.isfinite(), logits.softmax(dim=-1), 0.0).sum(dim=-1)
     assert float(mass[mask].max() - mass[mask].min()) > 1e-3, "the mass varies"
     torch.testing.assert_close(rollouts.kept_logprobs.exp()[mask].double(), mass[mask], rtol=1e-5, atol=1e-5)
-    ratio = (scored.old.logprobs - rollouts.drawn_logprobs).exp()
+    ratio = (old_logprobs - rollouts.drawn_logprobs).exp()
     torch.testing.assert_close(ratio[mask], mass[mask], rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_filter_nothing_is_recorded_beside_the_log_probs(config, make_learner):
     learner = make_learner(config(GRPOConfig, ppo_epochs=2))
-    rollouts = respond(learner, next(learner.prompts)).rollouts
+    rollouts = rollout(learner, next(learner.prompts)).rollouts
     assert rollouts.kept_logprobs is None
     assert rollouts.drawn_logprobs is rollouts.sampler_logprobs
 
@@ -84,15 +86,15 @@ def test_advantages_are_weighed(config, make_learner, experience_of, kind, impor
     plain = learner_with()
     plain = replace(plain, config=NeedsOldPass(plain.config))
     asked = [p for p in plain.prompts.prompts for _ in range(plain.config.samples_per_prompt)]
-    scored = respond(replace(plain, generator=torch.Generator().manual_seed(0)), asked)
-    mask = scored.rollouts.batch.response_mask
-    log_ratio = torch.where(mask, scored.old.logprobs - scored.rollouts.drawn_logprobs, 0.0)
+    scored = rollout(replace(plain, generator=torch.Generator().manual_seed(0)), asked)
+    mask, old_logprobs = scored.batch.response_mask, make_experience(plain, scored).old_logprobs
+    log_ratio = torch.where(mask, old_logprobs - scored.rollouts.drawn_logprobs, 0.0)
     ratios = (log_ratio if level == "token" else log_ratio.sum(dim=1, keepdim=True).expand_as(mask)).exp()[mask]
     low, high = (float(ratios.quantile(q)) for q in (0.2, 0.7))  # so that some are beyond each
     bounds = {"importance_high": high} | ({"importance_low": low} if bound == "mask" else {})
     weighed, plain = experience_of(learner_with(importance=importance, **bounds)), experience_of(plain)
     found = core.importance_weights(
-        scored.old.logprobs,
+        old_logprobs,
         scored.rollouts.drawn_logprobs,
         mask,
         level=level,

@@ -6,7 +6,7 @@ import pytest
 
 from heedful import A2CConfig, GRPOConfig, PPOConfig
 from heedful.core.surrogates import SURROGATES
-from heedful.train.online.engine import train_online
+from heedful.train.online.ppo import train_online
 
 LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
 LEARNERS = {

@@ -7,8 +7,8 @@ import torch
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, train_grpo, train_ppo
 from heedful.core import ScoreNorm
-from heedful.train.online.shaping import shape
-from heedful.train.online.update import learn
+from heedful.train.online.ppo import learn
+from heedful.train.online.rollout import shape
 from jsonl import read_metrics
 
 

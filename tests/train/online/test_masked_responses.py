@@ -20,12 +20,11 @@ from heedful import (
     train_online_dpo,
 )
 from heedful.rewards import Ensemble
-from heedful.train.online.engine import train_online
-from heedful.train.online.minibatch import shuffled
-from heedful.train.online.online_dpo import learn as learn_pairs
-from heedful.train.online.respond import respond
+from heedful.train.online import online_dpo
+from heedful.train.online.ppo import learn, make_experience, train_online
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-from heedful.train.online.update import learn
+from heedful.train.online.update import shuffled
 from jsonl import read_jsonl, read_metrics
 
 IN_THE_LOSS = {"mask_truncated": True, "kl_in": "loss", "kl_kind": "k3", "kl_coef": 0.1}
@@ -86,13 +85,13 @@ def test_every_response_is_written_down_with_its_kl(some_end, name):
 
 
 @pytest.mark.parametrize("name", ONE_UPDATE)
-def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, experience_of, name):
+def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, name):
     """Worked out by passes of policy and reference before the update."""
     kind, changes = ONE_UPDATE[name]
     learner = make_learner(config(kind, **changes, **IN_THE_LOSS), noise=0.1)
     object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
-    experience = experience_of(learner)
-    rollouts = experience.scored.rollouts
+    scored = rollout(learner, [p for p in learner.prompts.prompts for _ in range(learner.config.samples_per_prompt)])
+    experience, rollouts = make_experience(learner, scored), scored.rollouts
     assert 0 < len(experience.completions) < len(rollouts.lengths)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     with torch.no_grad():
@@ -101,7 +100,7 @@ def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, experie
             for model in (learner.policy, learner.reference)
         )
     differences = torch.where(mask, ours.logprobs - theirs.logprobs, 0.0)
-    metrics = learn(learner, experience)
+    metrics = learn(learner, experience).metrics
     assert metrics["reference/kl"] == pytest.approx(float(differences.sum(dim=1).mean()), rel=1e-5)
     assert metrics["policy/entropy"] == pytest.approx(float(ours.entropy[mask].mean()), rel=1e-5)
     mismatch = (rollouts.sampler_logprobs - ours.logprobs).abs()[mask].mean()
@@ -181,7 +180,7 @@ def test_no_step_is_made_of_a_rest(config, make_learner, experience_of, passes, 
     learner = make_learner(settings, **rewards)
     object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
     experience = experience_of(learner)
-    left = len(experience.kl)
+    left = len(experience.rows)
     assert 9 <= left <= 14
     seen = passes(learner.policy)
     learn(learner, experience)
@@ -197,9 +196,9 @@ def test_no_step_is_made_of_a_rest_of_the_pairs(config, passes):
 
     settings = config(OnlineDPOConfig, micro_batch_size=16, eval_fraction=0.0, **sizes)
     learner = start(settings, [some_tie]).learner
-    scored = respond(learner, next(learner.prompts))
+    experience = online_dpo.make_experience(learner, rollout(learner, next(learner.prompts)))
     seen = passes(learner.policy)
-    learn_pairs(learner, scored)
+    online_dpo.learn(learner, experience)
     assert [rows for rows, _ in seen] == [6, 4] * 2, "five pairs in minibatches of at most four"
 
 
@@ -218,7 +217,7 @@ def test_importance_weights_are_those_of_what_is_learned_from(config, make_learn
     mask = plain.batch.response_mask
     if importance.startswith("sequence"):
         mask = core.first_in_mask(mask)
-    assert 0 < len(plain.kl) < 16
+    assert 0 < len(plain.rows) < 16
     for normalise in (True, False):
         weighed = made(importance=importance, importance_high=1e9, importance_normalise=normalise)
         mean = float((weighed.advantages / plain.advantages)[mask].mean())

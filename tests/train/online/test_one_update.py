@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.train.online import engine
+from heedful.train.online import online_dpo, ppo
 from heedful.train.online.evaluation import sample_rows
 from heedful.train.online.provenance import ONLY_MEASURED
-from heedful.train.online.respond import respond
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from jsonl import timeless
-from trainers import step_online
 
 
 def reading_twice(kind):
@@ -59,9 +58,12 @@ def trained(settings, passes):
     seen["reference"] = [] if learner.reference is None else passes(learner.reference)
     lines, kl = [], []
     for _ in range(settings.steps):
-        metrics, batch = step_online(learner)
+        prompts = next(learner.prompts)
+        algorithm = online_dpo if isinstance(settings, OnlineDPOConfig) else ppo
+        scored = rollout(learner, prompts)
+        metrics, kl_of_step = algorithm.learn(learner, algorithm.make_experience(learner, scored))
         lines.append(timeless(metrics))
-        kl += [row["kl"] for row in sample_rows(batch, settings) if "kl" in row]
+        kl += [row["kl"] for row in sample_rows(scored, kl_of_step, settings) if "kl" in row]
     weights = torch.cat(
         [parameter.detach().flatten() for module in learner.trained for parameter in module.parameters()]
     )
@@ -123,7 +125,11 @@ def test_in_micro_batches_the_ratio_is_exactly_1(settings, passes):
 def test_where_something_needs_them_before_the_update_they_are_read_before(settings, case):
     kind, changes = MORE[case]
     _, learner, _, _ = start(settings(kind, **changes), [varied])
-    assert respond(learner, next(learner.prompts)).old is not None
+    scored = rollout(learner, next(learner.prompts))
+    if kind is OnlineDPOConfig:
+        assert online_dpo.make_experience(learner, scored).old is not None
+    else:
+        assert ppo.make_experience(learner, scored).old_logprobs is not None
 
 
 # ------------------------------------------------------------------------------------------------------- the reference
@@ -142,7 +148,7 @@ def test_without_a_price_on_kl_no_reference_is_loaded(settings, changes):
 def test_a_named_reference_is_read_at_evaluations(settings, tiny):
     config = settings(GRPOConfig, kl_coef=0.0, reference=tiny("gpt2"), steps=1)
     assert ONLY_MEASURED in start(config, [varied]).about["notes"]
-    assert "eval/kl" in engine.train_grpo(config, rewards=[varied])["last_evaluation"]
+    assert "eval/kl" in ppo.train_grpo(config, rewards=[varied])["last_evaluation"]
 
 
 def test_a_reference_that_nothing_reads_is_refused(settings, tiny):

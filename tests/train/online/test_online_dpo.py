@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from heedful import ConfigError, OnlineDPOConfig, core, train_online_dpo
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online.online_dpo import accumulate, best_and_worst, learn
-from heedful.train.online.respond import respond
+from heedful.train.online.online_dpo import backward_minibatch, best_and_worst, learn, make_experience
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
+from heedful.train.online.update import Update
 
 
 def varied(completions, **_):
@@ -67,29 +67,31 @@ def ready(config):
     with torch.no_grad():
         for parameter in learner.reference.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    scored = respond(learner, next(learner.prompts))
-    assert len(best_and_worst(scored.shaped, 3)) > 2
-    return learner, scored
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+    assert len(best_and_worst(experience.scored.shaped, 3)) > 2
+    return learner, experience
 
 
-def gradient(learner, scored, pairs, **changes):
+def gradient(learner, experience, pairs, **changes):
     learner.policy.zero_grad()
     learner.config = replace(learner.config, **changes)
-    sums = MetricSums()
-    accumulate(learner, scored, pairs, sums)
-    return torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None]), sums.means(1)
+    update = Update(learner, experience.kl)
+    backward_minibatch(learner, experience, pairs, update, learner.micro_batch)
+    flat = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    return flat, update.sums.means(1)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "ipo-sum", "hinge"])
 def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
     """IPO, as in its authors' runs, takes the mean over each response's tokens; ipo-sum does not."""
-    learner, scored = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
+    learner, experience = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
+    scored = experience.scored
     pairs = best_and_worst(scored.shaped, 3)
-    ours, metrics = gradient(learner, scored, pairs)
-    batch, mask = scored.rollouts.batch, scored.rollouts.batch.response_mask
+    ours, metrics = gradient(learner, experience, pairs)
+    batch, mask = scored.batch, scored.batch.response_mask
     learner.policy.zero_grad()
     logprobs = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.8).logprobs.sum(dim=1)
-    ref = scored.ref_logprobs.sum(dim=1)
+    ref = experience.ref_logprobs.sum(dim=1)
     best, worst = ([pair[i] for pair in pairs] for i in (0, 1))
     tokens = mask.sum(dim=1) if loss == "ipo" else torch.ones(len(mask))
     ratio = (logprobs - ref) / tokens
@@ -102,20 +104,20 @@ def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
 
 
 def test_micro_batches_do_not_change_the_gradient(pairs_config):
-    learner, scored = ready(pairs_config())
-    pairs = best_and_worst(scored.shaped, 3)
-    whole, _ = gradient(learner, scored, pairs, micro_batch_size=8)
+    learner, experience = ready(pairs_config())
+    pairs = best_and_worst(experience.scored.shaped, 3)
+    whole, _ = gradient(learner, experience, pairs, micro_batch_size=8)
     for changes in ({"micro_batch_size": 1}, {"micro_batch_size": 8, "micro_batch_tokens": 40}):
-        split, _ = gradient(learner, scored, pairs, **changes)
+        split, _ = gradient(learner, experience, pairs, **changes)
         assert float((split - whole).norm() / whole.norm()) < 1e-12
 
 
 def test_at_the_start_it_is_the_gradient_of_the_log_odds(pairs_config):
     """Policy = reference: L = log 2, and the gradient is -beta/2 that of the mean log odds of the pairs."""
     _, learner, _, _ = start(pairs_config(beta=0.5), [varied])
-    scored = respond(learner, next(learner.prompts))
+    scored = rollout(learner, next(learner.prompts))
     pairs = best_and_worst(scored.shaped, 3)
-    ours, metrics = gradient(learner, scored, pairs)
+    ours, metrics = gradient(learner, make_experience(learner, scored), pairs)
     assert metrics["loss/dpo"] == pytest.approx(0.693147, abs=1e-5)
     batch = scored.rollouts.batch
     learner.policy.zero_grad()
@@ -128,7 +130,7 @@ def test_at_the_start_it_is_the_gradient_of_the_log_odds(pairs_config):
 def test_responses_that_all_tie_teach_nothing(pairs_config):
     _, learner, _, _ = start(pairs_config(), [nothing])
     before = [p.detach().clone() for p in learner.policy.parameters()]
-    metrics = learn(learner, respond(learner, next(learner.prompts)))
+    metrics = learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics
     assert metrics["reward/tied_frac"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 

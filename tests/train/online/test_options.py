@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
-from heedful.train.online import engine, online_dpo
-from heedful.train.online.experience import collect
-from heedful.train.online.respond import respond
+from heedful.train.online import online_dpo, ppo
+from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
@@ -183,9 +182,9 @@ def trace(config, reward):
     for _ in range(config.steps):
         prompts = next(learner.prompts)
         if isinstance(config, OnlineDPOConfig):
-            metrics = online_dpo.learn(learner, respond(learner, prompts))
+            metrics = online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
         else:
-            metrics = engine.learn(learner, collect(learner, prompts))
+            metrics = ppo.learn(learner, ppo.make_experience(learner, rollout(learner, prompts))).metrics
         left.append({name: value for name, value in metrics.items() if not name.startswith(("time/", "perf/"))})
     state = learner.state_dict()
     tensors = [*state["policy"].values(), *(state["critic"] or {}).values(), *(state["average"] or {}).values()]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from heedful import ConfigError, DataError, GRPOConfig, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
-from heedful.train.online.engine import train_online
+from heedful.train.online.ppo import train_online
 from heedful.train.online.start import start
 
 TALK = [{"role": "system", "content": "有礼"}, {"role": "user", "content": "old " * 30}]

@@ -6,7 +6,7 @@ import pytest
 
 from heedful import GRPOConfig, Reward, train_grpo
 from heedful.rewards.results import Measured, Share
-from heedful.train.online.dynamic_sampling import draw_untied
+from heedful.train.online.rollout import refill_ties, sample_and_score
 from heedful.train.online.start import start
 from jsonl import read_metrics
 
@@ -39,7 +39,7 @@ HALF_FAILED = (math.nan, math.nan, 2.0, 3.0)
 def one_step(config, *rewards, **changes):
     """The learner of a run, and what its first step draws."""
     learner = start(config(GRPOConfig, **SIZES | changes), list(rewards)).learner
-    return learner, draw_untied(learner, next(learner.prompts))
+    return learner, refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
 
 
 def test_a_group_with_a_response_that_failed_takes_no_place(config):
@@ -86,7 +86,7 @@ def test_what_was_said_in_each_round_is_said(config):
 
     ways.count = -1
     learner = start(config(GRPOConfig, **SIZES | {"score_clip": 1.0}), [ways]).learner
-    note = draw_untied(learner, next(learner.prompts)).given.note
+    note = refill_ties(learner, sample_and_score(learner, next(learner.prompts))).given.note
     assert "returned nan" in note
     assert "in place of ties: " in note
     assert "no reward applies" in note.partition("in place of ties: ")[2]

@@ -12,9 +12,8 @@ from heedful import ConfigError, GRPOConfig, PPOConfig, Reward, RewardError, tra
 from heedful.core import ScoreNorm
 from heedful.models import load_causal_lm
 from heedful.rewards.scoring import Scores
-from heedful.train.online.dynamic_sampling import SampledBatch
 from heedful.train.online.metrics import score_metrics
-from heedful.train.online.respond import Scored
+from heedful.train.online.rollout import SampledBatch, ScoredBatch
 from jsonl import read_metrics
 
 SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
@@ -80,7 +79,7 @@ def test_metrics_of_clipping(settings):
         nothing = torch.zeros(len(scores))
         given = Scores(scores, None, {"one": 0.0})
         drawn = SampledBatch(None, [], given, 0.0, 0)
-        scored = Scored(None, [], given, norm, nothing, None, nothing, nothing, {}, drawn)
+        scored = ScoredBatch(None, [], given, norm, nothing, drawn, 0.0)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 
     assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}

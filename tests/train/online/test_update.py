@@ -9,9 +9,9 @@ import torch
 from heedful import GRPOConfig, TrainingError, core, train_grpo, train_ppo
 from heedful.data.batches import Batch
 from heedful.models.value_model import ValueHead
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online import minibatch, update
-from heedful.train.online.update import accumulate, accumulate_critic, learn, learn_values
+from heedful.train.online import ppo, update
+from heedful.train.online.ppo import backward_minibatch, learn, learn_values
+from heedful.train.online.update import Update
 
 CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
 
@@ -48,7 +48,7 @@ def test_a_limit_of_tokens_does_not_change_the_gradient(
     """Nor what the losses hold constant; the limit holds for every pass of every model."""
     learner = make_learner(variant(micro_batch_size=16), noise=0.05)
     as_sampled = experience_of(learner)
-    experience, rows = moved(as_sampled), len(as_sampled.kl)
+    experience, rows = moved(as_sampled), len(as_sampled.rows)
     whole, metrics, _ = gradient(learner, experience)
     for tokens in (1, 70, 100):
         limited = replace(learner, config=replace(learner.config, micro_batch_tokens=tokens))
@@ -104,7 +104,8 @@ def test_a_critics_gradient_while_it_warms_up(
     for size, tokens in ((8, None), (3, None), (8, 70)):
         learner.critic.zero_grad()
         changed = replace(learner.config, micro_batch_size=size, micro_batch_tokens=tokens)
-        accumulate_critic(replace(learner, config=changed), experience, MetricSums())
+        smaller = replace(learner, config=changed)
+        backward_minibatch(smaller, experience, Update(smaller, experience.kl), smaller.micro_batch, is_warming_up=True)
         assert all(parameter.grad is None for parameter in learner.policy.parameters())
         found.append(flat_gradient(learner.critic))
     assert distance(found[1], found[0]) < 1e-12
@@ -128,7 +129,7 @@ def test_a_value_heads_gradient(
         modules[0].zero_grad()
         return 1.0
 
-    monkeypatch.setattr(minibatch, "optimizer_step", noted)
+    monkeypatch.setattr(update, "optimizer_step", noted)
     learn_values(learner, e)
     mask = e.batch.response_mask
     values = learner.policy(e.batch.ids, e.batch.attention_mask, mask).values
@@ -155,13 +156,13 @@ def test_a_loss_that_is_no_number_leaves_the_weights_as_they_were(config, make_l
 @pytest.mark.parametrize(("epochs", "size", "steps"), [(1, 8, 1), (1, 4, 2), (3, 2, 12)])
 def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, length, monkeypatch, train, epochs, size, steps):
     """A value head has steps of its own besides."""
-    step, calls = minibatch.optimizer_step, []
+    step, calls = update.optimizer_step, []
 
     def counted(optimizer, modules, *options):
         calls.append(isinstance(modules[0], ValueHead))
         return step(optimizer, modules, *options)
 
-    monkeypatch.setattr(minibatch, "optimizer_step", counted)
+    monkeypatch.setattr(update, "optimizer_step", counted)
     kind = {"kind": GRPOConfig} if train is train_grpo else {"value_epochs": 3}
     train(config(**kind, ppo_epochs=epochs, minibatch_size=size, steps=1), rewards=[length])
     assert calls.count(False) == steps
@@ -181,9 +182,14 @@ def learned(make_learner, experience_of, moved):
         experience = experience_of(learner)
         experience = moved(experience) if sampled_by_another else experience
         learner, visited = replace(learner, generator=torch.Generator().manual_seed(1)), []
+
+        def noted(learner, minibatch, update, *arguments, **options):
+            backward_minibatch(learner, minibatch, update, *arguments, **options)
+            visited.append(update.approx_kl)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(update, "accumulate", lambda *a: visited.append(accumulate(*a)) or visited[-1])
-            metrics = learn(learner, experience)
+            patch.setattr(ppo, "backward_minibatch", noted)
+            metrics = learn(learner, experience).metrics
         return learner, metrics, [float(kl) for kl in visited]
 
     return run
@@ -196,7 +202,7 @@ def equal_policies(a, b):
 @contextlib.contextmanager
 def no_more_steps_than(number):
     """Of the policy."""
-    right, steps = minibatch.optimizer_step, []
+    right, steps = update.optimizer_step, []
 
     def step(optimizer, modules, *options):
         if isinstance(modules[0], ValueHead):
@@ -205,7 +211,7 @@ def no_more_steps_than(number):
         return right(optimizer, modules, *options) if len(steps) <= number else 0.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minibatch, "optimizer_step", step)
+        patch.setattr(update, "optimizer_step", step)
         yield
 
 

@@ -5,7 +5,7 @@ pure functions of `heedful.core`; what it needs is written in `heedful.configs.o
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import OnlineConfig
+from heedful.sampling.rollouts import Rollouts
 
 
 class Rewards(NamedTuple):
@@ -106,3 +107,41 @@ def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
 def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
     """A response's advantage at each of its tokens."""
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))
+
+
+def weigh(
+    advantages: Tensor, old_logprobs: Tensor | None, rollouts: Rollouts, config: OnlineConfig
+) -> tuple[Tensor, dict[str, float]]:
+    """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.
+
+    A token's weight says how much likelier it was under the policy than to be sampled. Every surrogate is proportional to the
+    advantage, so this weighs each token's objective and gradient; entropy bonus and KL penalty are not weighed.
+    """
+    if config.importance == "none":
+        return advantages, {}
+    assert old_logprobs is not None
+    mask = rollouts.batch.response_mask
+    if config.mask_truncated:  # the weights are those of what is learned from
+        mask = mask & ~rollouts.truncated.unsqueeze(1)
+        if not mask.any():
+            return advantages, {}
+    level: Literal["token", "sequence"] = "token" if config.importance.startswith("token") else "sequence"
+    found = core.importance_weights(
+        old_logprobs,
+        rollouts.drawn_logprobs,
+        mask,
+        level=level,
+        bound="truncate" if config.importance.endswith("truncate") else "mask",
+        low=config.importance_low,
+        high=config.importance_high,
+        normalise=config.importance_normalise,
+    )
+    actions = mask if level == "token" else core.first_in_mask(mask)
+    metrics = {
+        "importance/weight_mean": core.masked_mean(found.weights, actions),
+        "importance/weight_max": found.weights.max(),
+        "importance/log_ratio_max": torch.where(actions, found.log_ratio, -torch.inf).max(),
+        "importance/bounded_frac": core.masked_mean(found.bounded.to(found.weights.dtype), actions),
+        "importance/effective_frac": core.effective_sample_size(found.weights, actions),
+    }
+    return advantages * found.weights, {name: float(value) for name, value in metrics.items()}

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.data.loading import EncodedPrompt
 from heedful.rewards import score_tokens
-from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
 from heedful.train.online.learner import Learner
-from heedful.train.online.respond import Scored
-from heedful.train.online.shaping import shape
+from heedful.train.online.rollout import ScoredBatch, shape
 
 
 def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
@@ -26,7 +25,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
 
         objective = mean + std (mean of shaped scores - kl_price * KL)
 
-    is what training maximises, in the unit of the score: the scores are shaped as in training (`respond.shape`), where
+    is what training maximises, in the unit of the score: the scores are shaped as in training (`rollout.shape`), where
     they have been shifted by mean and divided by std. If there are judges, their mean score is measured too. Responses on
     which a reward fails are left out and counted.
     """
@@ -41,16 +40,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
             rollouts = rollouts.select(torch.tensor(given.scored, device=rollouts.lengths.device))
         scores = given.without_failed().totals
         models = [] if learner.reference is None else [learner.policy, learner.reference]
-        logprobs = [
-            token_outputs(
-                model,
-                rollouts.batch,
-                temperature=config.temperature,
-                micro_batch=config.scoring_micro_batch,
-                room=learner.sampler.room,
-            ).logprobs
-            for model in models
-        ]
+        logprobs = [learner.read(model, rollouts.batch).logprobs for model in models]
     kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
     judged: dict[str, float] = {}
     judged_by: dict[str, float] = {}
@@ -75,11 +65,11 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     }
 
 
-def sample_rows(scored: Scored, config: RolloutConfig) -> list[dict[str, Any]]:
+def sample_rows(scored: ScoredBatch, kl: Tensor, config: RolloutConfig) -> list[dict[str, Any]]:
     """Rows for the table of samples: the first response that has a score to each of the first prompts of a rollout batch."""
     row_of = {id(completion): row for row, completion in enumerate(scored.completions)}
     firsts: dict[int, int] = {}
-    for place, completion in enumerate(scored.drawn.completions):
+    for place, completion in enumerate(scored.sampled.completions):
         if id(completion) in row_of:
             firsts.setdefault(place // config.samples_per_prompt, row_of[id(completion)])
     return [
@@ -87,7 +77,7 @@ def sample_rows(scored: Scored, config: RolloutConfig) -> list[dict[str, Any]]:
             "prompt": plain_text(scored.completions[row].prompt.prompt),
             "response": scored.completions[row].response,
             "score": scored.scores[row],
-            **({"kl": float(scored.kl[row])} if config.needs_reference else {}),
+            **({"kl": float(kl[row])} if config.needs_reference else {}),
         }
         for row in list(firsts.values())[: config.num_samples]
     ]

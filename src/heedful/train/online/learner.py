@@ -1,6 +1,6 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -10,18 +10,19 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
-from heedful.configs.online import RolloutConfig
-from heedful.data.batches import AdaptiveMicroBatch
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.data.batches import AdaptiveMicroBatch, Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import BatchOrder
 from heedful.errors import CheckpointError
-from heedful.models.policy import Policy
+from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.save import save_policy, save_value_model
 from heedful.models.value_model import ValueModel
-from heedful.parallel.sharding import gathered_on_first, is_sharded
+from heedful.parallel.sharding import Passes, gathered_on_first, is_sharded, passes
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
 from heedful.sampling.sampler import Sampler
+from heedful.sampling.teacher_forced import token_outputs, token_values
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.health import Health
@@ -113,6 +114,47 @@ class Learner(Generic[C_co]):
     def trained(self) -> list[nn.Module]:
         """The networks that learn."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def read(
+        self, model: Policy | None, batch: Batch, *, with_entropy: bool = False, with_states: bool = False
+    ) -> TokenOutputs:
+        """A teacher-forced pass of the policy or the reference over responses, without gradients (`token_outputs`)."""
+        assert model is not None
+        return token_outputs(
+            model,
+            batch,
+            temperature=self.config.temperature,
+            micro_batch=self.config.scoring_micro_batch,
+            room=self.sampler.room,
+            with_entropy=with_entropy,
+            with_states=with_states,
+        )
+
+    def read_critic(self, batch: Batch) -> torch.Tensor:
+        """Values ``[batch, time]`` of a critic with its own network, without gradients."""
+        assert self.critic is not None
+        micro_batch = self.config.scoring_micro_batch
+        return token_values(self.critic, batch, micro_batch=micro_batch, room=self.sampler.room)
+
+    @property
+    def pulls_trunk(self) -> bool:
+        """Whether the value loss of a head on the policy's trunk has a part in the policy's loss."""
+        config = self.config
+        return (
+            isinstance(config, OnlineConfig)
+            and config.estimator.critic
+            and self.critic is None
+            and config.value_coef > 0
+        )
+
+    def passes(self, *, is_warming_up: bool = False) -> Passes | None:
+        """The passes of a micro-batch, which ranks with divided models make together."""
+        models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
+        if not is_warming_up:
+            models.append((self.policy, lambda: self.policy.zero(with_values=self.pulls_trunk)))
+        if self.critic is not None:
+            models.append((self.critic, self.critic.zero))
+        return passes(*models)
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Raise TrainingError if the run is to end after a step with these metrics."""

@@ -1,15 +1,16 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.online import RolloutConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.models.policy import TokenOutputs
-from heedful.train.online.respond import Scored
+from heedful.train.online.advantages import Rewards, group_size
+from heedful.train.online.rollout import ScoredBatch
 
 SHOWN = {
     "reward/score_mean": "score",
@@ -46,6 +47,9 @@ UNREAD = (
     "persists, lower --max-new-tokens or use a reward model that reads more"
 )
 """What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
+LARGEST = 40.0
+"""Log-ratios are cut down to this in ``policy/effective_frac``, so that no square overflows."""
+_MEAN, _SQUARE = "policy/ratio_mean", "policy/ratio_square"
 
 
 def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
@@ -59,14 +63,18 @@ def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str 
     return "; ".join(notes) or None
 
 
-def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
+def rollout_metrics(
+    scored: ScoredBatch, old: TokenOutputs | None, kl: Tensor | None, *, shaped: Tensor
+) -> dict[str, float]:
     """Scores, lengths, seconds, and what the policy's teacher-forced pass shows (`pass_metrics`), if there was one.
 
     Args:
         scored: a rollout batch.
+        old: the pass of the policy that sampled; None if there was none yet.
+        kl: to the reference, of each response; None if there is none.
         shaped: ``[batch]``, what the advantages were estimated from.
     """
-    rollouts, mask = scored.rollouts, scored.rollouts.batch.response_mask
+    rollouts, mask = scored.rollouts, scored.batch.response_mask
     raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
     low, middle, high = lengths.quantile(lengths.new_tensor([0.1, 0.5, 0.9]))
     metrics = {
@@ -83,16 +91,11 @@ def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
     }
     if rollouts.kept_logprobs is not None:
         metrics["rollout/kept_mass"] = core.masked_mean(rollouts.kept_logprobs.exp(), mask)
-    if scored.old is not None:
-        metrics |= pass_metrics(
-            scored.old,
-            rollouts.sampler_logprobs,
-            None if scored.ref_logprobs is None else scored.kl,
-            mask,
-            num_tokens=mask.sum(),
-            num_responses=len(scored.kl),
-        )
-    return {name: float(value) for name, value in metrics.items()} | scored.seconds | scored.refilled
+    if old is not None:
+        sampler_logprobs = rollouts.sampler_logprobs
+        metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
+    seconds = {"time/rollout": scored.sampled.seconds}
+    return {name: float(value) for name, value in metrics.items()} | seconds | scored.sampled.metrics
 
 
 def pass_metrics(
@@ -124,13 +127,13 @@ def pass_metrics(
     return metrics if kl is None else metrics | {"reference/kl": kl.sum() / num_responses}
 
 
-def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
+def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float]:
     """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
     given, norm, clip = scored.given, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
         metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
-    failed, sampled = len(scored.drawn.given.failed), len(scored.drawn.completions)
+    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.completions)
     if failed:
         metrics["reward/failed_frac"] = failed / sampled
     if failed and config.compares == "prompt":
@@ -141,6 +144,18 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
     if clip is not None:
         clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
         metrics["reward/clip_frac"] = clipped / len(given.totals)
+    return metrics
+
+
+def experience_metrics(
+    rewards: Rewards, returns: Tensor | None, actions: Tensor, config: OnlineConfig
+) -> dict[str, float]:
+    """What the critic knew of the returns, if there is one, and the share of groups that tie, if responses are compared."""
+    metrics: dict[str, float] = {}
+    if rewards.values is not None and returns is not None:
+        metrics |= critic_metrics(rewards.values, returns, actions)
+    if config.estimator.compares:
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     return metrics
 
 
@@ -161,3 +176,37 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
 def tied_frac(scores: Tensor, group_size: int) -> float:
     """Share of groups of ``group_size`` consecutive responses that tie."""
     return float(core.tied_groups(scores, group_size=group_size).float().mean())
+
+
+def ratio_metrics(
+    surrogate: core.Surrogate, mean: Callable[[Tensor, Tensor], Tensor], num_actions: int | Tensor
+) -> Metrics:
+    """Shares that were clipped, approximate KL, the largest ratio, and what `effective_frac` needs; nothing without a ratio.
+
+    Args:
+        surrogate: of a micro-batch.
+        mean: the minibatch's mean, as the loss is averaged.
+        num_actions: tokens, or responses, of the minibatch.
+    """
+    log_ratio, mask = surrogate.log_ratio, surrogate.mask
+    if log_ratio is None or surrogate.clipped is None:
+        return {}
+    clipped = surrogate.clipped.to(log_ratio.dtype)
+    bounded = torch.where(mask, log_ratio, 0.0).clamp(max=LARGEST).exp()
+    return {
+        "policy/clip_frac": mean(clipped, mask),
+        "policy/approx_kl": mean(core.ratio_kl(log_ratio), mask),
+        "policy/clip_frac_low": mean(clipped * (log_ratio < 0), mask),
+        "policy/clip_frac_high": mean(clipped * (log_ratio > 0), mask),
+        "policy/ratio_max": torch.where(mask, log_ratio, -torch.inf).max().exp(),
+        _MEAN: core.masked_mean(bounded, mask, count=num_actions),
+        _SQUARE: core.masked_mean(bounded.square(), mask, count=num_actions),
+    }
+
+
+def with_effective_frac(metrics: dict[str, float]) -> dict[str, float]:
+    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means."""
+    rest = {name: value for name, value in metrics.items() if name not in (_MEAN, _SQUARE)}
+    if _MEAN in metrics:
+        rest["policy/effective_frac"] = metrics[_MEAN] ** 2 / metrics[_SQUARE]
+    return rest

@@ -4,10 +4,9 @@ The policy answers each prompt several times, the reward ranks the answers, and 
 for the loss of DPO. There is no critic and no price per token of KL: beta is in the loss.
 """
 
-import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +16,17 @@ from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import own_micro_batches
 from heedful.models.policy import TokenOutputs
-from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
 from heedful.rewards import Reward, RewardFunction
-from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.metric_sums import MetricSums
-from heedful.train.non_finite import StepResult
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
-from heedful.train.online.minibatch import gradients, shuffled, take_step
-from heedful.train.online.respond import Scored, respond, response_kl
+from heedful.train.online.rollout import ScoredBatch, rollout
 from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
-from heedful.train.optimization import step_metrics
-from heedful.train.performance import online_performance
+from heedful.train.online.update import Learned, Update, shuffled
 from heedful.train.run import Run
+from heedful.types import MicroBatch
 
 
 def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
@@ -59,13 +53,14 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         forget_rollouts(config, after=run.done)
         for step in run.steps():
             if run.needs_update(step):
-                scored = respond(learner, next(learner.prompts))
+                scored = rollout(learner, next(learner.prompts))
+                experience = make_experience(learner, scored)
                 with run.update():
-                    metrics = learn(learner, scored)
-                    write_rollouts(config, step, scored)
+                    metrics, kl = learn(learner, experience)
+                    write_rollouts(config, step, scored, kl)
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
                     if run.samples_due(step):
-                        run.show_samples(step, sample_rows(scored, config))
+                        run.show_samples(step, sample_rows(scored, kl, config))
                     learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
@@ -83,123 +78,134 @@ def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
     return [(i * group_size + best, i * group_size + worst) for i, (best, worst) in enumerate(chosen) if best != worst]
 
 
-def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]:
+class DPOExperience(NamedTuple):
+    """A rollout batch with what policy and reference read in it."""
+
+    scored: ScoredBatch
+    old: TokenOutputs | None
+    """The pass of the policy that sampled; None if the update's own pass is the first."""
+    ref_logprobs: Tensor
+    kl: Tensor
+    """To the reference, of each response ``[batch]``; zero if there was no pass yet."""
+    seconds: float
+    """Of sampling, scoring and reading."""
+
+
+def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> DPOExperience:
+    """Log-probs of the responses under the reference, and under the policy if it learns in more than one update."""
+    batch, old, started = scored.batch, None, time.perf_counter()
+    if learner.config.needs_old_pass:
+        old = learner.read(learner.policy, batch, with_entropy=True)
+    ref_logprobs = learner.read(learner.reference, batch).logprobs
+    kl = ref_logprobs.new_zeros(len(ref_logprobs))
+    if old is not None:
+        kl = core.response_kl(old.logprobs, ref_logprobs, batch.response_mask)
+    return DPOExperience(scored, old, ref_logprobs, kl, scored.seconds + time.perf_counter() - started)
+
+
+def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learned:
     """``ppo_epochs`` passes over the pairs of a rollout batch in shuffled minibatches, one optimizer step each.
 
-    Returns mean metrics. If all responses to every prompt tie there is no pair, and the policy stays as it is.
+    If all responses to every prompt tie there is no pair, and the policy stays as it is.
     """
-    config, started = learner.config, time.perf_counter()
-    learning_rate = learner.schedule.advance()
+    config, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
+    scored = experience.scored
     pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
-    sums, taken = MetricSums(), list[StepResult]()
-    if scored.old is None:
-        _read_the_rest(learner, scored, pairs, sums)
+    if experience.old is None:
+        _read_the_rest(learner, experience, pairs, update)
     for minibatch in _minibatches(pairs, config, learner.generator):
-        before = dict(sums.totals)
-        mixed = _gradients(learner, scored, minibatch, sums)
-        sources = [scored.completions[best].prompt.source for best, _ in minibatch] + mixed
-        step = take_step(learner, learner.trained, sums, before=before, update=len(taken) + 1, sources=sources)
-        taken.append(step)
-        if learner.average is not None and math.isfinite(step.norm):  # else the step was skipped
-            learner.average.update()
-    learner.skips.count(taken)
-    metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
-    metrics |= sums.means(max(1, sum(not step.is_left_out for step in taken)))
-    metrics |= step_metrics([step.norm for step in taken])
+        for attempt in update.attempts(len(minibatch)):
+            with attempt as limit:
+                backward_minibatch(learner, experience, minibatch, update, limit)
+                update.mix_in(limit)
+        update.step([scored.completions[best].prompt.source for best, _ in minibatch])
+    learner.skips.count(update.steps)
+    metrics = rollout_metrics(scored, experience.old, experience.kl, shaped=scored.shaped) | score_metrics(
+        scored, config
+    )
+    metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
-    metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
-    learned, sampled = float(scored.rollouts.lengths.sum()), scored.drawn.sampled_tokens
-    return metrics | online_performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
+    learned_tokens = float(scored.rollouts.lengths.sum())
+    metrics["time/score"] = experience.seconds - scored.sampled.seconds
+    metrics = update.end(metrics, learned_tokens=learned_tokens, sampled_tokens=scored.sampled.sampled_tokens)
+    return Learned(metrics, update.kl)
 
 
-def _gradients(
-    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
-) -> list[str]:
-    """Gradients of all that a minibatch's step learns from, as `gradients` gives them."""
-
-    def of_minibatch() -> bool:
-        accumulate(learner, scored, pairs, sums)
-        return True
-
-    mixed = gradients(learner, sums, of_minibatch, rows=len(pairs))
-    assert mixed is not None
-    return mixed
-
-
-def accumulate(
-    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
+def backward_minibatch(
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
+    limit: MicroBatch,
 ) -> None:
     """Gradients of the DPO loss over a minibatch's pairs, a micro-batch at a time; each is divided by their number."""
-    config, batch, ref_logprobs = learner.config, scored.rollouts.batch, scored.ref_logprobs
-    assert ref_logprobs is not None
-    lengths = batch.attention_mask.sum(dim=1).tolist()
+    lengths = experience.scored.batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
-    ordered, read = sorted(pairs, key=longest.__getitem__), list[Tensor]()
-    limit, step = learner.micro_batch.of_pairs, passes((learner.policy, learner.policy.zero))
-    for part in own_micro_batches(ordered, limit, lambda pair: (2, longest[pair]), step):
-        rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
-        here, is_first = batch.select(rows), scored.old is None
-        mask = here.response_mask
-        outputs = learner.policy(
-            here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first
-        )
-        if is_first:
-            sums.add(_measured(outputs, scored, rows))
-            read.append(rows)
-        ours, theirs = (
-            torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, ref_logprobs[rows])
-        )
-        tokens = mask.sum(dim=1)
-        loss, metrics = core.dpo_loss(
-            ours[: len(part)],
-            ours[len(part) :],
-            theirs[: len(part)],
-            theirs[len(part) :],
-            beta=config.beta,
-            kind="ipo" if config.loss == "ipo-sum" else config.loss,
-            chosen_tokens=tokens[: len(part)] if config.loss == "ipo" else None,
-            rejected_tokens=tokens[len(part) :] if config.loss == "ipo" else None,
-            num_pairs=len(pairs),
-        )
-        loss.backward()
-        sums.add(metrics)
-    if scored.old is None:
-        ranks.all_well()
-        ranks.put_together(scored.kl, read, torch.tensor(pairs, device=batch.ids.device).flatten())
+    shortest_first = sorted(pairs, key=longest.__getitem__)
+    step = passes((learner.policy, learner.policy.zero))
+    for part in own_micro_batches(shortest_first, limit.of_pairs, lambda pair: (2, longest[pair]), step):
+        dpo_loss(learner, experience, part, update, num_pairs=len(pairs)).backward()
+    if experience.old is None:
+        update.share_kl(torch.tensor(pairs, device=experience.scored.batch.ids.device).flatten())
+
+
+def dpo_loss(
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
+    *,
+    num_pairs: int,
+) -> Tensor:
+    """The DPO loss of a micro-batch's pairs, divided by the number of pairs of the minibatch, after a pass of the policy."""
+    config, device = learner.config, experience.scored.batch.ids.device
+    rows = torch.tensor([best for best, _ in pairs] + [worst for _, worst in pairs], device=device)
+    here, is_first = experience.scored.batch.select(rows), experience.old is None
+    mask, half = here.response_mask, len(pairs)
+    outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first)
+    if is_first:
+        update.add(_first_pass(outputs, experience, rows, update))
+    ours, theirs = (
+        torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, experience.ref_logprobs[rows])
+    )
+    tokens = mask.sum(dim=1)
+    loss, metrics = core.dpo_loss(
+        ours[:half],
+        ours[half:],
+        theirs[:half],
+        theirs[half:],
+        beta=config.beta,
+        kind="ipo" if config.loss == "ipo-sum" else config.loss,
+        chosen_tokens=tokens[:half] if config.loss == "ipo" else None,
+        rejected_tokens=tokens[half:] if config.loss == "ipo" else None,
+        num_pairs=num_pairs,
+    )
+    update.add(metrics)
+    return loss
 
 
 def _read_the_rest(
-    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
 ) -> None:
     """Add the metrics of responses that are in no pair: the update, whose pass gives those of the others, reads them not."""
-    config, batch, read = learner.config, scored.rollouts.batch, {row for pair in pairs for row in pair}
-    rest = torch.tensor([row for row in range(len(batch.ids)) if row not in read], device=batch.ids.device)
-    if len(rest):
-        outputs = token_outputs(
-            learner.policy,
-            batch.select(rest),
-            temperature=config.temperature,
-            micro_batch=config.scoring_micro_batch,
-            room=learner.sampler.room,
-            with_entropy=True,
-        )
-        sums.add_whole(_measured(outputs, scored, rest))
+    paired = {row for pair in pairs for row in pair}
+    rest = [row for row in range(len(experience.scored.completions)) if row not in paired]
+    if rest:
+        rows = torch.tensor(rest, device=experience.scored.batch.ids.device)
+        outputs = learner.read(learner.policy, experience.scored.batch.select(rows), with_entropy=True)
+        update.sums.add_whole(_first_pass(outputs, experience, rows, update))
 
 
-def _measured(outputs: TokenOutputs, scored: Scored, rows: Tensor) -> Metrics:
+def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, update: Update) -> Metrics:
     """Metrics of some rows of the rollout batch, from a pass of the policy that sampled. Their KL is filled in."""
-    rollouts, ref_logprobs = scored.rollouts, scored.ref_logprobs
-    assert ref_logprobs is not None
-    mask = rollouts.batch.response_mask
-    scored.kl[rows] = response_kl(outputs.logprobs.detach(), ref_logprobs[rows], mask[rows])
-    return pass_metrics(
-        outputs,
-        rollouts.sampler_logprobs[rows],
-        scored.kl[rows],
-        mask[rows],
-        num_tokens=mask.sum(),
-        num_responses=len(mask),
-    )
+    mask = experience.scored.batch.response_mask
+    kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
+    update.set_kl(rows, kl)
+    seen = experience.scored.rollouts.sampler_logprobs[rows]
+    return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
 
 
 def _minibatches(

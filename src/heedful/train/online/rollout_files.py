@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from torch import Tensor
 
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.files import write_bytes
 from heedful.parallel import ranks
 from heedful.redact import without_secrets_of
-from heedful.train.online.respond import Scored
+from heedful.train.online.rollout import ScoredBatch
 from heedful.train.output_folder import real_path
 
 FOLDER = "rollouts"
@@ -27,7 +28,7 @@ def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
             path.unlink()
 
 
-def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
+def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Tensor) -> None:
     """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
 
     Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
@@ -48,20 +49,20 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)
     content = pa.BufferOutputStream()
-    table = _table(step, scored, has_kl=config.needs_reference, hide=without_secrets_of(config))
+    table = _table(step, scored, kl if config.needs_reference else None, hide=without_secrets_of(config))
     pq.write_table(table, content, compression="zstd")
     write_bytes(folder / _name(step), content.getvalue().to_pybytes())
 
 
-def _table(step: int, scored: Scored, *, has_kl: bool, hide: Callable[[str], str]) -> pa.Table:
-    rollouts, completions, given = scored.drawn.rollouts, scored.drawn.completions, scored.drawn.given
+def _table(step: int, scored: ScoredBatch, kl: Tensor | None, *, hide: Callable[[str], str]) -> pa.Table:
+    rollouts, completions, given = scored.sampled.rollouts, scored.sampled.completions, scored.sampled.given
     responses, batch = rollouts.responses(with_stop=True), rollouts.batch
     width = batch.ids.shape[1] - batch.response_mask.shape[1]
     prompts = zip(batch.ids[:, :width].tolist(), batch.attention_mask[:, :width].tolist(), strict=True)
     failed = set(given.failed)
     scores = [None if row in failed else total for row, total in enumerate(given.totals)]
     learned = {id(one) for one in scored.completions}  # the others are left out of the step
-    shaped, kl = iter(scored.shaped.tolist()), iter(scored.kl.tolist())
+    shaped, known = iter(scored.shaped.tolist()), iter(() if kl is None else kl.tolist())
     texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
     columns = {
         "step": pa.array([step] * len(completions), pa.int32()),
@@ -79,7 +80,9 @@ def _table(step: int, scored: Scored, *, has_kl: bool, hide: Callable[[str], str
             [pa.array(column, pa.float64()) for column in given.parts.values()], names=_strings(given.parts).to_pylist()
         ),
         "shaped_score": pa.array([next(shaped) if id(one) in learned else None for one in completions], pa.float64()),
-        "kl": pa.array([next(kl) if has_kl and id(one) in learned else None for one in completions], pa.float64()),
+        "kl": pa.array(
+            [next(known) if kl is not None and id(one) in learned else None for one in completions], pa.float64()
+        ),
         "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
         "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
