@@ -15,7 +15,7 @@ from heedful import (
 from heedful.errors import Terminated
 from heedful.models import load_policy
 from heedful.train.online import learner as online_learner
-from heedful.train.online import ppo, update
+from heedful.train.online import ppo
 from jsonl import read_metrics
 from trainers import MODULES, ONLINE, TRAIN
 
@@ -119,19 +119,19 @@ def test_an_interrupted_run_is_a_run(never, length):
     assert (settings.output / "final").is_dir()
 
 
-def spoil(patch, module, step):
+def spoil(patch, module, step, function="accumulate"):
     """A gradient of a so-manieth step is not finite."""
-    right, steps = module.accumulate, []
+    right, steps = getattr(module, function), []
 
-    def spoilt(model, *arguments):
-        result = right(model, *arguments)
+    def spoilt(model, *arguments, **options):
+        result = right(model, *arguments, **options)
         steps.append(1)
         if len(steps) == step:
             parameters = getattr(model, "policy", model).parameters()
             next(p for p in parameters if p.grad is not None).grad.view(-1)[0] = torch.nan
         return result
 
-    patch.setattr(module, "accumulate", spoilt)
+    patch.setattr(module, function, spoilt)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -156,7 +156,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(offline, monk
 
 def test_a_gradient_that_is_no_number_ends_ppo_too(never, length, monkeypatch):
     settings = never(max_skipped_steps=0, ppo_epochs=1)
-    spoil(monkeypatch, update, 2 + 1)
+    spoil(monkeypatch, ppo, 2 + 1, "backward_minibatch")
     with pytest.raises(TrainingError, match="last: step 3, update 1: gradient norm nan"):
         train_ppo(settings, rewards=[length])
     assert names(settings.output / "checkpoints") == {"step-000003"}
