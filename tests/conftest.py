@@ -23,6 +23,10 @@ from jaxtyping import install_import_hook
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
+# Hundreds of processes would else compile heedful anew, and every worker all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Workers that run beside each other (pytest -n 3) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -32,6 +36,9 @@ torch.set_num_threads(min(2, torch.get_num_threads()))
 # A shell lets jobs in its background ignore Ctrl-C, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test cuts the power: nothing waits for the disk, which was a third of a tiny run's time.
+os.fsync = lambda descriptor: None
 
 # The same examples on every run, and no database in the working tree.
 settings.register_profile("heedful", deadline=None, database=None, derandomize=True, max_examples=40)
@@ -62,12 +69,13 @@ class Outcome:
 
 @pytest.fixture
 def heedful(capsys):
-    """``heedful("sft", "--model", ...)`` runs a command in this process."""
+    """``heedful("sft", "recipe.yaml", "--overwrite", max_steps=3)`` runs a command in this process."""
 
     from heedful.cli import main
 
-    def run(*words):
+    def run(*words, **flags):
         capsys.readouterr()
+        words += tuple(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value))
         try:
             status = main([str(word) for word in words])
         except SystemExit as stopped:

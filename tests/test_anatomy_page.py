@@ -4,6 +4,7 @@ The checks are functions of the page's text and a folder of source, so that the 
 """
 
 import ast
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -35,8 +36,13 @@ def unopened(page):
     return [name for head in heads for name in re.findall(r"`([\w/]+(?:/|\.py))`", head)]
 
 
+@functools.cache
 def defined(path):
     """Functions, methods, classes and constants of a file; a method is ``Class.name``."""
+    return set(names_in(path))
+
+
+def names_in(path):
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -72,6 +78,7 @@ def wrong_size(page, source=SOURCE):
     return wrong + ([f"{lines} lines to open"] if lines >= MOST_LINES else [])
 
 
+@functools.cache
 def core_modules(source):
     """The module of core that each public name comes from."""
     found = {}

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import json
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful.models import load_causal_lm
+from jsonl import read_jsonl
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 MEASURED = (
@@ -58,7 +58,7 @@ def gpu(*arguments):
 def test_every_measurement_is_made_and_written_down(tmp_path):
     done = gpu("--smoke", "--iterations=1", f"--output={tmp_path}", "--peer-ppo=no-such-python")
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "gpu.jsonl")
     toys = ("toy GPT-2", "toy Qwen2", "toy Llama")
     assert [(row["shape"], row["what"]) for row in rows] == [(toy, what) for toy in toys for what in MEASURED]
     for row in rows:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from heedful.display import harmless, print_table, shown
+from jsonl import write_jsonl
 
 
 def printed(rows, width):
@@ -98,9 +99,7 @@ def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
 def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered):
     """As in ``heedful sft ... 2>&1 | head -1``."""
     data = tmp_path / "数据.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": f"{i}", "completion": "a"}) + "\n" for i in range(60)), encoding="utf-8"
-    )
+    write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(tmp_path / "run"), "--max-steps", "3"]
     reading, writing = os.pipe()
     os.close(reading)
@@ -132,7 +131,7 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
 def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, tmp_path):
     """The window goes away: SIGHUP, and whatever the run still says cannot be written (EIO)."""
     data, run = tmp_path / "数据.jsonl", tmp_path / "run"
-    data.write_text("".join(json.dumps({"prompt": f"{i}", "completion": "a"}) + "\n" for i in range(60)), "utf-8")
+    write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(run), "--max-steps", "100000"]
     command = [sys.executable, "-m", "heedful.cli", *sft, "--batch-size", "2", "--epochs", "100000"]
     ours, theirs = os.openpty()

@@ -13,6 +13,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
 from heedful.models import freeze, load_policy, load_reward_model, load_tokenizer
 from heedful.sampling.generate import sample
+from jsonl import write_jsonl
 
 CPU = torch.device("cpu")
 QUESTIONS = ["你好", "hello", "2+2?"]
@@ -61,11 +62,6 @@ def run(script: str, *arguments: str):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def write(path: Path, records) -> str:
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-    return str(path)
-
-
 def answers_here(folder: str) -> list[list[int]]:
     """Greedy answers to the questions by heedful's own sampler."""
     renderer = Renderer(load_tokenizer(folder))
@@ -87,7 +83,7 @@ def fine_tuned(tmp_path: Path, architecture: str) -> str:
     generation = tmp_path / "base" / "generation_config.json"
     generation.write_text(json.dumps(json.loads(generation.read_text("utf-8")) | {"eos_token_id": 1}), encoding="utf-8")
     answers = dict(zip(QUESTIONS, ["您好！", "hi there", "4"], strict=True))
-    data = write(
+    data = write_jsonl(
         tmp_path / "sft.jsonl",
         [
             {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
@@ -114,7 +110,7 @@ def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architectur
 def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, critic):
     """With the critic in a folder of its own, which nobody else takes for weights of the language model."""
     start = fine_tuned(tmp_path, "qwen3")
-    data = write(tmp_path / "prompts.jsonl", [{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS])
+    data = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS])
     settings = {"eval_fraction": 0.0, "rollout_batch_size": 6, "samples_per_prompt": 2, "minibatch_size": 6, "steps": 2}
     config = PPOConfig(
         model=start,
@@ -139,7 +135,7 @@ def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, c
 def test_a_reward_model_gives_the_same_scores_elsewhere(tmp_path, architecture):
     make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
     pairs = [("你好", "您好！", "滚"), ("hello", "hi there, friend", "go"), ("2+2?", "4", "five, I think")]
-    data = write(
+    data = write_jsonl(
         tmp_path / "pairs.jsonl",
         [
             {

@@ -1,6 +1,5 @@
 """The same code on a CUDA device: trainers run, and sampling is that of the CPU."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -37,6 +36,7 @@ from heedful.train.compact_adamw import CompactAdamW
 from heedful.train.optimization import make_optimizer
 from heedful.train.setup import load_reference, load_trained, prepare
 from heedful.types import MicroBatch
+from jsonl import write_jsonl
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,11 +47,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _set_up_as_by_every_command():
     resolve_device("cuda")
-
-
-def write(path, records) -> str:
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-    return str(path)
 
 
 def test_greedy_sampling_on_cuda_is_that_of_the_cpu(tmp_path):
@@ -110,8 +105,8 @@ def test_recorded_sampling_is_sampling(tmp_path, dtype):
 def test_the_three_stages_run_on_cuda(tmp_path, dtype):
     make_tiny_model("qwen3", tmp_path / "base", hidden_size=32)
     pairs = [{"prompt": f"问{i}", "chosen": "好", "rejected": "坏"} for i in range(20)]
-    data = write(tmp_path / "pairs.jsonl", pairs)
-    texts = write(tmp_path / "sft.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs])
+    data = write_jsonl(tmp_path / "pairs.jsonl", pairs)
+    texts = write_jsonl(tmp_path / "sft.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs])
     common = {"device": "cuda", "dtype": dtype, "eval_fraction": 0.3}
     train_sft(
         SFTConfig(
@@ -172,7 +167,7 @@ def test_packed_rows_on_cuda_have_the_numbers_of_padded_ones(tmp_path, monkeypat
 
 
 def prompts_of(tmp_path):
-    return write(tmp_path / "prompts.jsonl", [{"prompt": f"问{i}"} for i in range(20)])
+    return write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"问{i}"} for i in range(20)])
 
 
 @pytest.mark.parametrize("settings", [{"reference_device": "cpu"}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
@@ -198,13 +193,13 @@ def test_what_bitsandbytes_does_runs(tmp_path, settings):
     pytest.importorskip("bitsandbytes")
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=64, initializer_range=0.1)
     pairs = [{"prompt": f"问{i}", "chosen": "好", "rejected": "坏"} for i in range(20)]
-    texts = write(tmp_path / "sft.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs])
+    texts = write_jsonl(tmp_path / "sft.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs])
     common = {"model": str(tmp_path / "m"), "device": "cuda", "learning_rate": 1e-2, **settings}
     summary = train_sft(
         SFTConfig(data=texts, output=tmp_path / "sft", max_steps=20, batch_size=8, eval_data=texts, **common)
     )
     assert summary["last_evaluation"]["eval/loss"] < 0.9 * summary["first_evaluation"]["eval/loss"]
-    data = write(tmp_path / "pairs.jsonl", pairs)
+    data = write_jsonl(tmp_path / "pairs.jsonl", pairs)
     train_reward(RewardConfig(data=data, output=tmp_path / "rm", max_steps=2, batch_size=8, **common))
     online = {"rollout_batch_size": 8, "minibatch_size": 4, "max_new_tokens": 8, "steps": 2, "eval_fraction": 0.3}
     for critic in ("shared", "separate"):
@@ -250,7 +245,7 @@ def test_frozen_weights_on_cuda_are_in_half_precision(tmp_path, dtype):
 def test_sft_learns_on_cuda_with_weights_and_moments_that_take_less(tmp_path, settings):
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=64, initializer_range=0.1)
     rows = [{"prompt": f"问{i}", "completion": "好的，当然"} for i in range(16)]
-    texts = write(tmp_path / "sft.jsonl", rows)
+    texts = write_jsonl(tmp_path / "sft.jsonl", rows)
     common = {"model": str(tmp_path / "m"), "data": texts, "eval_data": texts, "device": "cuda", "dtype": "bfloat16"}
     losses = []
     for name, changes in (("plain", {}), ("less", settings)):
@@ -317,7 +312,7 @@ def test_one_rank_divides_by_nccl(tmp_path):
 def test_a_run_far_too_large_is_refused_before_it_begins(tmp_path, monkeypatch):
     """The free memory is taken to be next to nothing; without the check the same run goes through."""
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=64)
-    texts = write(tmp_path / "sft.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(8)])
+    texts = write_jsonl(tmp_path / "sft.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(8)])
     config = SFTConfig(
         model=str(tmp_path / "m"), data=texts, output=tmp_path / "run", max_steps=1, batch_size=4, device="cuda"
     )

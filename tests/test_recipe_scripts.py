@@ -19,6 +19,7 @@ from heedful import DataError, Message, Ranking, RewardConfig, SFTConfig, make_t
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.data.chat import Renderer
 from heedful.models import byte_tokenizer, load_policy, load_tokenizer
+from jsonl import read_jsonl
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 BYTES = byte_tokenizer()
@@ -26,11 +27,9 @@ BYTES = byte_tokenizer()
 
 @pytest.fixture
 def script(monkeypatch):
-    """``script(name)`` is the module of a script, in its folder; those that need scikit-learn are skipped without it."""
+    """``script(name)`` is the module of a script, in its folder."""
 
     def load(name):
-        if name in ("bag_of_words", "polite_folds", "lora/pair_baselines"):
-            pytest.importorskip("sklearn")
         folder, _, module = name.rpartition("/")
         monkeypatch.syspath_prepend(str(RECIPES / folder))
         return importlib.import_module(module)
@@ -71,23 +70,6 @@ def refused(run):
     return check
 
 
-@pytest.fixture
-def written(tmp_path):
-    """``written(name, records)`` is the path of a file: JSONL of records, or a text as it is."""
-
-    def write(name, content):
-        if not isinstance(content, str):
-            content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content)
-        (tmp_path / name).write_text(content, encoding="utf-8")
-        return str(tmp_path / name)
-
-    return write
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def tokens(text):
     return BYTES(text).input_ids
 
@@ -125,7 +107,7 @@ def made(run, written, tiny, tmp_path):
         words += ["--model", tiny(), "--output", tmp_path / output, *flags]
         status, out, err = run("sentiment_data", *words)
         assert (status, err) == (0, "")
-        pairs, prompts = (read(tmp_path / output / f"{name}.jsonl") for name in ("pairs", "prompts"))
+        pairs, prompts = (read_jsonl(tmp_path / output / f"{name}.jsonl") for name in ("pairs", "prompts"))
         assert f"pairs.jsonl: {len(pairs)} records" in out
         assert f"prompts.jsonl: {len(prompts)} records" in out
         return pairs, prompts
@@ -395,11 +377,11 @@ def test_five_folds_of_reward_models(run, script, polite, tmp_path, monkeypatch)
     status, out, err = run("polite_folds", *polite)
     assert status == 0, err
     assert [c.reward_model for c in measured] == [f"{tmp_path}/五折/fold-{index}/final" for index in range(5)]
-    rows = [json.loads(line) for line in (tmp_path / "偏好.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "偏好.jsonl")
     said = re.findall(r"^fold (\d): (\d+) pairs, reward model ([\d.]{5}), bag of words ([\d.]{5})$", out, re.MULTILINE)
     assert [line[0] for line in said] == list("01234")
     for index in range(5):
-        train, held_out = (read(tmp_path / "五折" / f"{name}-{index}.jsonl") for name in ("train", "held-out"))
+        train, held_out = (read_jsonl(tmp_path / "五折" / f"{name}-{index}.jsonl") for name in ("train", "held-out"))
         assert held_out == [row for row in rows if fifth(row["问"]) == index]
         assert train == [row for row in rows if fifth(row["问"]) != index]
         assert int(said[index][1]) == len(held_out) > 0
@@ -427,7 +409,6 @@ def test_what_five_folds_refuse(refused, polite, tmp_path):
 @pytest.mark.exhaustive
 def test_the_scripts_find_each_other(tmp_path):
     """Run as a program from another folder: polite_folds needs bag_of_words, which needs sentiment_data."""
-    pytest.importorskip("sklearn")
     words = ["--model", "m", "--data", "absent.jsonl", "--output", "o"]
     done = subprocess.run(
         [sys.executable, str(RECIPES / "polite_folds.py"), *words],
@@ -592,7 +573,7 @@ def test_the_chinese_families_in_files_of_their_own(run, world, tmp_path):
     assert (status, err) == (0, "")
     for name, (kept, of) in CHINESE.items():
         assert f"{name}.jsonl: {kept} of {of} records\n" in out
-        found = read(tmp_path / "中文" / f"{name}.jsonl")
+        found = read_jsonl(tmp_path / "中文" / f"{name}.jsonl")
         assert len(found) == kept
         assert found == [row for row in WORLD[name] if row["family"] in ("反义词", "加法", "颜色", "问候")]
 

@@ -18,6 +18,7 @@ from heedful.data.loading import encode_demonstrations, encode_pairs, encode_pro
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.train.pairs import encode_preferences
+from jsonl import read_jsonl, write_jsonl
 
 TEXTS = [
     "The quick brown fox says that x and y are letters, and 12 + 34 = 46.",
@@ -460,7 +461,7 @@ def trained(made, tmp_path, monkeypatch, capsys):
         model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, **shape, **ids))
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / "模型")
-        (tmp_path / "数据.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+        write_jsonl(tmp_path / "数据.jsonl", records)
         words = [command, "--model", tmp_path / "模型", "--data", tmp_path / "数据.jsonl", "--output", tmp_path / "run"]
         options = ("--device=cpu", "--dtype=float32", "--eval-fraction=0", "--sample-every=0")
         monkeypatch.setattr("sys.argv", ["heedful", *map(str, words), *options, *flags])
@@ -605,7 +606,7 @@ def test_a_reward_function_sees_the_text_that_was_sampled(made, trained, tmp_pat
     questions = [{"prompt": [{"role": "user", "content": text}]} for text in ("q0", "hello x")]
     _, status, said, _ = trained(kind, style, "grpo", questions, *flags, *rewards)
     assert not status, said
-    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+    seen = read_jsonl(tmp_path / "seen.jsonl")
     asked = tokenizer.apply_chat_template(questions[0]["prompt"], tokenize=True, add_generation_prompt=True).input_ids
     before = tokenizer.decode(asked)
     assert len(seen) >= 16

@@ -8,22 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.core import dpo_loss, kto_loss, orpo_loss, sft_loss, simpo_loss
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), rtol=rtol, atol=1e-12)
+from tensors import close, f64, minus_log_sigmoid
 
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
-
-
-def minus_log_sigmoid(x):
-    return math.log(1 + math.exp(-x))
 
 
 # Sums over 2 and 5 tokens where chosen, 4 and 2 where rejected. Means: -0.5 and -0.8; -0.75 and -0.6.

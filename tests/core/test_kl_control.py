@@ -7,26 +7,12 @@ import pytest
 from heedful.core import AdaptiveKL, FixedKL
 
 
-def test_golden_adaptive_kl_raises_the_coefficient_above_the_target():
-    """Error 6.6 / 6 - 1 = 0.1, below the clip; 512 episodes of a horizon of 10000."""
+@pytest.mark.parametrize(("kl", "error"), [(6.6, 0.1), (5.4, -0.1), (600.0, 0.2), (-3.0, -0.2)])
+def test_golden_adaptive_kl_moves_against_the_clipped_error(kl, error):
+    """Error 6.6 / 6 - 1 = 0.1, below the clip at 0.2; 512 episodes of a horizon of 10000."""
     controller = AdaptiveKL(0.15, target=6.0, horizon=10_000)
-    controller.update(6.6, 512)
-    assert math.isclose(controller.coef, 0.15 * (1 + 0.1 * 512 / 10_000), rel_tol=1e-12)
-
-
-def test_golden_adaptive_kl_lowers_the_coefficient_below_the_target():
-    controller = AdaptiveKL(0.15, target=6.0, horizon=10_000)
-    controller.update(5.4, 512)
-    assert math.isclose(controller.coef, 0.15 * (1 - 0.1 * 512 / 10_000), rel_tol=1e-12)
-
-
-def test_golden_adaptive_kl_clips_the_error_at_both_ends():
-    controller = AdaptiveKL(0.15, target=6.0, horizon=10_000)
-    controller.update(600.0, 512)
-    assert math.isclose(controller.coef, 0.15 * (1 + 0.2 * 512 / 10_000), rel_tol=1e-12)
-    controller = AdaptiveKL(0.15, target=6.0, horizon=10_000)
-    controller.update(-3.0, 512)
-    assert math.isclose(controller.coef, 0.15 * (1 - 0.2 * 512 / 10_000), rel_tol=1e-12)
+    controller.update(kl, 512)
+    assert math.isclose(controller.coef, 0.15 * (1 + error * 512 / 10_000), rel_tol=1e-12)
 
 
 def test_golden_adaptive_kl_compounds():

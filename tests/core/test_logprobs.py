@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.core import entropy, kl_estimate, response_kl, token_logprobs
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
-
+from tensors import close, f64
 
 LOG3 = math.log(3)
 KINDS = ["k1", "k2", "k3"]

@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from heedful.core import first_in_mask, masked_mean, masked_sum, masked_var, rescale, whiten
 from heedful.core.masking import at_least_float32
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12, equal_nan=True)
-
+from tensors import close, f64
 
 X = f64([[1.0, 2.0, 7.0], [4.0, -3.0, 5.0]])
 MASK = torch.tensor([[True, True, False], [False, True, True]])

@@ -18,24 +18,7 @@ from heedful.core import (
     token_logprobs,
     value_loss,
 )
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
-
-
-def mask(*rows):
-    """Rows written as strings: 'x' counts, '.' does not."""
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def logs(*ratios):
-    return f64([math.log(r) for r in ratios])
+from tensors import close, f64, logs, mask
 
 
 def random_batch(rows=4, time=6):

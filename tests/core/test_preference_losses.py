@@ -9,20 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.core import best_of_k_reward_loss, dpo_loss, pairwise_reward_loss, ranking_reward_loss
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
-
-
-def minus_log_sigmoid(x):
-    return math.log(1 + math.exp(-x))
-
+from tensors import close, f64, minus_log_sigmoid
 
 # ------------------------------------------------------------------------------------------------------------- pairs
 

@@ -29,6 +29,7 @@ from heedful.core import (
     value_loss,
     whiten,
 )
+from tensors import f64
 
 FILE = Path(__file__).resolve().parents[3] / "shared" / "vectors" / "vectors.json"
 VECTORS = {v["name"]: v for v in json.loads(FILE.read_text())["vectors"]} if FILE.exists() else {}
@@ -78,10 +79,6 @@ NOT_OUR_CONVENTION = {
         "seq_mean_token_sum": "no aggregate of ours divides a sum over tokens by the sequences",
     },
 }
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 class Checked:

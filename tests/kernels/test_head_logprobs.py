@@ -12,19 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.core import entropy, token_logprobs
 from heedful.kernels.head_logprobs import head_logprobs
+from tensors import close, f64
 
 MODULE = importlib.import_module("heedful.kernels.head_logprobs")
 """The module; the package's attribute of this name is the function."""
 LOG3 = math.log(3)
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(actual, expected, rtol=1e-9):
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
 
 
 # One state of size 1, and a head that makes the logits 0 and log 3 of it: probabilities 1/4 and 3/4.

@@ -1,22 +1,20 @@
 """Small data sets, rewards, and for online training: settings, a learner of tiny models, its experience and gradient."""
 
 import inspect
-import json
 import os
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, train_sft
+from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, make_tiny_model, train_sft
 from heedful.core import ScoreNorm
 from heedful.data import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
-from heedful.models import Policy, freeze, load_causal_lm, load_tokenizer, load_value_model
+from heedful.models import Policy, freeze, load_causal_lm, load_policy, load_tokenizer, load_value_model
 from heedful.models.heads import disable_dropout
 from heedful.sampling.sampler import make_sampler
 from heedful.train.online.learner import Learner, Prompts
@@ -25,6 +23,8 @@ from heedful.train.online.rollout import rollout
 from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import Update
 from heedful.train.optimization import Schedule, make_optimizer
+from jsonl import read_metrics, timeless, write_jsonl
+from trainers import CONFIGS
 
 FACTS = {
     "你好": "您好！",
@@ -65,11 +65,6 @@ VARIANTS = {
 """Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""
 COMBINED = {"a2c-response", "response-bounds", "k2-in-loss", "separate-response", "dr-grpo", "reinforce"}
 """Those of `VARIANTS` whose parts are each in another one; they are tried by the exhaustive tests."""
-
-
-def write_jsonl(path: Path, records) -> str:
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -127,12 +122,30 @@ def demonstrations(tmp_path_factory):
 
 
 @pytest.fixture
-def prompts(tmp_path):
-    """Raw-text prompts, Chinese among them."""
+def pairs(write):
+    """Seven pairs of a good and a bad response."""
+    return write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
+
+
+@pytest.fixture
+def offline(tiny, demonstrations, pairs, tmp_path):
+    """``offline("sft", **changes)``: settings of five steps of three records, of a trainer that learns from data."""
+
+    def make(name, **changes):
+        data = demonstrations if name == "sft" else pairs
+        settings = {"model": tiny("qwen3"), "data": data, "output": tmp_path / "run", "batch_size": 3, "max_steps": 5}
+        settings |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
+        return CONFIGS[name](**(settings | {"sample_every": 0} | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory):
+    """Ten raw-text prompts with their number, Chinese among them. Read-only."""
     words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
-    return write_jsonl(
-        tmp_path / "prompts.jsonl", [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
-    )
+    rows = [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
+    return write_jsonl(tmp_path_factory.mktemp("题目") / "prompts.jsonl", rows)
 
 
 @pytest.fixture
@@ -158,12 +171,7 @@ def share_of_a():
 @pytest.fixture
 def numbers():
     """``numbers(run folder)``: the lines of metrics.jsonl, but for times."""
-
-    def read(run):
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
-
-    return read
+    return lambda run: [timeless(line) for line in read_metrics(run)]
 
 
 @pytest.fixture
@@ -207,6 +215,21 @@ def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False
             parameter.add_(noise * torch.randn_like(parameter))
     disable_dropout(policy)
     return policy
+
+
+@pytest.fixture
+def gpt2(tiny):
+    """A policy in float32, in evaluation mode, and its renderer."""
+    name = tiny("gpt2", max_length=256)
+    policy = load_policy(name, device=torch.device("cpu"), compute_dtype=torch.float32).eval()
+    return policy, Renderer(load_tokenizer(name))
+
+
+@pytest.fixture
+def other_gpt2(tmp_path):
+    """A policy of the same shape with other weights."""
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
+    return load_policy(str(tmp_path / "other"), device=torch.device("cpu"), compute_dtype=torch.float32).eval()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from heedful.train.output_folder import check_output
 from heedful.train.provenance import differences, saved_settings, settings_of
 from heedful.train.run_folder import RunFolder, cut_logs
 from heedful.train.runs import state_of
+from jsonl import read_metrics
 
 
 def files(folder):
@@ -368,8 +369,7 @@ def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, mon
             sft()
     finally:
         signal.signal(signal.SIGTERM, handler)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert max(json.loads(line)["step"] for line in lines) == 1
+    assert max(line["step"] for line in read_metrics(tmp_path / "run")) == 1
 
 
 def test_a_second_signal_counts_however_often_it_comes(monkeypatch):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.data.chat import Renderer
@@ -18,13 +17,11 @@ from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module
 from heedful.train.dpo import accumulate
 from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
+from jsonl import read_jsonl, write_jsonl
+from plain import log_prob, preference, random_text
 
 CPU = torch.device("cpu")
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
+LEARN = {"eval_fraction": 0.25, "max_steps": 25, "learning_rate": 3e-3, "sample_every": 0}
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def planted(tmp_path):
     """Pairs of two letters each, of many prompts (Chinese in all): the chosen response has a z, the rejected one a q."""
     random.seed(0)
     letters = [random.choice("abcd") for _ in range(120)]
-    return write(
+    return write_jsonl(
         tmp_path / "pairs.jsonl",
         [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)],
     )
@@ -46,16 +43,7 @@ def settings(tmp_path, **changes):
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
 def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, loss):
     """At the start policy and reference are one: h = 0, so the loss is log 2, 1 / (4 beta^2), or 1, and no pair is won."""
-    config = settings(
-        tmp_path,
-        model=tiny("qwen3"),
-        data=planted,
-        loss=loss,
-        eval_fraction=0.25,
-        max_steps=25,
-        learning_rate=3e-3,
-        sample_every=0,
-    )
+    config = settings(tmp_path, model=tiny("qwen3"), data=planted, loss=loss, **LEARN)
     summary = train_dpo(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert summary["data"]["held_out"] > 15
@@ -69,32 +57,14 @@ def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, l
     assert after > before + 1
 
 
-def preference(folder):
-    """log P("az") - log P("aq") after a prompt, by plain transformers: only the last letter differs."""
-    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
-    ids = Renderer(tokenizer).prompt_ids("第7题") + tokenizer("a", add_special_tokens=False).input_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0, -1]
-    z, q = (tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "zq")
-    return float(logits[z] - logits[q])
-
-
 def pairs_of(renderer, config, number=6):
     random.seed(1)
 
     def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20))) + "。"
+        return random_text() + "。"
 
     rankings = [Ranking((Message("user", text()),), (text(), text()), (0, 1), f"row {i}") for i in range(number)]
     return encode_preferences(rankings, renderer, 200, config)[0]
-
-
-def log_prob(model, pair, response):
-    """Of a whole response, by plain transformers, one row at a time."""
-    ids = torch.tensor([pair.prompt + response])
-    with torch.no_grad():
-        logprobs = model(ids).logits[0].log_softmax(-1)
-    return sum(logprobs[len(pair.prompt) + i - 1, token] for i, token in enumerate(response))
 
 
 @pytest.mark.exhaustive
@@ -103,17 +73,7 @@ def log_prob(model, pair, response):
     [("simpo", {}), ("orpo", {}), ("sigmoid", {"length_normalise": True}), ("sigmoid", {"nll_coef": 0.5})],
 )
 def test_the_other_losses_learn_planted_preferences(tiny, planted, tmp_path, loss, changes):
-    config = settings(
-        tmp_path,
-        model=tiny("qwen3"),
-        data=planted,
-        loss=loss,
-        eval_fraction=0.25,
-        max_steps=25,
-        learning_rate=3e-3,
-        sample_every=0,
-        **changes,
-    )
+    config = settings(tmp_path, model=tiny("qwen3"), data=planted, loss=loss, **LEARN, **changes)
     summary = train_dpo(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert last["eval/accuracy"] == 1.0
@@ -133,26 +93,23 @@ def test_losses_without_a_reference_load_and_read_none(tiny, planted, tmp_path, 
     assert summary["steps"] == 1
 
 
-def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(tiny, tmp_path):
+def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(gpt2, tmp_path):
     """In value and gradient, token for token: the same ones count, the end among them, and the prompt does not."""
-    name = tiny("gpt2", max_length=256)
-    renderer = Renderer(load_tokenizer(name))
-    policy = load_policy(name, device=CPU, compute_dtype=torch.float32).to(torch.float64).eval()
+    policy, renderer = gpt2
+    policy.double()
     config = settings(tmp_path, loss="orpo", beta=1e-30, micro_batch_size=2)
     pairs = pairs_of(renderer, config)
     metrics = accumulate(policy, pairs, renderer.pad_id, config)
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     policy.zero_grad()
     examples = [Example(pair.prompt, pair.chosen) for pair in pairs]
-    sft = sft_module.accumulate(policy, examples, renderer.pad_id, SFTConfig(**vars_of_run(tmp_path)).micro_batch)
+    sft = sft_module.accumulate(
+        policy, examples, renderer.pad_id, SFTConfig(model="m", data="d", output=tmp_path / "sft").micro_batch
+    )
     expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
     assert metrics["loss/nll"] == pytest.approx(sft["loss/sft"], rel=1e-12)
     assert metrics["loss/dpo"] == pytest.approx(sft["loss/sft"], rel=1e-12)
     assert float((found - expected).norm() / expected.norm()) < 1e-12
-
-
-def vars_of_run(tmp_path):
-    return {"model": "m", "data": "d", "output": tmp_path / "sft"}
 
 
 @pytest.mark.parametrize(
@@ -163,14 +120,15 @@ def vars_of_run(tmp_path):
         ({"loss": "orpo", "nll_coef": 0.0}, core.orpo_loss, {"beta": 0.1}),
     ],
 )
-def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(tiny, tmp_path, changes, formula, options):
+def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(gpt2, tmp_path, changes, formula, options):
     config = settings(tmp_path, micro_batch_size=2, **changes)
-    name = tiny("gpt2", max_length=256)
-    policy, renderer = load_policy(name, device=CPU, compute_dtype=torch.float32).eval(), Renderer(load_tokenizer(name))
+    policy, renderer = gpt2
     pairs = pairs_of(renderer, config)
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
-    sides = [torch.stack([log_prob(policy.lm, p, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    sides = [
+        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")
+    ]
     lengths = [torch.tensor([len(getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
     loss, wanted = formula(*sides, *lengths, **options)
     assert metrics["loss/dpo"] == pytest.approx(float(loss), rel=1e-4)
@@ -187,7 +145,7 @@ def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(tiny,
 )
 @pytest.mark.parametrize(("per_token", "nll_coef"), [(False, None), (True, None), (False, 0.3)])
 def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
-    tiny, tmp_path, loss, beta, label_smoothing, per_token, nll_coef
+    gpt2, other_gpt2, tmp_path, loss, beta, label_smoothing, per_token, nll_coef
 ):
     """Policy and reference are different models, so nothing cancels."""
     config = settings(
@@ -199,15 +157,12 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
         length_normalise=per_token and loss != "ipo-sum",
         nll_coef=nll_coef,
     )
-    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
-    names = tiny("gpt2", max_length=256), str(tmp_path / "other")
-    policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
-    renderer = Renderer(load_tokenizer(names[0]))
+    (policy, renderer), reference = gpt2, other_gpt2
     pairs = with_reference(reference, pairs_of(renderer, config), renderer.pad_id, config.micro_batch)
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
-        torch.stack([log_prob(model.lm, pair, getattr(pair, side)) for pair in pairs])
+        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side)) for pair in pairs])
         for model in (policy, reference)
         for side in ("chosen", "rejected")
     ]
@@ -230,10 +185,10 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
     [{"beta": 0.3}, {"loss": "simpo"}, {"loss": "orpo"}, {"length_normalise": True, "nll_coef": 0.5}],
     ids=["dpo", "simpo", "orpo", "per-token-nll"],
 )
-def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype, limit, changes):
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit, changes):
     config = settings(tmp_path, **changes)
-    renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
+    policy, renderer = gpt2
+    policy.to(dtype)
     pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config.micro_batch)
     pairs = [replace(pair, ref_chosen=pair.ref_chosen + i) for i, pair in enumerate(pairs)]  # or every h would be 0
 
@@ -281,14 +236,13 @@ def test_a_cut_pair_token_by_token(tiny, tmp_path):
     policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
     with torch.no_grad():
         chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
-    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair, pair.chosen)), rel=1e-5)
-    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair, pair.rejected)), rel=1e-5)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected)), rel=1e-5)
 
 
-def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch):
+def test_the_reference_reads_the_longest_pairs_first(gpt2, tmp_path, monkeypatch):
     """So memory runs out at once or never; the pairs keep their order."""
-    config, renderer = settings(tmp_path, micro_batch_size=2), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    config, (policy, renderer) = settings(tmp_path, micro_batch_size=2), gpt2
     pairs, read = pairs_of(renderer, config), []
 
     def noted(model, part, pad_id):
@@ -302,9 +256,8 @@ def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch
     assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
 
 
-def test_the_reference_reads_no_more_than_the_limits(tiny, tmp_path, passes):
-    renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+def test_the_reference_reads_no_more_than_the_limits(gpt2, tmp_path, passes):
+    policy, renderer = gpt2
     whole = settings(tmp_path, micro_batch_size=6)
     pairs = pairs_of(renderer, whole)
     expected = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, whole.micro_batch)]
@@ -320,11 +273,11 @@ def test_the_reference_reads_no_more_than_the_limits(tiny, tmp_path, passes):
 
 def test_the_table_shows_different_prompts(tiny, tmp_path):
     records = [{"prompt": f"第{i // 3}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)]
-    data = write(tmp_path / "pairs.jsonl", records)
+    data = write_jsonl(tmp_path / "pairs.jsonl", records)
     train_dpo(
         settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1, num_samples=3)
     )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
     first = [row["prompt"] for row in rows[:3]]
     assert first == ["第0题", "第1题", "第2题"]
 
@@ -349,7 +302,7 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
         train_dpo(replace(config, output=tmp_path / name))
         weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
-    rows = [json.loads(line) for line in (tmp_path / "a" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "a" / "samples.jsonl")
     assert {"prompt", "chosen", "rejected", "response"} <= set(rows[0])
 
 
@@ -369,7 +322,7 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
 )
 def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, message):
     others = [{"prompt": f"{i}", "chosen": "a", "rejected": "b"} for i in range(60)]
-    data = write(tmp_path / "pairs.jsonl", [*others, record])
+    data = write_jsonl(tmp_path / "pairs.jsonl", [*others, record])
     with pytest.raises(DataError) as caught:
         train_dpo(settings(tmp_path, model=tiny("qwen3"), data=data, eval_fraction=0.2, **changes))
     assert message in str(caught.value)

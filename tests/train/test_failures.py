@@ -1,6 +1,5 @@
 """However a run ends, its folder holds what was learned: complete models where the display says, and nothing half-written."""
 
-import json
 import os
 
 import pytest
@@ -8,25 +7,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from heedful import (
-    DPOConfig,
-    GRPOConfig,
-    KTOConfig,
-    OnlineDPOConfig,
     PPOConfig,
-    RewardConfig,
     RewardError,
-    SFTConfig,
     TrainingError,
-    train_grpo,
-    train_online_dpo,
     train_ppo,
 )
-from heedful.cli import main
 from heedful.errors import Terminated
 from heedful.models import load_policy
-from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import learner as online_learner
-from heedful.train.online import ppo, update
+from heedful.train.online import ppo
+from jsonl import read_metrics
+from trainers import MODULES, ONLINE, TRAIN
 
 BEFORE_STEPS = 1
 """Calls of a reward before the first step, if nothing is held out: the trial."""
@@ -85,19 +76,14 @@ ENDINGS = {
     "keyboard": (KeyboardInterrupt(), KeyboardInterrupt),
     "terminated": (Terminated(), Terminated),
 }
-
-
-TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
-
-
-OFTEN = set(zip(TRAINERS, ENDINGS, strict=True))
+OFTEN = set(zip(ONLINE, ENDINGS, strict=True))
 
 
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
         pytest.param(kind, ending, marks=() if (kind, ending) in OFTEN else pytest.mark.exhaustive)
-        for kind in TRAINERS
+        for kind in ONLINE
         for ending in ENDINGS
     ],
 )
@@ -106,18 +92,17 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     raised, seen = ENDINGS[ending]
     settings = never(kind)
     with pytest.raises(seen):
-        TRAINERS[kind](settings, rewards=[in_step(3, raised)])
+        ONLINE[kind](settings, rewards=[in_step(3, raised)])
     assert names(settings.output) == {
         "run.json", "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints"
     }  # fmt: skip
-    lines = [json.loads(line) for line in (settings.output / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in read_metrics(settings.output)] == [1, 2]
     assert names(settings.output / "checkpoints") == {"step-000002"}
     saved = settings.output / "checkpoints" / "step-000002"
     said = capsys.readouterr().err
     assert f"stopped by {seen.__name__} after step 2 of 5; the same command goes on from {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
-    TRAINERS[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
+    ONLINE[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))
 
 
@@ -134,50 +119,36 @@ def test_an_interrupted_run_is_a_run(never, length):
     assert (settings.output / "final").is_dir()
 
 
-OFFLINE = {
-    "sft": (SFTConfig, sft, sft.train_sft, AutoModelForCausalLM),
-    "reward": (RewardConfig, reward, reward.train_reward, AutoModelForSequenceClassification),
-    "dpo": (DPOConfig, dpo, dpo.train_dpo, AutoModelForCausalLM),
-    "kto": (KTOConfig, kto, kto.train_kto, AutoModelForCausalLM),
-}
-
-
-def spoil(patch, module, *spoilt_steps):
+def spoil(patch, module, spoilt_steps, function="accumulate"):
     """A gradient of each of these steps is not finite."""
-    right, steps = module.accumulate, []
+    right, steps = getattr(module, function), []
 
-    def spoilt(model, *arguments):
-        result = right(model, *arguments)
+    def spoilt(model, *arguments, **options):
+        result = right(model, *arguments, **options)
         steps.append(1)
         if len(steps) in spoilt_steps:
             parameters = getattr(model, "policy", model).parameters()
             next(p for p in parameters if p.grad is not None).grad.view(-1)[0] = torch.nan
         return result
 
-    patch.setattr(module, "accumulate", spoilt)
+    patch.setattr(module, function, spoilt)
 
 
-@pytest.mark.parametrize("name", OFFLINE)
-def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
-    tiny, demonstrations, write, monkeypatch, capsys, tmp_path, name
-):
+@pytest.mark.parametrize("name", MODULES)
+def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(offline, monkeypatch, capsys, tmp_path, name):
     """The run ends after the last of the steps that it could not make."""
-    kind, module, train, auto = OFFLINE[name]
-    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
-    common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 3}
-    common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
-    settings = kind(**common, output=tmp_path / "run", max_steps=8, sample_every=0)
+    settings = offline(name, max_steps=8)
+    auto = AutoModelForSequenceClassification if name == "reward" else AutoModelForCausalLM
     with monkeypatch.context() as patch:
-        spoil(patch, module, 3, 4, 5, 6)
+        spoil(patch, MODULES[name], (3, 4, 5, 6))
         with pytest.raises(
             TrainingError, match=r"4 steps in a row made no update, .*last: step 6, update 1: gradient norm nan"
         ):
-            train(settings)
+            TRAIN[type(settings)](settings)
     saved = settings.output / "checkpoints" / "step-000006"
-    assert (
-        f"stopped by TrainingError after step 6 of 8; the same command goes on from {saved}" in capsys.readouterr().err
-    )
-    train(kind(**common, output=tmp_path / "two", max_steps=2, sample_every=0))
+    said = capsys.readouterr().err
+    assert f"stopped by TrainingError after step 6 of 8; the same command goes on from {saved}" in said
+    TRAIN[type(settings)](offline(name, output=tmp_path / "two", max_steps=2))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
     assert equal(found, expected)
     assert all(tensor.isfinite().all() for tensor in found.values())
@@ -185,7 +156,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
 
 def test_a_gradient_that_is_no_number_ends_ppo_too(never, length, monkeypatch):
     settings = never(ppo_epochs=1, steps=9)
-    spoil(monkeypatch, update, 3, 4, 5, 6)
+    spoil(monkeypatch, ppo, (3, 4, 5, 6), "backward_minibatch")
     with pytest.raises(TrainingError, match="last: step 6, update 1: gradient norm nan"):
         train_ppo(settings, rewards=[length])
     assert names(settings.output / "checkpoints") == {"step-000006"}
@@ -300,14 +271,14 @@ def test_a_second_interrupt_while_saving_leaves_nothing_half_written(never, monk
 # ------------------------------------------------------------------------------------------------ before the first step
 
 
-@pytest.mark.parametrize("raised", [ValueError("坏了"), KeyboardInterrupt()], ids=["error", "keyboard"])
-def test_a_reward_that_fails_at_the_first_step_leaves_the_old_run(config, length, tmp_path, raised):
+def test_a_reward_that_fails_at_the_first_step_leaves_the_old_run(config, length, tmp_path):
     """--overwrite deletes the old run only when the new one has done a step. It fails after the trial and an evaluation."""
     train_ppo(config(steps=1), rewards=[length])
     before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises((RewardError, KeyboardInterrupt)):
-        train_ppo(config(overwrite=True, eval_fraction=0.3), rewards=[failing(3, raised)])
-    assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
+    for raised, seen in ((ValueError("坏了"), RewardError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        with pytest.raises(seen):
+            train_ppo(config(overwrite=True, eval_fraction=0.3), rewards=[failing(3, raised)])
+        assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, capsys):
@@ -329,7 +300,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     ],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
-def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_path, capsys, raised, status, message):
+def test_the_command_line_says_where_an_interrupted_run_is(heedful, tiny, prompts, tmp_path, raised, status, message):
     """And returns 130 or 143, as programs do that these signals ended. They come while a reward is waited for."""
     (tmp_path / "rewards.py").write_text(
         "import os, signal, time\n"
@@ -342,15 +313,13 @@ def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_pa
         "    return [float(len(completion)) for completion in completions]\n",
         encoding="utf-8",
     )
-    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval-fraction": 0, "steps": 5}
-    flags |= {"rollout-batch-size": 4, "minibatch-size": 4, "max-new-tokens": 4, "sample-every": 0, "dtype": "float32"}
-    flags |= {"rewards": f"python:{tmp_path / 'rewards.py'}:length", "device": "cpu"}
-    words = (str(word) for flag, value in flags.items() for word in (f"--{flag}", value))
-    assert main(["ppo", *words]) == status
-    said = capsys.readouterr().err
+    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval_fraction": 0, "steps": 5}
+    flags |= {"rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 4, "sample_every": 0, "dtype": "float32"}
+    done = heedful("ppo", **flags, rewards=f"python:{tmp_path / 'rewards.py'}:length", device="cpu")
+    assert done.status == status
     saved = tmp_path / "run" / "checkpoints" / "step-000002"
-    assert f"the same command goes on from {saved}" in said
-    assert said.endswith(message) or (status == 4 and message in said.splitlines()[-1])
+    assert f"the same command goes on from {saved}" in done.err
+    assert done.err.endswith(message) or (status == 4 and message in done.err.splitlines()[-1])
     weights(saved)
 
 

@@ -1,6 +1,5 @@
 """KTO learns what labels prefer, by the formula, and neither its gradient nor its KL knows the micro-batch size."""
 
-import json
 import math
 import random
 from collections import Counter
@@ -8,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
-from heedful.models import load_policy, load_tokenizer
+from heedful.models import load_tokenizer
 from heedful.train.kto import accumulate, mean_of_others
 from heedful.train.labelled import encode_labelled, with_others, with_reference
+from jsonl import read_jsonl, read_metrics
+from plain import log_prob, preference, random_text
 
 CPU = torch.device("cpu")
 
@@ -60,44 +60,24 @@ def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
     assert after > before + 1
 
 
-def preference(folder):
-    """log P("az") - log P("aq") after a prompt, by plain transformers: only the last letter differs."""
-    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
-    ids = Renderer(tokenizer).prompt_ids("第7题") + tokenizer("a", add_special_tokens=False).input_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0, -1]
-    z, q = (tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "zq")
-    return float(logits[z] - logits[q])
-
-
 def rows_of(renderer, config, number=7, limit=200):
     random.seed(1)
 
     def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20))) + "。"
+        return random_text() + "。"
 
     records = [Labelled((Message("user", f"{i}{text()}"),), text(), f"row {i}", label=i % 3 > 0) for i in range(number)]
     labelled, _ = encode_labelled(records, renderer, limit, config)
     return with_others(labelled, labelled, limit, seed=0)[0]
 
 
-def log_prob(model, prompt, response):
-    """Of a whole response, by plain transformers, one row at a time."""
-    with torch.no_grad():
-        logprobs = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
-    return sum(logprobs[len(prompt) + i - 1, token] for i, token in enumerate(response))
-
-
 @pytest.mark.parametrize(("beta", "weights"), [(0.1, (1.0, 1.0)), (0.5, (1.3, 0.6))])
-def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_path, beta, weights):
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_gpt2, tmp_path, beta, weights):
     """Policy and reference are different models, so nothing cancels, and z0 is not 0 by itself."""
     config = settings(
         tmp_path, beta=beta, desirable_weight=weights[0], undesirable_weight=weights[1], micro_batch_size=2
     )
-    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
-    names = tiny("gpt2", max_length=256), str(tmp_path / "other")
-    policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
-    renderer = Renderer(load_tokenizer(names[0]))
+    (policy, renderer), reference = gpt2, other_gpt2
     for first, second in ((policy, reference), (reference, policy)):
         rows = with_reference(
             second, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
@@ -122,10 +102,10 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype, limit):
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit):
     config = settings(tmp_path, beta=0.3)
-    renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
+    policy, renderer = gpt2
+    policy.to(dtype)
     rows = with_reference(
         policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
     )
@@ -147,9 +127,9 @@ def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype,
         assert sum(count for count, _ in seen) == 16, "each prompt once with its response, once with another's"
 
 
-def test_every_other_response_is_to_another_prompt_and_fits(tiny, tmp_path):
+def test_every_other_response_is_to_another_prompt_and_fits(gpt2, tmp_path):
     """Also if one prompt has nearly all records, and what does not fit behind a prompt is cut and counted."""
-    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    config, (_, renderer) = settings(tmp_path), gpt2
     records = [Labelled("问", f"答{i:02}" * 9, f"row {i}", label=True) for i in range(1, 12)]
     records = [Labelled("一个长得多的问题", "答", "row 0", label=True), *records]
     limit = 56
@@ -166,10 +146,9 @@ def test_every_other_response_is_to_another_prompt_and_fits(tiny, tmp_path):
     assert drawn[0] != drawn[1]
 
 
-def test_a_kl_that_is_no_number_is_none_in_the_metrics(tiny, tmp_path):
+def test_a_kl_that_is_no_number_is_none_in_the_metrics(gpt2, tmp_path):
     """It is shown from 0 up, and that must not turn it into 0."""
-    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    config, (policy, renderer) = settings(tmp_path), gpt2
     for of_others, shown in ((math.nan, math.nan), (1e4, 0.0)):
         rows = [replace(row, ref=0.0, ref_other=of_others) for row in rows_of(renderer, config)]
         found = accumulate(policy, rows, renderer.pad_id, config)["reference/z0"]
@@ -229,7 +208,7 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path)
         sample_every=0,
     )
     train_kto(config)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = read_metrics(tmp_path / "run")
     with_bad = [line for line in lines if "reward/rejected" in line]
     assert 0 < len(with_bad) < len(lines) == 4
     assert all(("reward/margin" in line) == ("reward/rejected" in line) for line in lines)
@@ -238,7 +217,7 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path)
 
 def test_the_table_shows_the_label(tiny, planted, tmp_path):
     train_kto(settings(tmp_path, model=tiny("gpt2"), data=planted, eval_fraction=0, max_steps=1, num_samples=4))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
     assert len({row["prompt"] for row in rows}) == 4
     assert {row.get("good", "z")[-1] + row.get("bad", "q")[-1] for row in rows} == {"zq"}
     assert all("response" in row for row in rows)
@@ -264,9 +243,8 @@ def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tm
     assert abs(losses[1] - 0.5) > 1e-4
 
 
-def test_the_kl_of_the_reference_to_itself_is_0(tiny, tmp_path):
-    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
+    config, (policy, renderer) = settings(tmp_path), gpt2
     rows = with_reference(policy, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch())
     assert mean_of_others(policy, rows, renderer.pad_id, config.micro_batch) == pytest.approx(0, abs=1e-4)
 

@@ -18,7 +18,6 @@ from heedful import (
     train_reward,
     train_sft,
 )
-from heedful.cli import main
 from heedful.models import load_policy
 from heedful.models.shape import load_shape
 from heedful.train import memory_preflight
@@ -120,36 +119,24 @@ def test_what_the_machine_cannot_do_is_refused(settings, said, model, data, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_beyond_the_machines_memory_are_refused_before_a_run(model, data, tmp_path, monkeypatch, capsys):
+def test_weights_beyond_the_machines_memory_are_refused_before_a_run(heedful, model, data, tmp_path, monkeypatch):
     """16 bytes per weight: itself, its gradient, two moments. What would fit is what a CPU can do, and fits."""
     weights = load_shape(model).parameters
-    texts = ["--data", data[SFTConfig], "--output", str(tmp_path / "run"), "--device", "cpu", "--dtype", "float32"]
-    command = [
-        "sft",
-        "--model",
-        model,
-        *texts,
-        "--batch-size",
-        "4",
-        "--max-steps",
-        "1",
-        "--eval-fraction",
-        "0",
-        "--sample-every",
-        "0",
-    ]
+    flags = {"model": model, "data": data[SFTConfig], "output": tmp_path / "run", "device": "cpu", "dtype": "float32"}
+    flags |= {"batch_size": 4, "max_steps": 1, "eval_fraction": 0, "sample_every": 0}
     monkeypatch.setattr(memory_preflight, "main_memory", lambda: 16 * weights - 1)
-    assert main(command) == 2
-    said = capsys.readouterr().err
+    refused = heedful("sft", **flags)
+    assert refused.status == 2
+    said = refused.err
     assert f"needs about {16 * weights / 1e9:.1f} GB for weights, gradients and the optimizer's moments alone" in said
     assert "what would:" in said
     assert "--lora-rank 16  (" in said
     assert not any(flag in said for flag in ("4bit", "8bit", "-device", "bfloat16"))
     assert not (tmp_path / "run").exists()
-    assert main([*command, "--lora-rank", "16"]) == 0
-    assert main([*command, "--overwrite", "--no-memory-check"]) == 0
+    assert heedful("sft", **flags, lora_rank=16).status == 0
+    assert heedful("sft", "--overwrite", "--no-memory-check", **flags).status == 0
     monkeypatch.setattr(memory_preflight, "main_memory", lambda: 16 * weights)
-    assert main([*command, "--overwrite"]) == 0
+    assert heedful("sft", "--overwrite", **flags).status == 0
 
 
 def test_the_machine_says_how_much_memory_it_has():

@@ -18,11 +18,6 @@ from heedful import (
     TrainingError,
     core,
     make_tiny_model,
-    train_dpo,
-    train_grpo,
-    train_ppo,
-    train_reward,
-    train_sft,
 )
 from heedful.data.batches import collate
 from heedful.data.loading import Example
@@ -38,25 +33,18 @@ from heedful.train.online.start import start
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
 from heedful.train.setup import load_reference, prepare, quantized, reference_device
 from heedful.types import MicroBatch
+from jsonl import read_metrics
+from trainers import TRAIN
 
 CPU = torch.device("cpu")
 FLOAT32 = {"device": CPU, "compute_dtype": torch.float32}
+KINDS = [SFTConfig, RewardConfig, DPOConfig, GRPOConfig, PPOConfig]
 LORA = {"lora_rank": 4, "dtype": "float32", "sample_every": 0}
-TRAINERS = {
-    SFTConfig: train_sft,
-    RewardConfig: train_reward,
-    DPOConfig: train_dpo,
-    GRPOConfig: train_grpo,
-    PPOConfig: train_ppo,
-}
 
 
 @pytest.fixture
-def run(tiny, demonstrations, prompts, tmp_path):
+def run(tiny, demonstrations, pairs, prompts, tmp_path):
     """``run(Config, **settings)`` trains for two steps and returns the run's folder and its summary."""
-    pairs = tmp_path / "pairs.jsonl"
-    records = [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(8)]
-    pairs.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
     online = {
         "data": prompts,
         "steps": 2,
@@ -70,8 +58,8 @@ def run(tiny, demonstrations, prompts, tmp_path):
     offline = {"max_steps": 2, "batch_size": 4, "learning_rate": 1e-2}
     settings = {
         SFTConfig: offline | {"data": demonstrations},
-        RewardConfig: offline | {"data": str(pairs), "eval_fraction": 0.2},
-        DPOConfig: offline | {"data": str(pairs), "eval_fraction": 0.2},
+        RewardConfig: offline | {"data": pairs, "eval_fraction": 0.2},
+        DPOConfig: offline | {"data": pairs, "eval_fraction": 0.2},
         GRPOConfig: online,
         PPOConfig: online,
     }
@@ -80,7 +68,7 @@ def run(tiny, demonstrations, prompts, tmp_path):
         common = {"model": tiny("qwen3"), "output": tmp_path / name, "eval_fraction": 0.0}
         config = kind(**(common | settings[kind] | LORA | changes))
         rewards = {"rewards": [count_of_e]} if kind in (GRPOConfig, PPOConfig) else {}
-        return tmp_path / name, TRAINERS[kind](config, **rewards)
+        return tmp_path / name, TRAIN[kind](config, **rewards)
 
     return train
 
@@ -94,11 +82,6 @@ def logprobs(policy, ids=tuple(range(20, 32))):
     return token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
-def steps(run_folder):
-    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tmp_path):
     """Five answers, in 40 steps, with a learning rate that suits adapters. The base's weights are wide enough that a frozen
     output head can tell tokens apart."""
@@ -107,7 +90,7 @@ def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tmp_path
     before = base.read_bytes()
     model = str(tmp_path / "wide")
     folder, _ = run(SFTConfig, model=model, max_steps=40, lora_rank=16, learning_rate=3e-2, batch_size=5)
-    losses = [line["loss/sft"] for line in steps(folder)]
+    losses = [line["loss/sft"] for line in read_metrics(folder)]
     assert losses[0] > 5
     assert losses[-1] < 0.3 * losses[0]
     assert base.read_bytes() == before
@@ -117,7 +100,7 @@ def test_dropout_of_adapters_changes_what_sft_learns(run):
     """B is 0 in the first step, so that dropping inputs of A shows in the second: the same seed, other losses."""
     settings = {"max_steps": 4, "lora_rank": 4}
     folders = [run(SFTConfig, f"dropout-{rate}", lora_dropout=rate, **settings)[0] for rate in (0.0, 0.5)]
-    plain, dropped = ([line["loss/sft"] for line in steps(folder)] for folder in folders)
+    plain, dropped = ([line["loss/sft"] for line in read_metrics(folder)] for folder in folders)
     assert plain[0] == dropped[0]
     assert abs(plain[-1] - dropped[-1]) > 1e-4
 
@@ -161,7 +144,7 @@ def test_a_policys_final_folder_is_what_was_trained(run, tiny, kind):
         assert summary["first_evaluation"]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     if kind in (GRPOConfig, PPOConfig):
         assert abs(summary["first_evaluation"]["eval/kl"]) < 1e-6
-        assert abs(steps(folder)[1]["reference/kl"]) < 1e-5
+        assert abs(read_metrics(folder)[1]["reference/kl"]) < 1e-5
         assert abs(summary["last_evaluation"]["eval/kl"]) > 1e-3
 
 
@@ -304,7 +287,7 @@ def test_gradient_checkpointing_gives_the_same_run(run, kind, monkeypatch):
     for name in ("without", "with"):
         assert not recomputed
         folder, _ = run(kind, name, gradient_checkpointing=name == "with", **extra)
-        numbers.append([line[metric] for line in steps(folder) if metric in line])
+        numbers.append([line[metric] for line in read_metrics(folder) if metric in line])
     assert recomputed
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
@@ -343,12 +326,12 @@ def float16_policy(folder):
     return policy
 
 
-@pytest.mark.parametrize("kind", [SFTConfig, RewardConfig, DPOConfig, GRPOConfig, PPOConfig])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_trainer_runs_in_float16(run, kind):
     """A reward model's first gradients are too large for the scale that a run starts with, so it is found first."""
     extra = {PPOConfig: {"critic": "separate"}, RewardConfig: {"max_steps": 8}}.get(kind, {})
     folder, _ = run(kind, dtype="float16", **extra)
-    lines = [line for line in steps(folder) if "optimizer/learning_rate" in line]
+    lines = [line for line in read_metrics(folder) if "optimizer/learning_rate" in line]
     assert [line["optimizer/skipped_steps"] for line in lines[:1]] == [1.0] if kind is RewardConfig else True
     assert 0 < lines[-1]["optimizer/grad_norm"] < 1e4
     assert "optimizer/skipped_steps" not in lines[-1]
@@ -416,7 +399,7 @@ def test_an_overflow_of_a_second_module_is_counted_too(tiny):
     assert step_metrics([norm]) == {"optimizer/skipped_steps": 1.0}
 
 
-@pytest.mark.parametrize("kind", list(TRAINERS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flag", ["optimizer", "quantize"])
 def test_what_needs_bitsandbytes_says_so(run, tmp_path, monkeypatch, kind, flag):
     settings = {"optimizer": {"optimizer": "adamw-8bit"}, "quantize": {"quantize": "4bit"}}[flag]

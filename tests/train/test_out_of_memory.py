@@ -15,29 +15,25 @@ from torch import nn
 
 from heedful import (
     A2CConfig,
-    DPOConfig,
     GRPOConfig,
-    KTOConfig,
     MemoryFullError,
     OnlineDPOConfig,
     PPOConfig,
-    RewardConfig,
-    SFTConfig,
     train_ppo,
 )
-from heedful.cli import main
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import is_out_of_memory
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import score
-from heedful.train import dpo, kto, reward, sft
-from heedful.train.online import online_dpo, ppo
+from heedful.train.online import ppo
 from heedful.train.online.evaluation import evaluate
-from heedful.train.online.ppo import backward_minibatch, learn, make_experience
+from heedful.train.online.ppo import backward_minibatch, make_experience
 from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from heedful.train.online.update import Update
 from heedful.types import MicroBatch
+from jsonl import timeless
+from trainers import MODULES, begin, step_online
 
 SAYS = (
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12 (Cannot allocate memory)"
@@ -163,67 +159,44 @@ def test_what_torch_really_raises_is_known():
 
 # -------------------------------------------------------------------------------------------------- trainers from data
 
-OFFLINE = {"sft": (SFTConfig, sft), "reward": (RewardConfig, reward), "dpo": (DPOConfig, dpo), "kto": (KTOConfig, kto)}
-
-
-@pytest.fixture
-def offline(tiny, demonstrations, write, tmp_path):
-    """``offline(name, **changes)``: settings, and a function that starts them and does a step."""
-    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
-
-    def make(name, **changes):
-        kind, module = OFFLINE[name]
-        common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 4}
-        common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
-        settings = kind(**(common | {"output": tmp_path / "run", "max_steps": 5, "sample_every": 0} | changes))
-        learner, data, *_ = module.start(settings)
-        rows, more = (data, ()) if name == "reward" else (data.train, (data.pad_id,))
-        return learner, lambda: module.learn(learner, [rows[i] for i in next(learner.batches)], *more, settings)
-
-    return make
-
-
-def without_times(metrics):
-    return {name: value for name, value in metrics.items() if not name.startswith(("time/", "perf/"))}
-
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     """Bit for bit, with its metrics: nothing of the attempt is left. Dropout draws the same numbers."""
     changes = {"lora_rank": 4, "lora_dropout": 0.3} if name == "sft" else {}
-    learner, step = offline(name, micro_batch_size=4, **changes)
+    learner, step = begin(offline(name, batch_size=4, micro_batch_size=4, **changes))
     with memory_of({"sft": 60, "kto": 30}.get(name, 50), learner.model, where=where) as out:
-        found = without_times(step())
+        found = timeless(step())
         fit = learner.room.found.rows
-        again = without_times(step())
+        again = timeless(step())
         assert out, "the memory ran out"
         assert learner.room.found.rows == fit < 4
-    other, its_step = offline(name, micro_batch_size=fit, **changes)
-    assert found == without_times(its_step())
-    assert again == without_times(its_step())
+    other, its_step = begin(offline(name, batch_size=4, micro_batch_size=fit, **changes))
+    assert found == timeless(its_step())
+    assert again == timeless(its_step())
     assert equal(learner.state_dict()["model"], other.state_dict()["model"])
 
 
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_resumed_run_does_not_run_out_again(offline, name):
-    learner, step = offline(name, micro_batch_size=4)
+    learner, step = begin(offline(name, batch_size=4, micro_batch_size=4))
     most = 30 if name == "kto" else 50
     with memory_of(most, learner.model) as out:
         step()
         assert out
-        again, its_step = offline(name, micro_batch_size=4)
+        again, its_step = begin(offline(name, batch_size=4, micro_batch_size=4))
         again.load_state_dict(copy.deepcopy(learner.state_dict()))
     with memory_of(most, again.model) as out:
         its_step()
     assert out == []
 
 
-def test_the_command_line_ends_with_status_3(tiny, demonstrations, tmp_path, monkeypatch, capsys):
+def test_the_command_line_ends_with_status_3(heedful, tiny, demonstrations, tmp_path, monkeypatch):
     """One row is too much: every pass that is learned from fails."""
     right = torch.nn.functional.embedding
 
@@ -233,13 +206,12 @@ def test_the_command_line_ends_with_status_3(tiny, demonstrations, tmp_path, mon
         return right(*args, **options)
 
     monkeypatch.setattr(torch.nn.functional, "embedding", full)
-    flags = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "batch-size": 3}
-    flags |= {"eval-fraction": 0, "max-steps": 2, "sample-every": 0, "dtype": "float32", "device": "cpu"}
-    assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 3
-    said = capsys.readouterr().err
-    assert "heedful: MemoryFullError: out of memory with one row at a time (DefaultCPUAllocator" in said
-    assert "heedful plan" in said
-    assert "Traceback" not in said
+    paths = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run"}
+    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=2, dtype="float32", device="cpu")
+    assert done.status == 3
+    assert "heedful: MemoryFullError: out of memory with one row at a time (DefaultCPUAllocator" in done.err
+    assert "heedful plan" in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -302,13 +274,6 @@ def online(config, demonstrations, length):
     return make
 
 
-def do(learner):
-    prompts = next(learner.prompts)
-    if isinstance(learner.config, OnlineDPOConfig):
-        return online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
-    return learn(learner, make_experience(learner, rollout(learner, prompts))).metrics
-
-
 @pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.exhaustive
 def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
@@ -317,9 +282,9 @@ def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
     _, undisturbed, _, _ = online(name)
     models = [model for model in (learner.policy, learner.reference, learner.critic) if model is not None]
     with memory_of(50, *models) as out, memory_of(40, *models, where="backward"):
-        found = [without_times(do(learner)) for _ in range(2)]
+        found = [timeless(step_online(learner)[0]) for _ in range(2)]
         found.append(evaluate(learner, held_out))
-    expected = [without_times(do(undisturbed)) for _ in range(2)]
+    expected = [timeless(step_online(undisturbed)[0]) for _ in range(2)]
     expected.append(evaluate(undisturbed, held_out))
     assert out
     assert learner.room.found.rows < 8
@@ -410,11 +375,11 @@ def test_records_mixed_in_are_the_same_after_an_attempt(online, name):
     _, smaller, _, _ = online(name, micro_batch_size=2)
     seen = []
     with memory_of(80, learner.policy, only_once=True) as out:
-        seen = [without_times(do(learner)) for _ in range(2)]
+        seen = [timeless(step_online(learner)[0]) for _ in range(2)]
     assert out
     assert learner.ptx.order.state_dict() != {"epoch": 0, "cursor": 0}
     for _ in range(2):
-        do(smaller)
+        step_online(smaller)
     assert learner.ptx.order.state_dict() == smaller.ptx.order.state_dict()
     assert all("loss/ptx" in metrics for metrics in seen)
 

@@ -1,6 +1,5 @@
 """The reward model learns preferences, from pairs of any length, and its gradient does not know the micro-batch size."""
 
-import json
 import random
 
 import pytest
@@ -12,6 +11,8 @@ from heedful.data.chat import RewardInputs
 from heedful.data.loading import RankingRows
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.train.reward import accumulate
+from jsonl import write_jsonl
+from plain import random_text
 
 CPU = torch.device("cpu")
 
@@ -24,18 +25,14 @@ def planted(tmp_path):
     def word(letters):
         return "".join(random.choices(letters, k=random.randint(2, 8)))
 
-    path = tmp_path / "pairs.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for i in range(160):
-            plain = word("abcdefgh")
-            position = random.randrange(len(plain))
-            pair = {
-                "prompt": f"第{i}题 {word('mnop')}",
-                "chosen": plain[:position] + "z" + plain[position:],
-                "rejected": word("abcdefgh") + random.choice("abcdefgh"),
-            }
-            file.write(json.dumps(pair, ensure_ascii=False) + "\n")
-    return str(path)
+    def pair(number):
+        plain = word("abcdefgh")
+        position = random.randrange(len(plain))
+        chosen = plain[:position] + "z" + plain[position:]
+        prompt = f"第{number}题 {word('mnop')}"
+        return {"prompt": prompt, "chosen": chosen, "rejected": word("abcdefgh") + random.choice("abcdefgh")}
+
+    return write_jsonl(tmp_path / "pairs.jsonl", [pair(i) for i in range(160)])
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
@@ -63,12 +60,15 @@ def rows(tokenizer, num: int, *, margins: bool = False) -> list[RankingRows]:
     random.seed(1)
     inputs = RewardInputs(tokenizer)
 
-    def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20)))
-
     pairs = []
     for i in range(num):
-        ranking = Ranking(text(), (text(), text()), (0, 1), f"row {i}", margin=random.random() if margins else None)
+        ranking = Ranking(
+            random_text(),
+            (random_text(), random_text()),
+            (0, 1),
+            f"row {i}",
+            margin=random.random() if margins else None,
+        )
         encoded = [inputs.encode(ranking.prompt, response) for response in ranking.responses]
         pairs.append(RankingRows(ranking, tuple(encoded)))
     return pairs

@@ -13,14 +13,10 @@ from heedful.data.messages import as_dict
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards.models import ModelReward
 from heedful.rewards.resolve import resolve_rewards
+from jsonl import write_jsonl
 
 CPU = torch.device("cpu")
 FACTS = [("你好", "您好！"), ("2+2?", "4"), ("name a colour", "blue, or red")]
-
-
-def jsonl(path, records):
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -31,7 +27,7 @@ def train(tiny, tmp_path):
 
     def run(name, **changes):
         settings = {
-            "data": jsonl(tmp_path / "pairs.jsonl", pairs), "eval_data": jsonl(tmp_path / "held.jsonl", pairs),
+            "data": write_jsonl(tmp_path / "pairs.jsonl", pairs), "eval_data": write_jsonl(tmp_path / "held.jsonl", pairs),
             "batch_size": 3, "max_steps": 4, "eval_every": 1, "sample_every": 0, "learning_rate": 1e-2,
             "dtype": "float32", "model": tiny("gpt2"),
         }  # fmt: skip
@@ -45,7 +41,7 @@ def train(tiny, tmp_path):
 def demonstrations(tmp_path):
     """A file of three, one of them cut; its path."""
     records = [{"prompt": p, "completion": c, "truncated": i == 2} for i, (p, c) in enumerate(FACTS)]
-    return jsonl(tmp_path / "示例.jsonl", records)
+    return write_jsonl(tmp_path / "示例.jsonl", records)
 
 
 def load(folder):
@@ -99,7 +95,7 @@ def test_rewards_and_evaluation_apply_it(train, demonstrations, tmp_path):
     prompts, answers = zip(*FACTS, strict=True)
     given = reward.function(prompts=prompts, completions=answers, truncated=[False, False, True])
     assert sum(given) / 3 == pytest.approx(0, abs=1e-5)
-    data = jsonl(tmp_path / "good.jsonl", [{"prompt": p, "chosen": c, "rejected": f"{c}?"} for p, c in FACTS])
+    data = write_jsonl(tmp_path / "good.jsonl", [{"prompt": p, "chosen": c, "rejected": f"{c}?"} for p, c in FACTS])
     config = AccuracyConfig(reward_model=str(final), data=data, device="cpu", dtype="float32")
     shifted = evaluate_accuracy(config)["score_mean"]
     offset = offset_of(final)
@@ -121,8 +117,8 @@ def test_demonstrations_are_read_as_for_sft(train, tmp_path, demonstrations):
     turns = [
         {"role": r, "content": c} for r, c in (("user", "你好"), ("assistant", "好"), ("user", "?"), ("assistant", "!"))
     ]
-    path = jsonl(tmp_path / "chat.jsonl", [{"messages": turns}])
-    data = jsonl(tmp_path / "named.jsonl", [{"q": f"{i}", "chosen": "a", "rejected": "b"} for i in range(3)])
+    path = write_jsonl(tmp_path / "chat.jsonl", [{"messages": turns}])
+    data = write_jsonl(tmp_path / "named.jsonl", [{"q": f"{i}", "chosen": "a", "rejected": "b"} for i in range(3)])
     final = train("run", offset_data=path, data=data, eval_data=data, columns="prompt=q", max_steps=1) / "final"
     model, inputs = load(final)
     read = read_demonstrations(path)
@@ -136,7 +132,7 @@ def test_demonstrations_are_read_as_for_sft(train, tmp_path, demonstrations):
 def test_unusable_and_too_long_demonstrations(train, tmp_path):
     """An error before anything is written, or counted."""
     good, long, empty = ({"prompt": "问", "completion": c} for c in ("好", "很" * 99, " "))
-    path = jsonl(tmp_path / "示例.jsonl", [*[good] * 18, long, empty])
+    path = write_jsonl(tmp_path / "示例.jsonl", [*[good] * 18, long, empty])
     with pytest.raises(DataError, match=r"示例\.jsonl:20: `completion` is empty"):
         train("run", offset_data=path)
     with pytest.raises(DataError, match=r"1 of 19 demonstrations are longer than 128 tokens: .*示例\.jsonl:19"):
@@ -160,7 +156,7 @@ def test_the_file_is_written_down_and_protected(train, tmp_path, demonstrations)
     run = train("run", offset_data=demonstrations)
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert demonstrations in environment["data"]
-    inside = jsonl(run / "示例.jsonl", [{"prompt": "问", "completion": "好"}])
+    inside = write_jsonl(run / "示例.jsonl", [{"prompt": "问", "completion": "好"}])
     with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
         train("run", offset_data=inside, overwrite=True)
 

@@ -1,6 +1,5 @@
 """The reward model learns from rankings of any length: every pair of a prompt, every response read once."""
 
-import json
 import random
 
 import pytest
@@ -13,6 +12,8 @@ from heedful.data.loading import RankingRows, encode_rankings
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.train.reward import accumulate, evaluate_rankings, micro_batches
 from heedful.types import MicroBatch
+from jsonl import read_jsonl, write_jsonl
+from plain import random_text
 
 CPU = torch.device("cpu")
 RANKS = [(0, 1), (2, 0, 1), (0, 1, 1, 2), (1, 0), (0, 3, 2, 1, 4), (0, 0, 1)]
@@ -31,11 +32,10 @@ def model_and_inputs(tiny):
 def make(inputs, all_ranks=RANKS, *, margins=False) -> list[RankingRows]:
     random.seed(1)
 
-    def text():
-        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20)))
-
     rankings = [
-        Ranking(text(), tuple(text() for _ in ranks), ranks, f"row {i}", random.random() if margins else None)
+        Ranking(
+            random_text(), tuple(random_text() for _ in ranks), ranks, f"row {i}", random.random() if margins else None
+        )
         for i, ranks in enumerate(all_ranks)
     ]
     return encode_rankings(rankings, inputs, max_length=128, action="error", equal_pairs="error")[0]
@@ -161,11 +161,6 @@ def test_pairs_are_trained_to_the_bit_as_by_the_pairwise_loss(tiny, config, arch
     assert torch.equal(found, expected)
 
 
-def written(path, records):
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def settings(tiny, tmp_path, name, **more):
     return RewardConfig(
         model=tiny("gpt2"), output=tmp_path / name, dtype="float32", **({"sample_every": 0, "max_steps": 3} | more)
@@ -181,7 +176,7 @@ def test_rankings_of_two_are_pairs(tiny, tmp_path):
     weights, metrics = [], []
     for name, records in (("pairs", as_pairs), ("rankings", as_rankings)):
         run = settings(
-            tiny, tmp_path, name, data=written(tmp_path / f"{name}.jsonl", records), batch_size=4, eval_fraction=0.3
+            tiny, tmp_path, name, data=write_jsonl(tmp_path / f"{name}.jsonl", records), batch_size=4, eval_fraction=0.3
         )
         metrics.append(train_reward(run)["last_evaluation"])
         weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
@@ -210,15 +205,14 @@ def test_separates_planted_rankings_on_held_out_prompts(tiny, tmp_path, mixed):
             records.append({"prompt": prompt, "responses": [response(z) for z in zs], "ranks": [9 - z for z in zs]})
     summary = train_reward(
         settings(
-            tiny, tmp_path, "run", data=written(tmp_path / "排序.jsonl", records), eval_fraction=0.25, batch_size=25,
+            tiny, tmp_path, "run", data=write_jsonl(tmp_path / "排序.jsonl", records), eval_fraction=0.25, batch_size=25,
             learning_rate=5e-3, max_steps=None, epochs=14, eval_every=0, num_samples=2, sample_every=1000,
         )
     )  # fmt: skip
     assert summary["data"]["held_out"] > 25
     assert summary["first_evaluation"]["eval/accuracy"] < 0.8
     assert summary["last_evaluation"]["eval/accuracy"] >= 0.9
-    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    for sample in map(json.loads, lines):
+    for sample in read_jsonl(tmp_path / "run" / "samples.jsonl"):
         assert sample["chosen"].count("z") > sample["rejected"].count("z")
         assert sample["chosen score"] > sample["rejected score"]
 

@@ -1,7 +1,5 @@
 """SFT learns what it is shown, to the last token, whatever the micro-batch size."""
 
-import json
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from heedful.data.loading import Example
 from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.train.sft import accumulate, evaluate_loss
 from heedful.types import MicroBatch
+from jsonl import read_jsonl, write_jsonl
 
 CPU = torch.device("cpu")
 
@@ -38,7 +37,7 @@ def config(tiny, demonstrations, tmp_path):
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
 def test_overfits_five_pairs_to_exact_greedy_recall_with_the_stop(config, tiny, demonstrations, tmp_path, architecture):
     """Greedy decoding by transformers itself gives each answer and then the end of turn, and nothing after it."""
-    train_sft(config(model=tiny(architecture), max_steps=80))
+    train_sft(config(model=tiny(architecture), max_steps=60))
     final = str(tmp_path / "run" / "final")
     model, tokenizer = load_causal_lm(final).eval(), load_tokenizer(final)
     renderer = Renderer(tokenizer)
@@ -137,23 +136,11 @@ def test_a_resolved_config_repeats_its_run(config, numbers, tmp_path):
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
 
 
-def test_plain_text_is_learned_and_perplexity_falls(tiny, tmp_path):
+def test_plain_text_is_learned_and_perplexity_falls(config, tiny, tmp_path):
     """``text`` records need no prompt; a text longer than the context is cut into pieces, none of it lost."""
     text = "从前有座山，山里有座庙。" * 12
-    path = tmp_path / "text.jsonl"
-    path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
-    summary = train_sft(
-        SFTConfig(
-            model=tiny("qwen3"),
-            data=str(path),
-            eval_data=str(path),
-            output=tmp_path / "run",
-            batch_size=2,
-            max_steps=80,
-            learning_rate=1e-2,
-            dtype="float32",
-        )
-    )
+    path = write_jsonl(tmp_path / "text.jsonl", [{"text": text}])
+    summary = train_sft(config(model=tiny("qwen3"), data=path, eval_data=path, batch_size=2, max_steps=65))
     assert summary["data"]["text_pieces"] == 2 * -(-len(text.encode()) // 127)
     assert summary["first_evaluation"]["eval/perplexity"] > 200
     assert summary["last_evaluation"]["eval/perplexity"] < 1.5
@@ -176,7 +163,7 @@ def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
     """With the loss on the prompt, its likelihood rises as well; with the response alone it hardly does."""
     losses = {}
     for loss_on in ("response", "all"):
-        train_sft(config(output=tmp_path / loss_on, loss_on=loss_on, max_steps=90))
+        train_sft(config(output=tmp_path / loss_on, loss_on=loss_on, max_steps=50))
         policy = Policy(load_causal_lm(str(tmp_path / loss_on / "final")))
         renderer = Renderer(load_tokenizer(config().model))
         prompts = [renderer.prompt_ids(d.prompt) for d in read_demonstrations(config().data)]
@@ -198,10 +185,9 @@ def test_prompts_near_the_context_are_trained_on_and_not_sampled(config, tmp_pat
     long_prompt = {"prompt": "长" * 38, "completion": "好"}  # 114 bytes of 128
     short_prompt = {"prompt": "短", "completion": "好"}
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in (long_prompt, short_prompt)), encoding="utf-8")
+    write_jsonl(path, (long_prompt, short_prompt))
     train_sft(config(data=str(path), batch_size=2, max_steps=1, sample_every=1))
-    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == ["短"]
+    assert [row["prompt"] for row in read_jsonl(tmp_path / "run" / "samples.jsonl")] == ["短"]
     assert (tmp_path / "run" / "final" / "config.json").is_file()
 
 
@@ -209,7 +195,6 @@ def test_the_table_of_samples_halves_a_short_context_between_prompt_and_response
     """Of 20 tokens, 10 are for the response: a prompt of 10 bytes is sampled from, one of 11 is not."""
     prompts = ["a" * 10, "b" * 11]
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps({"prompt": one, "completion": "c"}) + "\n" for one in prompts), encoding="utf-8")
+    write_jsonl(path, [{"prompt": one, "completion": "c"} for one in prompts])
     train_sft(config(model=tiny("qwen3", max_length=20), data=str(path), batch_size=2, max_steps=1, sample_every=1))
-    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == prompts[:1]
+    assert [row["prompt"] for row in read_jsonl(tmp_path / "run" / "samples.jsonl")] == prompts[:1]

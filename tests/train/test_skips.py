@@ -5,7 +5,6 @@ They come from where they come from in real runs: a gradient that overflows, wei
 """
 
 import copy
-import json
 import math
 
 import pytest
@@ -15,27 +14,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from heedful import (
     A2CConfig,
     CheckpointError,
-    DPOConfig,
     GRPOConfig,
-    KTOConfig,
     OnlineDPOConfig,
     PPOConfig,
-    RewardConfig,
     SFTConfig,
     TrainingError,
-    train_grpo,
-    train_online_dpo,
-    train_ppo,
 )
-from heedful.cli import main
 from heedful.models.save import check_finite
-from heedful.train import dpo, kto, reward, sft
+from heedful.train import sft
 from heedful.train.metric_sums import MetricSums
-from heedful.train.online import online_dpo
-from heedful.train.online.ppo import learn, make_experience
-from heedful.train.online.rollout import rollout
+from heedful.train.online.ppo import learn
 from heedful.train.online.start import start
 from heedful.train.online.update import MOST_APPROX_KL, broken_numbers
+from jsonl import read_jsonl, read_metrics
+from trainers import MODULES, TRAIN, begin, step_online
 
 NORM = torch.nn.utils.get_total_norm
 
@@ -51,10 +43,6 @@ def overflow(patch, *steps):
         return NORM(gradients)
 
     patch.setattr(torch.nn.utils, "get_total_norm", norm)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def numbers(state):
@@ -76,41 +64,20 @@ def equal(a, b):
 
 # -------------------------------------------------------------------------------------------------- trainers from data
 
-OFFLINE = {
-    "sft": (SFTConfig, sft, sft.train_sft),
-    "reward": (RewardConfig, reward, reward.train_reward),
-    "dpo": (DPOConfig, dpo, dpo.train_dpo),
-    "kto": (KTOConfig, kto, kto.train_kto),
-}
 
-
-@pytest.fixture
-def offline(tiny, demonstrations, write, tmp_path):
-    """``offline(name, **changes)``: settings of five steps of three records."""
-    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
-
-    def make(name, **changes):
-        kind = OFFLINE[name][0]
-        common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 3}
-        common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
-        return kind(**(common | {"output": tmp_path / "run", "max_steps": 5, "sample_every": 0} | changes))
-
-    return make
-
-
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offline, name, monkeypatch, capsys):
     """The run goes on, and the file names the records of just that step."""
     settings = offline(name)
     overflow(monkeypatch, 3)
-    summary = OFFLINE[name][2](settings)
+    summary = TRAIN[type(settings)](settings)
     assert summary["steps"] == 5
-    logged = lines(settings.output / "metrics.jsonl")
+    logged = read_metrics(settings.output)
     assert [line.get("optimizer/skipped_steps") for line in logged] == [None, None, 1.0, None, None]
     assert [("optimizer/grad_norm" in line) for line in logged] == [True, True, False, True, True]
-    (left_out,) = lines(settings.output / "skipped.jsonl")
+    (left_out,) = read_jsonl(settings.output / "skipped.jsonl")
     assert (left_out["step"], left_out["update"], left_out["not_finite"]) == (3, 1, ["gradient norm inf"])
-    learner = OFFLINE[name][1].start(offline(name, output=settings.output.with_name("again")))[0]
+    learner = MODULES[name].start(offline(name, output=settings.output.with_name("again")))[0]
     third = [next(learner.batches) for _ in range(3)][2]
     of_a_line = 2 if name == "kto" else 1  # it takes pairs apart
     expected = list(dict.fromkeys(f"{settings.data}:{row // of_a_line + 1}" for row in third))
@@ -120,18 +87,11 @@ def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offl
     assert str(settings.output / "skipped.jsonl") in said
 
 
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", MODULES)
 def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, monkeypatch):
     """Weights, moments and Adam's count of steps are bit for bit those before it."""
     settings = offline(name)
-    module = OFFLINE[name][1]
-    learner, data, *_ = module.start(settings)
-    rows = data if name == "reward" else data.train
-    more = () if name == "reward" else (data.pad_id,)
-
-    def step():
-        return module.learn(learner, [rows[i] for i in next(learner.batches)], *more, settings)
-
+    learner, step = begin(settings)
     step()
     before = numbers(learner.state_dict())
     with monkeypatch.context() as patch:
@@ -157,37 +117,31 @@ def test_too_many_in_a_row_end_the_run(offline, monkeypatch, bad, ends_at):
         sft.train_sft(settings)
     assert caught.value.status == 4
     assert str(settings.output / "skipped.jsonl") in str(caught.value)
-    assert [line["step"] for line in lines(settings.output / "metrics.jsonl")] == list(range(1, ends_at + 1))
-    assert [line["step"] for line in lines(settings.output / "skipped.jsonl")] == list(bad)
+    assert [line["step"] for line in read_metrics(settings.output)] == list(range(1, ends_at + 1))
+    assert [line["step"] for line in read_jsonl(settings.output / "skipped.jsonl")] == list(bad)
 
 
 def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
     settings = offline("sft")
-    learner, data = sft.start(settings)
-    again, _ = sft.start(settings)
+    (learner, step), (again, its_step) = begin(settings), begin(settings)
     overflow(monkeypatch, 1, 2, 3, 4)
-
-    def step(learner):
-        sft.learn(learner, [data.train[i] for i in next(learner.batches)], data.pad_id, settings)
-
     for _ in range(3):
-        step(learner)
+        step()
     learner.skips.check()
     again.load_state_dict(copy.deepcopy(learner.state_dict()))
-    step(again)
+    its_step()
     with pytest.raises(TrainingError, match="4 steps in a row"):
         again.skips.check()
 
 
-def test_the_command_line_ends_with_status_4(offline, monkeypatch, capsys):
+def test_the_command_line_ends_with_status_4(heedful, offline, monkeypatch):
     settings = offline("sft")
     overflow(monkeypatch, 2, 3, 4, 5)
-    flags = {"model": settings.model, "data": settings.data, "output": settings.output, "batch-size": 3}
-    flags |= {"eval-fraction": 0, "max-steps": 5, "sample-every": 0, "dtype": "float32"}
-    assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 4
-    said = capsys.readouterr().err
-    assert "heedful: TrainingError: 4 steps in a row made no update" in said
-    assert "Traceback" not in said
+    paths = {"model": settings.model, "data": settings.data, "output": settings.output}
+    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=5, sample_every=0)
+    assert done.status == 4
+    assert "heedful: TrainingError: 4 steps in a row made no update" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_record_with_a_broken_token_is_found(tiny, tmp_path, write):
@@ -208,7 +162,7 @@ def test_a_record_with_a_broken_token_is_found(tiny, tmp_path, write):
         sample_every=0, lora_rank=2, dtype="float32", learning_rate=1e-2, lora_alpha=4,
     )  # fmt: skip
     assert sft.train_sft(settings)["steps"] == 12
-    left_out = lines(settings.output / "skipped.jsonl")
+    left_out = read_jsonl(settings.output / "skipped.jsonl")
     assert [line["records"] for line in left_out] == [[f"{data}:3"]] * 2
     assert [line["not_finite"] for line in left_out] == [["loss/sft nan"]] * 2
 
@@ -226,7 +180,6 @@ ONLINE = {
         {"critic": "separate", "ema_decay": 0.5, "kl_target": 1.0, "kl_horizon": 40, "ptx_coef": 0.5},
     ),
 }
-TRAINERS = {PPOConfig: train_ppo, A2CConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 
 
 @pytest.fixture
@@ -255,30 +208,22 @@ def too_large(word):
     return reward
 
 
-def updates(learner):
-    """Does one step of whatever algorithm."""
-    prompts = next(learner.prompts)
-    if isinstance(learner.config, OnlineDPOConfig):
-        return online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
-    return learn(learner, make_experience(learner, rollout(learner, prompts))).metrics
-
-
 @pytest.mark.parametrize("name", ONLINE)
 def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, monkeypatch):
     """Every gradient of a step overflows: policy, critic, average and moments stay, bit for bit."""
     settings = online(name)
     learner = start(settings, [length]).learner
-    updates(learner)
+    step_online(learner)
     before = numbers(learner.state_dict())
     with monkeypatch.context() as patch:
         overflow(patch, *range(1, 100))
-        metrics = updates(learner)
+        metrics, _ = step_online(learner)
     after = numbers(learner.state_dict())
     assert equal(after, before)
     assert metrics["optimizer/skipped_steps"] >= 1
     assert all(map(math.isfinite, metrics.values())), "metrics are those of updates that were made"
     assert learner.state_dict()["skipped_in_a_row"] == 1
-    updates(learner)
+    step_online(learner)
     assert not equal(numbers(learner.state_dict()), before)
     assert learner.state_dict()["skipped_in_a_row"] == 0
 
@@ -287,14 +232,14 @@ def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, m
 def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(online, name, prompts, capsys):
     """Without whitening the other minibatches are learned from; with it no number of the rollout batch is left."""
     settings = online(name, steps=5, samples_per_prompt=2, minibatch_size=2)
-    summary = TRAINERS[type(settings)](settings, rewards=[too_large("苹果")])
+    summary = TRAIN[type(settings)](settings, rewards=[too_large("苹果")])
     assert summary["steps"] == 5
-    left_out = lines(settings.output / "skipped.jsonl")
+    left_out = read_jsonl(settings.output / "skipped.jsonl")
     assert left_out
     for line in left_out:
         assert line["records"] == [f"{prompts}:9"], "the record with 苹果 and no other"
         assert {"loss/policy nan", "loss/value inf"} & set(line["not_finite"])
-    logged = {line["step"]: line for line in lines(settings.output / "metrics.jsonl")}
+    logged = {line["step"]: line for line in read_metrics(settings.output)}
     of_step = logged[left_out[0]["step"]]
     assert of_step["optimizer/skipped_steps"] in ((1, 2) if name == "grpo" else (4,))
     assert ("optimizer/grad_norm" in of_step) == (name == "grpo")
@@ -309,7 +254,7 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
 def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
     """Online DPO would go on: it only ranks, and 1e39 is more than 12."""
     with pytest.raises(TrainingError, match="4 steps in a row made no update") as caught:
-        TRAINERS[ONLINE[name][0]](online(name, steps=9), rewards=[too_large("")])
+        TRAIN[ONLINE[name][0]](online(name, steps=9), rewards=[too_large("")])
     assert caught.value.status == 4
 
 
@@ -341,15 +286,15 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, bad):
-    for name in OFFLINE:
-        learner = OFFLINE[name][1].start(offline(name))[0]
-        learner.save(tmp_path / name)
+@pytest.mark.parametrize("name", MODULES)
+def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, name):
+    learner, _ = begin(offline(name))
+    learner.save(tmp_path / "whole")
+    for bad in (math.nan, math.inf, -math.inf):
         next(learner.model.parameters()).data.view(-1)[-1] = bad
         with pytest.raises(CheckpointError, match=r"1 of .* weights that learn hold numbers that are not finite"):
-            learner.save(tmp_path / f"{name}-broken")
-        assert not (tmp_path / f"{name}-broken").exists()
+            learner.save(tmp_path / "broken")
+        assert not (tmp_path / "broken").exists()
 
 
 def test_a_critic_that_is_not_finite_is_not_saved_either(online, length, tmp_path):
@@ -376,7 +321,7 @@ def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, 
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(math.nan)
-    metrics = updates(learner)
+    metrics, _ = step_online(learner)
     assert metrics["optimizer/skipped_steps"] == 2
     assert learner.skips.in_a_row == 1
     assert math.isfinite(learner.kl.coef)
@@ -384,6 +329,6 @@ def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, 
         for parameter, right in zip(module.parameters(), saved, strict=True):
             parameter.copy_(right)
     assert equal(numbers(learner.state_dict()), before)
-    metrics = updates(learner)
+    metrics, _ = step_online(learner)
     assert all(map(math.isfinite, metrics.values()))
     assert not equal(numbers(learner.state_dict()), before)

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
-from heedful.train import dpo, kto, reward, sft
-from heedful.train.online import online_dpo
-from heedful.train.online.ppo import learn, make_experience
-from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from heedful.train.state import load_trained_weights, trained_weights
+from jsonl import timeless
+from trainers import CONFIGS, MODULES, begin, step_online
 
 BEFORE, AFTER = 2, 2
 UPDATES = {"minibatch_size": 4, "ppo_epochs": 2}
@@ -64,63 +62,26 @@ WEIGHTS = ("model", "policy", "critic", "average")
 
 
 @pytest.fixture
-def begin(config, tiny, demonstrations, length, write, tmp_path):
-    """``begin(kind)``: a learner before its first step, and a function that does a step and returns its metrics.
-
-    The table of samples is part of a step: it draws random numbers too.
-    """
-    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
-    offline = {"model": tiny("qwen3"), "output": tmp_path / "run", "eval_fraction": 0.0, "batch_size": 3}
-    offline |= {"max_steps": BEFORE + AFTER + 1, "learning_rate": 1e-2, "dtype": "float32"}
+def started(config, offline, tiny, demonstrations, length):
+    """``started(kind)``: a learner before its first step, and a function that does a step and returns its metrics."""
 
     def make(kind):
         config_class, changes = KINDS[kind]
-        if config_class is SFTConfig:
-            settings = SFTConfig(**(offline | {"data": demonstrations} | changes))
-            learner, data = sft.start(settings)
-            rows = data.train
-            return learner, lambda: {
-                **sft.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
-                "samples": sft.sample_rows(learner, data),
-            }
-        if config_class is RewardConfig:
-            settings = RewardConfig(**(offline | {"data": pairs} | changes))
-            learner, rows, *_ = reward.start(settings)
-            return learner, lambda: reward.learn(learner, [rows[i] for i in next(learner.batches)], settings)
-        if config_class in (DPOConfig, KTOConfig):
-            trainer = dpo if config_class is DPOConfig else kto
-            settings = config_class(**(offline | {"data": pairs} | changes))
-            learner, data = trainer.start(settings)
-            rows = data.train
-            return learner, lambda: {
-                **trainer.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
-                "samples": trainer.sample_rows(learner, data),
-            }
-        ptx = {"ptx_data": demonstrations} if "ptx_coef" in changes else {}
-        online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": BEFORE + AFTER + 1, "max_new_tokens": 6}
+        steps, ptx = BEFORE + AFTER + 1, {"ptx_data": demonstrations} if "ptx_coef" in changes else {}
+        for name in MODULES:
+            if config_class is CONFIGS[name]:
+                settings = offline(name, max_steps=steps, lr_schedule="linear", sample_every=50, **changes)
+                return begin(settings, with_samples=True)
+        online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": steps, "max_new_tokens": 6}
         learner = start(config(config_class, **(online | ptx | changes)), [length]).learner
-        if config_class is OnlineDPOConfig:
-            return (
-                learner,
-                lambda: (
-                    online_dpo.learn(
-                        learner, online_dpo.make_experience(learner, rollout(learner, next(learner.prompts)))
-                    ).metrics
-                ),
-            )
-        return (
-            learner,
-            lambda: learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics,
-        )
+        return learner, lambda: step_online(learner)[0]
 
     return make
 
 
 def go_on(learner, step, steps):
     """Metrics of the next steps but for times, and the state after them."""
-    metrics = [
-        {name: value for name, value in step().items() if not name.startswith(("time/", "perf/"))} for _ in range(steps)
-    ]
+    metrics = [timeless(step()) for _ in range(steps)]
     return {"metrics": metrics, **copy.deepcopy(learner.state_dict())}
 
 
@@ -160,15 +121,15 @@ OFTEN = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.exhaustive) for kind in KINDS]
 )
-def test_a_run_goes_on_bit_for_bit(begin, kind):
-    learner, step = begin(kind)
+def test_a_run_goes_on_bit_for_bit(started, kind):
+    learner, step = started(kind)
     at_start = copy.deepcopy(learner.state_dict())
     for _ in range(BEFORE):
         step()
     state = copy.deepcopy(learner.state_dict())
     assert differing(at_start, state), "the steps change something"
     expected = go_on(learner, step, AFTER)
-    again, its_step = begin(kind)
+    again, its_step = started(kind)
     disturb()
     again.load_state_dict(copy.deepcopy(state))
     assert differing(again.state_dict(), state) == []
@@ -200,14 +161,14 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("kind", "key"), MUTANTS)
 @pytest.mark.exhaustive
-def test_without_any_part_of_the_state_the_run_would_go_on_otherwise(begin, kind, key):
+def test_without_any_part_of_the_state_the_run_would_go_on_otherwise(started, kind, key):
     """In its weights or metrics, not only in what was left out. So the test above can fail."""
-    learner, step = begin(kind)
+    learner, step = started(kind)
     for _ in range(BEFORE):
         step()
     state = copy.deepcopy(learner.state_dict())
     expected = go_on(learner, step, AFTER)
-    again, its_step = begin(kind)
+    again, its_step = started(kind)
     if key == "score_norm":  # as if it had measured nothing yet
         again.score_norm = type(again.score_norm)()
     fresh = copy.deepcopy(again.state_dict())
@@ -222,8 +183,8 @@ def test_without_any_part_of_the_state_the_run_would_go_on_otherwise(begin, kind
     assert differing(*outcome), f"{key} makes no difference"
 
 
-def test_what_is_frozen_is_not_part_of_the_state(begin):
-    learner, _ = begin("everything")
+def test_what_is_frozen_is_not_part_of_the_state(started):
+    learner, _ = started("everything")
     state = learner.state_dict()
     assert all(".lora_" in name for name in state["policy"])
     assert all(".lora_" in name or name.startswith("value_head") for name in state["critic"])
@@ -236,9 +197,9 @@ def without_tensors(state):
 
 
 @pytest.mark.parametrize("kind", ["sft", "shared", "everything"])
-def test_a_state_stays_as_it_is_while_training_goes_on(begin, kind):
+def test_a_state_stays_as_it_is_while_training_goes_on(started, kind):
     """Its numbers do, and its tensors are the learner's own, as torch's are. A learner that goes on from it changes none."""
-    learner, step = begin(kind)
+    learner, step = started(kind)
     step()
     live = learner.state_dict()
     state = copy.deepcopy(live)
@@ -247,7 +208,7 @@ def test_a_state_stays_as_it_is_while_training_goes_on(begin, kind):
     assert differing(live, before)
     assert differing(without_tensors(live), without_tensors(before)) == []
     assert differing(learner.state_dict(), before)
-    again, its_step = begin(kind)
+    again, its_step = started(kind)
     again.load_state_dict(state)
     its_step()
     assert differing(state, before) == []

@@ -1,7 +1,6 @@
 """Embedding rows that nobody trained, such as a padding token's zeros, and what a token that reads one does to a run."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from heedful.core import sft_loss
 from heedful.kernels.weights import hold_untrained_rows
 from heedful.models import Policy
 from heedful.models.tiny import tiny_config
+from jsonl import read_metrics, write_jsonl
 
 PADDING = 0
 SHAPE = {"vocab_size": 264, "hidden_size": 32, "num_layers": 2, "max_length": 256, "initializer_range": 0.1}
@@ -38,14 +38,13 @@ def made(tiny, tmp_path):
 
 def learned(heedful, model, run, *more):
     """Gradient norm of one step of SFT on an answer that has the letters 读 and x, and on more of them."""
-    data, texts = run.parent / "data.jsonl", ("xyz 读", *more)
+    texts = ("xyz 读", *more)
     records = [{"prompt": "怎么读？", "completion": text} for text in texts]
-    data.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
-    settings = f"--max-steps 1 --batch-size {len(texts)} --learning-rate 1e-4 --eval-fraction 0 --dtype float32"
-    done = heedful("sft", "--model", model, "--data", data, "--output", run, *settings.split())
+    paths = {"model": model, "data": write_jsonl(run.parent / "data.jsonl", records), "output": run}
+    settings = {"max_steps": 1, "batch_size": len(texts), "learning_rate": 1e-4, "eval_fraction": 0, "dtype": "float32"}
+    done = heedful("sft", **paths, **settings)
     assert done.status == 0, done.err
-    first = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    return first["optimizer/grad_norm"]
+    return read_metrics(run)[0]["optimizer/grad_norm"]
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -51,11 +51,6 @@ def test_the_weights_come_back_after_an_error_too():
     assert float(module.weight.detach()) == 2.0
 
 
-def test_without_an_average_nothing_happens():
-    with averaged(None):
-        pass
-
-
 def test_the_average_is_evaluated_and_saved_and_the_live_policy_samples(config, length, numbers, tmp_path):
     """Two runs of one seed and one optimizer step a batch: training is the same, the saved models are the average."""
     common = {"rollout_batch_size": 4, "minibatch_size": 4, "samples_per_prompt": 1, "ppo_epochs": 1}

@@ -1,7 +1,6 @@
 """Groups whose scores all tie get other prompts, in bounds; what could not be replaced is counted and said once."""
 
 import inspect
-import json
 import math
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_grpo, train_online_dpo
 from heedful.train.online.rollout import refill_ties, sample_and_score
 from heedful.train.online.start import start
+from jsonl import read_metrics
 
 ROUNDS = {"dynamic_sampling_rounds": 3, "eval_fraction": 0.0, "samples_per_prompt": 4, "rollout_batch_size": 12}
 ROUNDS |= {"minibatch_size": 12, "max_new_tokens": 6}
@@ -95,7 +95,7 @@ def test_what_cannot_be_refilled_is_bounded_counted_and_said_once(config, capsys
     settings = config(GRPOConfig, **ROUNDS, steps=3)
     train_grpo(settings, rewards=[one])
     assert calls[1:] == [12, 12, 12, 12] * 3, "the first call is the trial"
-    lines = [json.loads(x) for x in (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(settings.output)
     assert [line["rollout/unfilled_frac"] for line in lines] == [1.0] * 3
     assert [line["rollout/refilled_frac"] for line in lines] == [0.0] * 3
     assert [line["rollout/sampled_responses"] for line in lines] == [48.0] * 3
@@ -207,7 +207,7 @@ def test_dense_scores_and_failed_rows_stay_with_their_responses(begin):
 def test_pairs_come_from_refilled_groups_too(config):
     settings = config(OnlineDPOConfig, **ROUNDS | {"dynamic_sampling_rounds": 30}, steps=2)
     train_online_dpo(settings, rewards=[only_for(3, 4)])
-    lines = [json.loads(x) for x in (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(settings.output)
     assert [line["reward/tied_frac"] for line in lines] == [0.0, 0.0]
     assert all(line["rollout/refilled_frac"] > 0 for line in lines)
 

@@ -22,6 +22,7 @@ from heedful.models import Policy, load_causal_lm
 from heedful.sampling import generate
 from heedful.train.online.ppo import train_online
 from heedful.train.online.start import kl_control
+from jsonl import read_jsonl
 
 SAME_SEED = {
     "shared": (PPOConfig, {}),
@@ -104,7 +105,7 @@ def test_without_a_price_on_kl_the_samples_have_none(config, length, kind):
     assert "eval/kl" not in summary["last_evaluation"]
     assert "reference/kl" not in summary["last_step"]
     assert "reference/kl_coef" not in summary["last_step"]
-    rows = [json.loads(line) for line in (settings.output / "samples.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(settings.output / "samples.jsonl")
     assert rows
     assert all("kl" not in row for row in rows)
 

@@ -1,6 +1,5 @@
 """Responses on which a reward failed: in no loss, baseline, norm or mean, and counted; too many of them end the run."""
 
-import json
 import math
 
 import pytest
@@ -23,11 +22,11 @@ from heedful import (
     train_online_dpo,
     train_ppo,
 )
-from heedful.cli import main
 from heedful.models import load_causal_lm
 from heedful.rewards import Ensemble
 from heedful.train.online.evaluation import sample_rows
 from heedful.train.online.rollout import rollout
+from jsonl import read_metrics
 
 RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),
@@ -57,8 +56,7 @@ def without(rows, size=8):
 
 
 def lines(run):
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in found if "reward/score_mean" in line]
+    return read_metrics(run, having="reward/score_mean")
 
 
 OFTEN = ("PPO", "PPO with a critic of its own", "GRPO", "online DPO")
@@ -144,28 +142,17 @@ def test_a_reward_that_fails_in_the_first_step(heedful, tiny, written, tmp_path,
     """Exit status 4, as in later steps, and the folder is as it was: nothing, or the run that would have been replaced."""
     reward = f"python:{written('评分.py', FAILS_IN_STEPS)}:{name}"
     data = written("题目.jsonl", [{"prompt": f"第{i}问"} for i in range(8)])
-    flags = (
-        "--model",
-        tiny(),
-        "--data",
-        data,
-        "--output",
-        tmp_path / "运行",
-        "--rollout-batch-size",
-        "8",
-        "--steps",
-        "1",
-    )
-    flags += ("--max-new-tokens", "4", "--eval-fraction", "0", "--dtype", "float32")
-    outcome = heedful(*command, *flags, "--rewards", reward)
+    flags = {"model": tiny(), "data": data, "output": tmp_path / "运行", "rollout_batch_size": 8, "steps": 1}
+    flags |= {"max_new_tokens": 4, "eval_fraction": 0, "dtype": "float32"}
+    outcome = heedful(*command, **flags, rewards=reward)
     assert outcome.status == 4, outcome.err
     assert said in outcome.message
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "运行").exists()
     if name == "raises":
-        assert heedful(*command, *flags, "--rewards", "rule:digits").status == 0
+        assert heedful(*command, **flags, rewards="rule:digits").status == 0
         before = (tmp_path / "运行" / "summary.json").read_bytes()
-        assert heedful(*command, *flags, "--rewards", reward, "--overwrite").status == 4
+        assert heedful(*command, "--overwrite", **flags, rewards=reward).status == 4
         assert (tmp_path / "运行" / "summary.json").read_bytes() == before
 
 
@@ -294,15 +281,14 @@ def length(completions):
 """
 
 
-def test_a_function_that_hangs_once_costs_a_run_a_timeout(tiny, prompts, tmp_path, capsys):
+def test_a_function_that_hangs_once_costs_a_run_a_timeout(heedful, tiny, prompts, tmp_path):
     """By the command: the first batch of a step is stopped after a second and scored in parts; the run is complete."""
     path = tmp_path / "奖励.py"
     path.write_text(HANGS.format(flag=str(tmp_path / "hung"), most=8), encoding="utf-8")
-    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval-fraction": 0, "steps": 2}
-    flags |= {"rollout-batch-size": 8, "minibatch-size": 8, "max-new-tokens": 4, "sample-every": 0, "dtype": "float32"}
-    flags |= {"rewards": f"python:{path}:length", "device": "cpu", "reward-timeout": 1}
-    assert main(["ppo", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 0
-    said = capsys.readouterr().err
-    assert "did not end within 1 s and was stopped" in said
-    assert "called again with fewer responses at a time, it scored all of them" in said
+    flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval_fraction": 0, "steps": 2}
+    flags |= {"rollout_batch_size": 8, "minibatch_size": 8, "max_new_tokens": 4, "sample_every": 0, "dtype": "float32"}
+    done = heedful("ppo", **flags, rewards=f"python:{path}:length", device="cpu", reward_timeout=1)
+    assert done.status == 0
+    assert "did not end within 1 s and was stopped" in done.err
+    assert "called again with fewer responses at a time, it scored all of them" in done.err
     assert len(lines(tmp_path / "run")) == 2

@@ -11,21 +11,16 @@ import torch
 from heedful import (
     CheckpointError,
     ConfigError,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
     TrainingError,
     make_tiny_model,
-    train_grpo,
-    train_online_dpo,
     train_ppo,
 )
 from heedful.train.online.health import JUMP, KL_STEPS, SETTLED, Health
 from heedful.train.online.ppo import learn, make_experience
 from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
-
-TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
+from jsonl import read_metrics
+from trainers import ONLINE
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def apart(tmp_path_factory):
     return {name: str(root / name) for name in ("policy", "reference")}
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", ONLINE)
 def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind, capsys):
     """After the third step in a row, which is logged; with status 4, and what was learned is kept."""
     far = {"model": apart["policy"], "reference": apart["reference"], "eval_fraction": 0.0, "steps": 6}
@@ -47,15 +42,15 @@ def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, len
     with pytest.raises(
         TrainingError, match=r"reference/kl, .* at step 3, has been above --max-kl 1 in 3 steps"
     ) as caught:
-        TRAINERS[kind](settings, rewards=[length])
+        ONLINE[kind](settings, rewards=[length])
     assert caught.value.status == 4
-    lines = [json.loads(line) for line in (settings.output / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = read_metrics(settings.output)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert min(line["reference/kl"] for line in lines) > 1
     assert (settings.output / "checkpoints" / "step-000003").is_dir()
     above = max(line["reference/kl"] for line in lines) * 2
     quiet = config(kind, **far, max_kl=above, learning_rate=1e-6, output=settings.output.with_name("quiet"))
-    assert TRAINERS[kind](quiet, rewards=[length])["steps"] == 6
+    assert ONLINE[kind](quiet, rewards=[length])["steps"] == 6
 
 
 def metrics(kl=0.0, mean=1.0, std=0.0):

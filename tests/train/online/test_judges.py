@@ -24,6 +24,7 @@ from heedful.cli import main
 from heedful.demo.judge import gold_judge
 from heedful.demo.world import instructions
 from heedful.rewards import judge
+from jsonl import read_metrics, write_jsonl
 
 FAULTS = {"rate_limited": 0.03, "failing": 0.005, "html": 0.005, "garbage": 0.03, "delay": (0.0, 0.05)}
 JUDGED = {"reward_retry_minutes": 1.0}
@@ -40,10 +41,9 @@ def speaker(tiny, tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("speaker")
     rows = [{"prompt": one.prompt, "completion": one.good} for one in instructions()[::11]]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / "data.jsonl").write_text(text, encoding="utf-8")
-    steps = {"max_steps": 60, "batch_size": 32, "micro_batch_size": 32, "learning_rate": 1e-2, "sample_every": 0}
-    data = {"data": str(folder / "data.jsonl"), "output": folder / "run", "eval_fraction": 0.0, "dtype": "float32"}
+    path = write_jsonl(folder / "data.jsonl", rows)
+    steps = {"max_steps": 30, "batch_size": 32, "micro_batch_size": 32, "learning_rate": 1e-2, "sample_every": 0}
+    data = {"data": path, "output": folder / "run", "eval_fraction": 0.0, "dtype": "float32"}
     train_sft(SFTConfig(model=tiny("gpt2"), **data, **steps))
     return str(folder / "run" / "final")
 
@@ -71,7 +71,7 @@ def settings(tiny, gold_prompts, tmp_path):
 
 def left(run):
     """The weights of a run's model, and its metrics but those of times and of what a judge costs."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(run)
     own = ("time/", "perf/", "judge/", "eval/judge/")
     kept = [{name: value for name, value in line.items() if not name.startswith(own)} for line in lines]
     return (run / "final" / "model.safetensors").read_bytes(), kept
@@ -79,8 +79,7 @@ def left(run):
 
 def judged(run):
     """The metrics of a run's judge, step by step."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{k: v for k, v in line.items() if "judge" in k} for line in lines if "judge/requests" in line]
+    return [{k: v for k, v in line.items() if "judge" in k} for line in read_metrics(run, having="judge/requests")]
 
 
 @pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
@@ -151,8 +150,7 @@ def test_what_a_judge_cannot_say_is_masked_and_counted(settings, chat_server, tm
     """On some responses it never has a verdict: each is asked for three times, then left out; never a 0."""
     chat_server.faults(mute=(10, 1))
     train_ppo(PPOConfig(**settings, **JUDGED, rewards=(chat_server.judge,), max_failed_rewards=0.4))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "judge/requests" in line]
+    steps = read_metrics(tmp_path / "run", having="judge/requests")
     failed = [round(64 * step.get("reward/failed_frac", 0)) for step in steps]
     assert sum(failed) > 0
     assert [step["judge/requests"] for step in steps] == [64 + 2 * count for count in failed]

@@ -1,6 +1,5 @@
 """Responses that come near the limit or are cut there: the soft penalty, and learning nothing from what was cut."""
 
-import json
 from dataclasses import dataclass
 
 import pytest
@@ -10,11 +9,11 @@ from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, train_g
 from heedful.core import ScoreNorm
 from heedful.train.online.ppo import learn
 from heedful.train.online.rollout import shape
+from jsonl import read_metrics
 
 
 def lines(run):
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in found if "reward/score_mean" in line]
+    return read_metrics(run, having="reward/score_mean")
 
 
 @pytest.fixture

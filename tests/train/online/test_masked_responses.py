@@ -1,6 +1,5 @@
 """With --mask-truncated, what was cut is learned from nowhere and seen everywhere: in metrics, tables, files and counts."""
 
-import json
 import math
 
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from heedful.train.online.ppo import learn, make_experience, train_online
 from heedful.train.online.rollout import rollout
 from heedful.train.online.start import start
 from heedful.train.online.update import shuffled
+from jsonl import read_jsonl, read_metrics
 
 IN_THE_LOSS = {"mask_truncated": True, "kl_in": "loss", "kl_kind": "k3", "kl_coef": 0.1}
 ONE_UPDATE = {
@@ -63,10 +63,6 @@ def some_end(config, apart):
     return make
 
 
-def steps_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def varied(completions, **_):
     """A number that hardly two responses share."""
     return [float(sum(map(ord, completion)) % 101) for completion in completions]
@@ -78,7 +74,7 @@ def test_every_response_is_written_down_with_its_kl(some_end, name):
     kind, changes = ONE_UPDATE[name]
     settings = some_end(kind, **changes, rollouts="all")
     train_online(settings, [varied])
-    for step, metrics in enumerate(steps_of(settings.output), 1):
+    for step, metrics in enumerate(read_metrics(settings.output), 1):
         rows = pq.read_table(settings.output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
         cut = sum(row["finish_reason"] == "length" for row in rows) / 16
         assert cut == pytest.approx(metrics["rollout/masked_frac"])
@@ -116,7 +112,7 @@ def test_a_policy_that_never_stops_is_stopped_by_its_kl(some_end):
     settings = some_end(GRPOConfig, max_new_tokens=3, steps=6, max_kl=1e-4, seed=1, **EIGHT)
     with pytest.raises(TrainingError, match=r"at step 3, has been above --max-kl 0\.0001 in 3 steps"):
         train_online(settings, [varied])
-    assert [step["rollout/masked_frac"] for step in steps_of(settings.output)] == [1.0] * 3
+    assert [step["rollout/masked_frac"] for step in read_metrics(settings.output)] == [1.0] * 3
 
 
 def first_fails(completions):
@@ -150,7 +146,7 @@ def test_the_table_of_samples_has_a_response_to_each_of_the_first_prompts(config
     everything = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
     rows = [everything[row] for row in shown]
     assert "length" in {row["finish_reason"] for row in (everything if reward is second_fails else rows)}
-    samples = [json.loads(x) for x in (settings.output / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    samples = read_jsonl(settings.output / "samples.jsonl")
     named = ("prompt", "response", "score", "kl")
     assert [[one[name] for name in named] for one in samples] == [[row[name] for name in named] for row in rows]
 
@@ -232,6 +228,6 @@ def test_importance_weights_are_those_of_what_is_learned_from(config, make_learn
 def test_no_weights_are_measured_if_everything_is_masked(some_end):
     settings = some_end(PPOConfig, max_new_tokens=1, importance="token-truncate", steps=1, **EIGHT)
     train_online(settings, [varied])
-    (metrics,) = steps_of(settings.output)
+    (metrics,) = read_metrics(settings.output)
     assert metrics["rollout/masked_frac"] == 1
     assert not any(name.startswith("importance/") for name in metrics)

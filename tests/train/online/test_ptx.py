@@ -12,6 +12,7 @@ from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.ptx import load_mix
+from jsonl import write_jsonl
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_plain_text_will_do_and_is_written_down(settings, tmp_path, length):
 
 def test_columns_are_those_of_the_prompts_alone(settings, tmp_path, length):
     questions = tmp_path / "问.jsonl"
-    questions.write_text("".join(json.dumps({"q": f"问{i}"}) + "\n" for i in range(12)), encoding="utf-8")
+    write_jsonl(questions, [{"q": f"问{i}"} for i in range(12)])
     summary = train_ppo(settings(data=str(questions), columns="prompt=q", steps=1), rewards=[length])
     assert summary["ptx"] == {"records": 5}
 

@@ -1,6 +1,5 @@
 """What dynamic sampling puts together from several rounds: bounds, means, shares, notes and counts are those of all of it."""
 
-import json
 import math
 
 import pytest
@@ -9,6 +8,7 @@ from heedful import GRPOConfig, Reward, train_grpo
 from heedful.rewards.results import Measured, Share
 from heedful.train.online.rollout import refill_ties, sample_and_score
 from heedful.train.online.start import start
+from jsonl import read_metrics
 
 SIZES = {"samples_per_prompt": 4, "rollout_batch_size": 12, "minibatch_size": 12, "max_new_tokens": 6}
 SIZES |= {"eval_fraction": 0.0, "dynamic_sampling_rounds": 1}
@@ -63,7 +63,7 @@ def test_what_rounds_cost_is_counted_though_they_filled_no_place(config, capsys)
     reward = ByCall(TIED, fails, measured=requests)
     settings = config(GRPOConfig, **SIZES | {"steps": 1, "max_failed_rewards": 0.5})
     train_grpo(settings, [reward])
-    (metrics,) = (json.loads(x) for x in (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    (metrics,) = read_metrics(settings.output)
     assert metrics["rollout/refilled_frac"] == 0
     assert metrics["judge/requests"] == 8.0
     assert (
@@ -124,7 +124,7 @@ def test_the_speed_of_sampling_is_that_of_all_that_was_sampled(config):
         GRPOConfig, **SIZES | {"steps": 1, "dynamic_sampling_rounds": 3, "mask_truncated": True, "max_new_tokens": 1}
     )
     train_grpo(settings, [lambda completions: [1.0] * len(completions)])
-    (metrics,) = (json.loads(x) for x in (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    (metrics,) = read_metrics(settings.output)
     tokens = metrics["perf/rollout_tokens_per_second"] * metrics["time/rollout"]
     assert tokens == pytest.approx(48)
     learned = metrics["perf/update_tokens_per_second"] * metrics["time/update"]

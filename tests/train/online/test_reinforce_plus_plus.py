@@ -1,12 +1,11 @@
 """REINFORCE++ (Hu 2025): the rewards to come at each token, normalised over the batch, without a critic."""
 
-import json
-
 import pytest
 import torch
 
 from heedful import ConfigError, PPOConfig, core, train_ppo
 from heedful.train.online.advantages import ADVANTAGES, Rewards
+from jsonl import read_metrics
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 KL = torch.tensor([[0.5, 1.0, -0.5], [2.0, 0.0, 7.0]])
@@ -62,7 +61,7 @@ def test_a_run_has_whitened_advantages_and_no_values(tiny, prompts, tmp_path):
         rollout_batch_size=8, minibatch_size=4, max_new_tokens=8, dtype="float32", learning_rate=1e-3,
     )  # fmt: skip
     train_ppo(settings, rewards=[lambda completions, **_: [float(len(c)) for c in completions]])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(tmp_path / "run")
     step = next(line for line in lines if "loss/policy" in line)
     assert not any(name.startswith(("value/", "loss/value")) for name in step)
     assert not (tmp_path / "run" / "final" / "value_head").exists()

@@ -3,16 +3,17 @@
 import os
 from pathlib import Path
 
+import pandas
 import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import load_dataset
 
-from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
+from heedful import GRPOConfig, OnlineDPOConfig, train_grpo, train_ppo
 from heedful.data.chat import Renderer
 from heedful.models import load_tokenizer
+from trainers import ONLINE
 
-TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 COLUMNS = [
     "step", "prompt", "response", "prompt_ids", "response_ids", "logprobs", "score", "rewards", "shaped_score", "kl",
     "length", "finish_reason", "source", "weights_version", "staleness",
@@ -20,20 +21,18 @@ COLUMNS = [
 
 
 @pytest.fixture(autouse=True)
-def _no_faults():
+def _one_thread():
     torch.set_num_threads(1)
-    yield
-    faults.plan("")
 
 
 def rows_of(run):
     return [row for path in sorted((run / "rollouts").iterdir()) for row in pq.read_table(path).to_pylist()]
 
 
-@pytest.mark.parametrize("kind", TRAINERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ONLINE, ids=lambda kind: kind.__name__)
 def test_every_response_is_there_with_its_numbers(kind, config, length, numbers):
     settings = config(kind, rollouts="all", missing_eos_penalty=2.0)
-    TRAINERS[kind](settings, [length])
+    ONLINE[kind](settings, [length])
     rows = rows_of(settings.output)
     assert [row["step"] for row in rows] == [1] * 8 + [2] * 8
     for row in rows:
@@ -64,17 +63,13 @@ def test_the_ids_are_those_of_the_texts(config, length):
 
 
 def test_pandas_and_datasets_read_them(config, length, tmp_path):
-    settings = config(rollouts="all")
+    settings = config(rollouts="all", steps=1, eval_fraction=0.0)
     train_ppo(settings, [length])
     files = str(settings.output / "rollouts" / "*.parquet")
     data = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
-    assert data.column_names == COLUMNS
-    assert len(data) == 16
-    import pandas
-
     frame = pandas.read_parquet(settings.output / "rollouts")
-    assert list(frame.columns) == COLUMNS
-    assert len(frame) == 16
+    assert data.column_names == list(frame.columns) == COLUMNS
+    assert len(data) == len(frame) == 8
 
 
 def test_a_response_without_a_score_is_there_without_one(config):
@@ -127,26 +122,19 @@ def test_a_step_whose_file_could_not_be_written_is_done_again(config, length, tm
 
     settings = config(kind, steps=3, save_every=1, rollouts="all", eval_fraction=0.0)
     with pytest.raises(IsADirectoryError):
-        TRAINERS[kind](settings, [stumbles])
+        ONLINE[kind](settings, [stumbles])
     obstacle.rmdir()
     in_the_way[0] = False
-    TRAINERS[kind](settings, [stumbles])
+    ONLINE[kind](settings, [stumbles])
     assert [row["step"] for row in rows_of(settings.output)] == [1] * 8 + [2] * 8 + [3] * 8
 
 
-def test_a_run_that_was_killed_has_every_response_once(config, length, tmp_path):
+def test_a_run_that_was_killed_has_every_response_once(config, length, killed, tmp_path):
     """Killed in step 4, with a checkpoint of step 2, whole files of all steps, and one that was half-written."""
     changes = {"steps": 4, "save_every": 2, "rollouts": "all"}
     train_ppo(config(output=tmp_path / "whole", **changes), [length])
     cut = config(output=tmp_path / "cut", **changes)
-    child = os.fork()
-    if child == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        faults.plan("step.logged:kill@4")
-        train_ppo(cut, [length])
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 9
+    killed("step.logged:kill@4", lambda: train_ppo(cut, [length]))
     folder = tmp_path / "cut" / "rollouts"
     assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}.parquet" for step in (1, 2, 3, 4)]
     (folder / ".step-000004.parquet.heedful-partial").write_bytes(b"PAR1")

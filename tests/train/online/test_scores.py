@@ -3,7 +3,6 @@
 The functions themselves are tested in tests/core/test_score_norm.py.
 """
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from heedful.models import load_causal_lm
 from heedful.rewards.scoring import Scores
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.rollout import SampledBatch, ScoredBatch
+from jsonl import read_metrics
 
 SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
 
@@ -30,8 +30,7 @@ def settings(config, tmp_path):
 
 
 def lines(config):
-    found = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in found if "reward/score_mean" in line]
+    return read_metrics(config.output, having="reward/score_mean")
 
 
 def weights(config):
