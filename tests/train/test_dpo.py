@@ -127,7 +127,7 @@ def test_the_other_losses_learn_planted_preferences(tiny, planted, tmp_path, los
 @pytest.mark.parametrize("loss", ["simpo", "orpo"])
 def test_losses_without_a_reference_load_and_read_none(tiny, planted, tmp_path, monkeypatch, loss):
     """No pass before the first step, and no second model."""
-    for name in ("load_reference", "with_reference"):
+    for name in ("reference_of", "with_reference"):
         monkeypatch.setattr(dpo_module, name, lambda *_: pytest.fail("a reference was asked for"))
     summary = train_dpo(settings(tmp_path, model=tiny("gpt2"), data=planted, loss=loss, max_steps=1))
     assert summary["steps"] == 1

@@ -48,6 +48,11 @@ class Example:
         """Number of tokens of prompt and response."""
         return len(self.prompt) + len(self.response)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that are learned."""
+        return len(self.response)
+
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -67,6 +72,16 @@ class RankingRows:
     """One row per response, in that order."""
 
     @property
+    def source(self) -> str:
+        """Where the ranking was read."""
+        return self.ranking.source
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all rows."""
+        return sum(len(row["input_ids"]) for row in self.rows)
+
+    @property
     def has_pairs(self) -> bool:
         """True if any response is preferred to another."""
         return self.ranking.ranks[-1] > self.ranking.ranks[0]
@@ -74,7 +89,7 @@ class RankingRows:
     @property
     def mean_length(self) -> float:
         """Mean number of tokens per row; batches are sorted by it."""
-        return sum(len(row["input_ids"]) for row in self.rows) / len(self.rows)
+        return self.num_tokens / len(self.rows)
 
     @property
     def longest(self) -> int:

@@ -6,17 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from heedful.configs.offline import KTOConfig
-from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal
 from heedful.data.loading import encode_responses
 from heedful.errors import DataError
 from heedful.models.policy import Policy
-from heedful.parallel import ranks
-from heedful.parallel.sharding import passes
+from heedful.train.offline import read_once
 from heedful.train.pairs import whole_logprobs
 from heedful.types import Labelled, MicroBatch
 
@@ -37,6 +34,14 @@ class LabelledRow:
     """Log-probability of the whole response, in nats."""
     ref_other: float = math.nan
     """The same of the other one, after this prompt by itself."""
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.response)
 
     @property
     def length(self) -> int:
@@ -103,24 +108,15 @@ def with_others(
 
 
 def with_reference(
-    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, micro_batch: MicroBatch, room: AdaptiveMicroBatch
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
 ) -> list[LabelledRow]:
-    """The records, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
-    rows = [
-        (i, prompt, ids)
-        for i, one in enumerate(labelled)
-        for prompt, ids in ((one.prompt, one.response), (one.asked, one.other))
-    ]
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]) + len(rows[row][2]), reverse=True)
-    found: dict[int, float] = {}
+    """The records, in their order, with the reference's log-probs."""
+    prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
+    responses = [ids for one in labelled for ids in (one.response, one.other)]
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
 
-    @torch.no_grad()
-    def read(limit: MicroBatch) -> None:
-        step = passes((reference, reference.zero))
-        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2])), step):
-            logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
-            found.update(zip(part, logprobs.tolist(), strict=True))
+    def read(part: list[int]) -> list[float]:
+        return whole_logprobs(reference, [prompts[i] for i in part], [responses[i] for i in part], pad_id).tolist()
 
-    room.run(read, micro_batch, rows=len(rows))
-    of_all = ranks.merged(found)
-    return [replace(one, ref=of_all[2 * i], ref_other=of_all[2 * i + 1]) for i, one in enumerate(labelled)]
+    found = read_once(reference, lengths, read, limit, adaptive)
+    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from heedful.configs.offline import DPOConfig
-from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal
 from heedful.data.loading import PairRows, encode_pairs
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
-from heedful.parallel import ranks
-from heedful.parallel.sharding import passes
+from heedful.train.offline import read_once
 from heedful.types import MicroBatch, Ranking
 
 
@@ -33,6 +32,14 @@ class EncodedPair:
     ref_chosen: float = math.nan
     """Log-probability of the whole response, in nats."""
     ref_rejected: float = math.nan
+
+    @property
+    def source(self) -> str:
+        return self.ranking.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.chosen) + len(self.rejected)
 
     @property
     def length(self) -> int:
@@ -87,23 +94,16 @@ def with_reference(
     pairs: Sequence[EncodedPair],
     pad_id: int,
     micro_batch: MicroBatch,
-    room: AdaptiveMicroBatch | None = None,
+    adaptive: AdaptiveMicroBatch | None = None,
 ) -> list[EncodedPair]:
-    """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
-    order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
-    found: dict[int, tuple[float, float]] = {}
+    """The pairs, in their order, with the reference's log-probs."""
 
-    @torch.no_grad()
-    def read(limit: MicroBatch) -> None:
-        step = passes((reference, reference.zero))
-        for part in own_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length), step):
-            chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
-            for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
-                found[i] = ref_chosen, ref_rejected
+    def read(part: list[int]) -> list[tuple[float, float]]:
+        chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+        return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
 
-    (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(pairs))
-    of_all = ranks.merged(found)
-    return [replace(pair, ref_chosen=of_all[i][0], ref_rejected=of_all[i][1]) for i, pair in enumerate(pairs)]
+    found = read_once(reference, [pair.length for pair in pairs], read, micro_batch, adaptive, rows=2)
+    return [replace(pair, ref_chosen=ref[0], ref_rejected=ref[1]) for pair, ref in zip(pairs, found, strict=True)]
 
 
 def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
