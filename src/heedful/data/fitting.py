@@ -106,6 +106,29 @@ def too_long(
     return set(offenders)
 
 
+def fitted(
+    encoded: Sequence[Encoded],
+    lengths: Sequence[int],
+    sources: Sequence[str],
+    shortened: Callable[[Encoded], Encoded | None],
+    *,
+    limit: int,
+    action: TooLong,
+    what: str,
+    remedy: str = "a model with a longer context",
+) -> tuple[list[Encoded], Counts]:
+    """Drop or shorten what is longer than ``limit`` tokens, and count it; what ``shortened`` makes None of is dropped.
+
+    Raises DataError as `too_long` does.
+    """
+    offenders = too_long(lengths, sources, limit=limit, action=action, what=what, remedy=remedy)
+    cut = {i: shortened(encoded[i]) for i in sorted(offenders) if action == "truncate"}
+    fitting = [cut.get(i) if i in offenders else one for i, one in enumerate(encoded)]
+    kept = [one for one in fitting if one is not None]
+    dropped = len(encoded) - len(kept)
+    return kept, {"dropped_too_long": dropped, "truncated": len(offenders) - dropped}
+
+
 @contextlib.contextmanager
 def naming(source: str) -> Iterator[None]:
     """Put the place of a record before the errors that its rendering raises."""

@@ -14,12 +14,23 @@ that is too long if ``action`` is "error", and CheckpointError as `check_renderi
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, settle, too_long
+from heedful.data.fitting import (
+    Counts,
+    Refusal,
+    TooLong,
+    added,
+    check_dropped,
+    each_rendered,
+    fitted,
+    settle,
+    too_long,
+)
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
@@ -95,15 +106,6 @@ class RankingRows:
     def longest(self) -> int:
         """Number of tokens of the longest row."""
         return max(len(row["input_ids"]) for row in self.rows)
-
-
-@dataclass(frozen=True)
-class PairRows:
-    """A preference pair as a reward model reads it."""
-
-    ranking: Ranking
-    chosen: Row
-    rejected: Row
 
 
 # Reading and splitting --------------------------------------------------------------------------------------------------
@@ -302,41 +304,17 @@ def encode_responses(
     samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
     check_rendering(renderer, samples)
     check_sampling(renderer, samples, learns=learns)
-    offenders = too_long(
-        [p.length for p in pairs], [d.source for d in records], limit=max_length, action=action, what=what
-    )
-    dropped = offenders if action == "drop" else {i for i in offenders if len(pairs[i].prompt) >= max_length}
-    kept = [
-        (records[i], Example(pair.prompt, pair.response[: max_length - len(pair.prompt)], pair.source))
-        for i, pair in enumerate(pairs)
-        if i not in dropped
-    ]
-    return kept, {"dropped_too_long": len(dropped), "truncated": len(offenders - dropped)}
+
+    def shortened(one: tuple[Answer, Example]) -> tuple[Answer, Example] | None:
+        record, pair = one
+        left = max_length - len(pair.prompt)
+        return (record, Example(pair.prompt, pair.response[:left], pair.source)) if left > 0 else None
+
+    lengths, both = [pair.length for pair in pairs], list(zip(records, pairs, strict=True))
+    return fitted(both, lengths, [d.source for d in records], shortened, limit=max_length, action=action, what=what)
 
 
 # Rankings ---------------------------------------------------------------------------------------------------------------
-
-
-def encode_pairs(
-    rankings: Sequence[Ranking],
-    inputs: RewardInputs,
-    *,
-    max_length: int,
-    action: TooLong,
-    equal_pairs: str,
-    refused: list[Refusal] | None = None,
-) -> tuple[list[PairRows], Counts]:
-    """Encode pairs as `encode_rankings` does. Raises DataError, also if a ranking is not a pair."""
-    for ranking in rankings:
-        if len(ranking.responses) != 2:
-            raise DataError(
-                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
-                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
-            )
-    encoded, counts = encode_rankings(
-        rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs, refused=refused
-    )
-    return [PairRows(one.ranking, *one.rows) for one in encoded], counts
 
 
 def encode_rankings(
@@ -377,11 +355,15 @@ def encode_rankings(
         if inputs.written:
             check_sampling(inputs.renderer, samples)
     lengths, sources = [one.longest for one in encoded], [ranking.source for ranking in rankings]
-    offenders = too_long(lengths, sources, limit=max_length, action=action, what=what)
-    if action == "drop":
-        encoded = [one for i, one in enumerate(encoded) if i not in offenders]
-    else:
-        encoded = [encode(one.ranking, max_length) if i in offenders else one for i, one in enumerate(encoded)]
+    encoded, counts = fitted(
+        encoded,
+        lengths,
+        sources,
+        lambda one: encode(one.ranking, max_length),
+        limit=max_length,
+        action=action,
+        what=what,
+    )
     if equal_pairs == "unusable" and refused is not None:
         same = [all(row == one.rows[0] for row in one.rows) for one in encoded]
         refused += [_all_equal(one.ranking) for one, is_same in zip(encoded, same, strict=True) if is_same]
@@ -390,18 +372,14 @@ def encode_rankings(
     equal = [one.ranking.source for one, is_equal in zip(encoded, contradictory, strict=True) if is_equal]
     if equal and equal_pairs != "drop":
         whole = sum(_is_contradictory(one.ranking, one.ranking.responses) for one in encoded)
-        how = "truncation" if offenders else "tokenisation"
+        how = "truncation" if any(counts.values()) else "tokenisation"
         after = f" after {how}" if len(equal) > whole else ""
         fault = "have equal chosen and rejected responses" if what == "pairs" else "prefer a response to an equal one"
         raise DataError(
             f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Fix the data, or use "
             f"--equal-pairs drop{' or --unusable drop' if what == 'pairs' else ''}"
         )
-    counts = {
-        "dropped_too_long": len(offenders) if action == "drop" else 0,
-        "truncated": len(offenders) if action == "truncate" else 0,
-        "dropped_equal": len(equal),
-    }
+    counts["dropped_equal"] = len(equal)
     return [one for one, is_equal in zip(encoded, contradictory, strict=True) if not is_equal], counts
 
 
@@ -455,14 +433,34 @@ def encode_prompts(
         check_rendering(renderer, (Sample(one.prompt, answers[-1], one.source) for one in conversations))
         check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers], learns=learns)
     lengths, sources = [len(one.ids) for one in encoded], [prompt.source for prompt in prompts]
-    offenders = too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy)
-    if action == "drop":
-        kept = [one for i, one in enumerate(encoded) if i not in offenders]
-        return kept, {"dropped_too_long": len(offenders), "truncated": 0}
-    for i in offenders:
-        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=sources[i])
-        encoded[i] = EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
-    return encoded, {"dropped_too_long": 0, "truncated": len(offenders)}
+
+    def shortened(one: EncodedPrompt) -> EncodedPrompt:
+        cut = cut_prompt(one.prompt.prompt, renderer, limit=max_length, source=one.prompt.source)
+        return EncodedPrompt(one.prompt, renderer.prompt_ids(cut))
+
+    return fitted(encoded, lengths, sources, shortened, limit=max_length, action=action, what="prompts", remedy=remedy)
+
+
+def answerable(
+    prompts: Sequence[Prompt], renderers: Sequence[Renderer], limits: Sequence[int], options: RecordOptions
+) -> tuple[list[Prompt], Counts]:
+    """The prompts that each of several models can read within its limit of tokens, and how many are not usable or too long.
+
+    Longer ones stay if ``options`` say to truncate them: `encode_prompts` does so.
+    """
+    refused: list[Refusal] = []
+    for renderer in renderers:
+        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
+    counts = settle(refused, len(prompts), options)
+    found: set[int] = set()
+    for renderer, limit in zip(renderers, limits, strict=True):
+        lengths = [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+        sources = [prompt.source for prompt in prompts]
+        found |= too_long(lengths, sources, limit=limit, action=options.too_long, what="prompts")
+    if options.too_long == "drop":
+        kept = [prompt for i, prompt in enumerate(prompts) if i not in found]
+        return kept, {**counts, "dropped_too_long": len(found)}
+    return list(prompts), {**counts, "truncated": len(found)}
 
 
 def encoded_prompt(prompt: Prompt, renderer: Renderer) -> EncodedPrompt:

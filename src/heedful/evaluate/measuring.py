@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresConfig
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
-from heedful.data.loading import encode_prompts, encoded_prompt, read_usable
+from heedful.data.fitting import Counts, added, check_dropped, prompt_room
+from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
 from heedful.errors import DataError, RewardError
@@ -102,25 +101,10 @@ def prompts_of(
     prompts = prompts[: config.max_prompts]
     sources = [resolve(name, config) for name in models]
     renderers = [Renderer(load_chat_tokenizer(source, config), config.special_tokens) for source in sources]
-    refused: list[Refusal] = []
-    for renderer in renderers:
-        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
-    counts = added(counts, settle(refused, len(prompts), config))
-    too_long_for: set[int] = set()
-    for source, renderer in zip(sources, renderers, strict=True):
-        too_long_for |= set(
-            too_long(
-                [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
-                [prompt.source for prompt in prompts],
-                limit=prompt_room(config.max_new_tokens, context_length(load_config(source))),
-                action=config.too_long,
-                what="prompts",
-            )
-        )
-    counts["dropped_too_long" if config.too_long == "drop" else "truncated"] = len(too_long_for)
+    limits = [prompt_room(config.max_new_tokens, context_length(load_config(source))) for source in sources]
+    prompts, too_long = answerable(prompts, renderers, limits, config)
+    counts = added(counts, too_long)
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
-    if config.too_long == "drop":
-        prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for renderer in renderers:
@@ -160,8 +144,8 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     policy = load_policy(source, **frozen_place(resolve_device(config.device), config.dtype))
     freeze(policy)
-    room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
-    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate", learns=False)
+    longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
+    encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))

@@ -10,7 +10,7 @@ import torch
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
 from heedful.data.chat import RewardInputs
-from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, settle, too_long
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, fitted, settle
 from heedful.data.loading import Row, read_usable
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
@@ -41,20 +41,19 @@ def encode_scored(
 
     demonstrations, rows = each_rendered(demonstrations, encode, refused)
     unusable = added(unusable, settle(refused, len(rows), options))
-    lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
-    offenders = too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations")
-    if options.too_long == "drop":
-        rows = [row for i, row in enumerate(rows) if i not in offenders]
-    for i in offenders if options.too_long == "truncate" else ():
-        rows[i] = encode(demonstrations[i], max_length)
-    counts = {
-        "records": records,
-        **unusable,
-        "dropped_too_long": len(offenders) if options.too_long == "drop" else 0,
-        "truncated": len(offenders) if options.too_long == "truncate" else 0,
-    }
+    both = list(zip(demonstrations, rows, strict=True))
+    kept, too_long = fitted(
+        both,
+        [len(row["input_ids"]) for row in rows],
+        [d.source for d in demonstrations],
+        lambda one: (one[0], encode(one[0], max_length)),
+        limit=max_length,
+        action=options.too_long,
+        what="demonstrations",
+    )
+    counts = {"records": records, **unusable, **too_long}
     check_dropped(counts, max_dropped=options.max_dropped, path=path)
-    return rows, {name: count for name, count in counts.items() if count}
+    return [row for _, row in kept], {name: count for name, count in counts.items() if count}
 
 
 def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:

@@ -11,7 +11,7 @@ from heedful.configs.offline import DPOConfig
 from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal
-from heedful.data.loading import PairRows, encode_pairs
+from heedful.data.loading import RankingRows, encode_rankings
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
 from heedful.train.offline import read_once
@@ -53,14 +53,20 @@ def encode_preferences(
     config: DPOConfig,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[EncodedPair], Counts]:
-    """Pairs as token ids, too long and equal ones treated as `encode_pairs` does.
+    """Pairs as token ids, too long and equal ones treated as `encode_rankings` does.
 
-    Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
+    Raises DataError, also for longer rankings and an empty prompt, and CheckpointError for an encoder's tokenizer.
     """
+    for ranking in rankings:
+        if len(ranking.responses) != 2:
+            raise DataError(
+                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
+                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
+            )
     inputs = RewardInputs(renderer.tokenizer, written=True, special_tokens=renderer.special_tokens)
     if inputs.renderer is None:
         raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
-    rows, counts = encode_pairs(
+    rows, counts = encode_rankings(
         rankings,
         inputs,
         max_length=limit,
@@ -71,7 +77,7 @@ def encode_preferences(
     return [_split(row, renderer) for row in rows], counts
 
 
-def _split(row: PairRows, renderer: Renderer) -> EncodedPair:
+def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
     prompt = renderer.prompt_ids(row.ranking.prompt)
     if not prompt:
         raise DataError(
@@ -79,7 +85,7 @@ def _split(row: PairRows, renderer: Renderer) -> EncodedPair:
             "nothing. DPO needs prompts; `heedful reward` compares whole texts"
         )
     prompts, responses = [], []
-    for side, response in zip((row.chosen, row.rejected), row.ranking.responses, strict=True):
+    for side, response in zip(row.rows, row.ranking.responses, strict=True):
         ids = side["input_ids"]
         start = len(prompt)
         if ids[:start] != prompt:  # they share a token
