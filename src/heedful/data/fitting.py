@@ -36,11 +36,7 @@ Counts = dict[str, int]
 
 
 def max_length(wanted: int | None, context: int) -> int:
-    """Return the most tokens that a record may have.
-
-    Args:
-        wanted: the setting ``--max-length``; None means all that the model can read.
-        context: the most tokens that the model can read.
+    """Return the most tokens that a record may have: ``--max-length``, or all of the model's context.
 
     Raises ConfigError if ``wanted`` is below 2 or above ``context``.
     """
@@ -61,13 +57,9 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
 
 
 def prompt_limit(wanted: int | None, max_new_tokens: int, context: int) -> int:
-    """Return the most tokens that a prompt may have in training on a policy's own responses.
+    """Return the most tokens that a prompt may have in training on a policy's own responses: ``--max-prompt-tokens``.
 
-    Args:
-        wanted: the setting ``--max-prompt-tokens``; None means a quarter of the context, within `PROMPT_TOKENS`,
-            or what the longest response leaves if that is less.
-        max_new_tokens: the longest response.
-        context: the most tokens that the model can read.
+    Without it, that is a quarter of the context, within `PROMPT_TOKENS`, or what the longest response leaves if that is less.
 
     Raises ConfigError if the longest prompt and the longest response do not fit together.
     """
@@ -143,8 +135,7 @@ def each_rendered(
 ) -> tuple[list[Item], list[Encoded]]:
     """Encode every record that can be encoded. Returns these and what they became.
 
-    ``refused`` collects the errors of the others, with their places: DataError and a template's RefusedError.
-    None raises the first; any other error is raised at once.
+    ``refused`` collects the errors of the others, with their places (DataError, RefusedError); None raises the first.
     """
     kept, encoded = [], []
     for record in records:

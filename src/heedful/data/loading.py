@@ -112,15 +112,9 @@ class RankingRows:
 
 
 def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
-    """Read ``(training records, held-out records, counts)``.
+    """Read ``(training records, held-out records, counts)`` with a function such as `read_rankings`.
 
-    Held-out records come from ``options.eval_data``; without it they are split off by prompt.
-
-    Args:
-        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
-        options: the data settings of a trainer.
-
-    Raises DataError and ConfigError.
+    Held-out records come from ``options.eval_data``; without it they are split off by prompt. Raises DataError, ConfigError.
     """
     train, refused = read_usable(read, options.data, options)
     shared = 0
@@ -163,11 +157,8 @@ def encode_split(
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
-    Args:
-        encode: turns records into token ids and counts, such as `encode_demonstrations`; its second argument is ``refused``.
-        split: what `load_split` returned.
-        options: the data settings of a trainer.
-        renderer: if given, say so if it reads texts letter by letter that a chat template has probably rendered.
+    ``encode`` turns records into token ids and counts; its second argument is ``refused``. If a ``renderer`` reads texts
+    letter by letter that a chat template has probably rendered, that is said.
 
     Raises DataError, also if more records were dropped, for any reason, than ``options.max_dropped`` allows.
     """
@@ -326,18 +317,10 @@ def encode_rankings(
     equal_pairs: str,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[RankingRows], Counts]:
-    """Encode rankings as rows of token ids. A ranking is too long if one of its responses is.
+    """Encode rankings as rows of token ids, best response first. A ranking is too long if one of its responses is.
 
-    Args:
-        rankings: the rankings to encode.
-        inputs: how the reward model reads a prompt with a response, and how it is truncated.
-        max_length: the most tokens per row.
-        action: what to do with rankings that are too long.
-        equal_pairs: what to do with a ranking that prefers a response to an equal one, before or after truncation: "error"
-            or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
-        refused: as in all these functions.
-
-    Raises DataError for what ``action`` or ``equal_pairs`` calls an error, CheckpointError as `check_rendering` does.
+    ``equal_pairs`` says what to do with a ranking that prefers a response to an equal one, before or after truncation:
+    "error" or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
     """
 
     def encode(ranking: Ranking, limit: int | None = None) -> RankingRows:
@@ -474,13 +457,7 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     The response continues the end of a prompt, so that is kept. Raw text loses its beginning; a BOS token before it stays. A
     conversation keeps its system message and its tools, and loses its oldest turns, up to a user's, one after another. If
     the last user message with what follows it is still too long, that message loses its beginning. Characters are never
-    split.
-
-    Args:
-        prompt: raw text or messages.
-        renderer: of the policy's tokenizer.
-        limit: the most tokens, with all that the template adds.
-        source: where the prompt was read, for messages.
+    split. The limit counts all that the template adds.
 
     Raises DataError if nothing of the text or of the last user message would be left.
     """

@@ -43,13 +43,8 @@ def split_by_prompt(
     An item goes to eval if ``SHA-256(prompt_key) / 2^256 < eval_fraction``, so a larger fraction only adds to eval. Items
     with an empty prompt, such as plain text, are split by their first response.
 
-    Args:
-        items: prompts, demonstrations or rankings.
-        eval_fraction: the expected share of prompts in eval, in [0, 1); 0 puts every item into train.
-        may_be_one_sided: whether a part may be empty although the fraction is above 0.
-
-    Raises ConfigError for another fraction, and DataError if the fraction is above 0 but one of the two parts is empty
-    and may not be.
+    Raises ConfigError for a fraction outside [0, 1), and DataError if it is above 0 but one of the two parts is empty and
+    not both may be.
     """
     if not 0 <= eval_fraction < 1:
         raise ConfigError(

@@ -330,19 +330,9 @@ def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[
     length = ["--max-new-tokens", str(ppo.max_new_tokens)]
     measured = ["--data", ppo.data, "--eval-fraction", str(ppo.eval_fraction), *length, "--seed", str(config.seed)]
     measured += ["--dtype", config.dtype, *(["--device", config.device] if config.device != "auto" else [])]
-    win_rate = [
-        "heedful",
-        "evaluate",
-        "win-rate",
-        "--model",
-        policy,
-        "--baseline",
-        start,
-        *measured,
-        "--rewards",
-        *ppo.rewards,
-    ]
-    kl = ["heedful", "evaluate", "kl", "--model", policy, "--reference", start, *measured]
+    evaluate = ["heedful", "evaluate"]
+    win_rate = [*evaluate, "win-rate", "--model", policy, "--baseline", start, *measured, "--rewards", *ppo.rewards]
+    kl = [*evaluate, "kl", "--model", policy, "--reference", start, *measured]
     stages = [["heedful", run, f"{out}/{run}/config.yaml", "--output", f"{out}-again/{run}"] for run in RUNS]
     return [
         (

@@ -32,13 +32,9 @@ AnyReward = str | Reward | RewardFunction
 
 
 def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
-    """Read the records to measure on, and the file's counts.
+    """Read the records to measure on with a function such as `read_rankings`, and the file's counts.
 
     These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
-
-    Args:
-        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
-        options: the settings of the measurement.
 
     Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
     """

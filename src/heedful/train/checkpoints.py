@@ -351,7 +351,7 @@ def parts_of(run: Path, step: int) -> Path:
 
 
 def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of a state that is divided among ranks. All ranks call it. Raises OSError on all of them."""
+    """`write_divided` into the folder of which a checkpoint is made. All ranks call it."""
     folder = parts_of(run, step)
     ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
     try:
@@ -362,10 +362,7 @@ def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
 
 
 def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of what is divided in a state; `write_state` writes the rest. All ranks call it.
-
-    The folder becomes ``DIVIDED`` in that of the state. Raises OSError.
-    """
+    """Write this rank's parts of what is divided in a state; `write_state` writes the rest. All ranks call it, or OSError."""
     write_parts(folder, {key: tensor for key, tensor in _tensors(state).items() if is_divided(tensor)})
 
 

@@ -27,11 +27,7 @@ REMEDY = {
 
 
 def join_ranks(config: RunOptions) -> None:
-    """Meet the other ranks, if there are any, and check that all run the same.
-
-    Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
-    batch has rows; RankError if they do not come in time.
-    """
+    """Meet the other ranks, if there are any, and check that all run the same. Raises ConfigError; RankError if they are late."""
     if not ranks.launched():
         return
     ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
