@@ -200,7 +200,7 @@ class Renderer:
             self._probe()
 
     def prompt_ids(self, prompt: Text) -> list[int]:
-        """Return the ids of a prompt: raw text after one BOS if the model uses it, or messages as the template renders them."""
+        """Return the ids of a prompt: raw text after a BOS if the model uses one, or messages as rendered."""
         return list(self._prompt(prompt)[1])
 
     def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:

@@ -27,7 +27,7 @@ REMEDY = {
 
 
 def join_ranks(config: RunOptions) -> None:
-    """Meet the other ranks, if there are any, and check that all run the same. Raises ConfigError; RankError if they are late."""
+    """Meet the other ranks and check that all run the same. Raises ConfigError; RankError if they do not come in time."""
     if not ranks.launched():
         return
     ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
