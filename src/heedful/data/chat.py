@@ -55,10 +55,6 @@ class ChatTemplate:
         environment = _compile_jinja_template("").environment
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
-    def ids(self, messages: Conversation, *, add_generation_prompt: bool) -> list[int]:
-        """Return the ids of a conversation's rendering. Raises CheckpointError as `text` does."""
-        return self.encoder.read(self.text(messages, add_generation_prompt=add_generation_prompt))
-
     def marked(self, text: str) -> str:
         """Return a text of the assistant's as it stands in a rendering, with markers."""
         return self.encoder.marked(text, but=(THINK, THINK_END))
@@ -293,7 +289,7 @@ class Renderer:
     def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
         """Return the ids of ``tokenizer.apply_chat_template`` of a conversation with its answer, ends included."""
         turn = Message("assistant", response) if isinstance(response, str) else response
-        return self.template.ids((*prompt, turn), add_generation_prompt=False)
+        return self.encoder.read(self.template.text((*prompt, turn), add_generation_prompt=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids by themselves, special tokens included: what the model wrote is shown as it is."""

@@ -14,7 +14,6 @@ that is too long if ``action`` is "error", and CheckpointError as `check_renderi
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from heedful.data.fitting import (
     settle,
     too_long,
 )
+from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
@@ -349,7 +349,13 @@ def encode_rankings(
     )
     if equal_pairs == "unusable" and refused is not None:
         same = [all(row == one.rows[0] for row in one.rows) for one in encoded]
-        refused += [_all_equal(one.ranking) for one, is_same in zip(encoded, same, strict=True) if is_same]
+        refused += [
+            wrong(
+                one.ranking.source, f"all {len(one.rows)} responses are equal", "different ones", cause="equal answers"
+            )
+            for one, is_same in zip(encoded, same, strict=True)
+            if is_same
+        ]
         encoded = [one for one, is_same in zip(encoded, same, strict=True) if not is_same]
     contradictory = [_is_contradictory(one.ranking, [row["input_ids"] for row in one.rows]) for one in encoded]
     equal = [one.ranking.source for one, is_equal in zip(encoded, contradictory, strict=True) if is_equal]
@@ -377,12 +383,6 @@ def best_first(ranking: Ranking) -> Ranking:
     )
 
 
-def _all_equal(ranking: Ranking) -> DataError:
-    error = DataError(f"{ranking.source}: all {len(ranking.responses)} responses are equal. Accepted: different ones.")
-    error.cause = "equal answers"
-    return error
-
-
 def _is_contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:
     """True if one of two equal items is preferred to the other. ``items`` stand for the ranking's responses, in its order."""
     return any(
@@ -408,7 +408,9 @@ def encode_prompts(
 
     Raises DataError also if a prompt cannot be truncated.
     """
-    prompts, encoded = each_rendered(prompts, lambda prompt: encoded_prompt(prompt, renderer), refused)
+    prompts, encoded = each_rendered(
+        prompts, lambda prompt: EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)), refused
+    )
     conversations = [prompt for prompt in prompts if not isinstance(prompt.prompt, str)]
     if conversations:
         first = conversations[0]
@@ -433,7 +435,7 @@ def answerable(
     """
     refused: list[Refusal] = []
     for renderer in renderers:
-        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
+        prompts, _ = each_rendered(prompts, lambda one: renderer.prompt_ids(one.prompt), refused)  # noqa: B023  called now
     counts = settle(refused, len(prompts), options)
     found: set[int] = set()
     for renderer, limit in zip(renderers, limits, strict=True):
@@ -444,11 +446,6 @@ def answerable(
         kept = [prompt for i, prompt in enumerate(prompts) if i not in found]
         return kept, {**counts, "dropped_too_long": len(found)}
     return list(prompts), {**counts, "truncated": len(found)}
-
-
-def encoded_prompt(prompt: Prompt, renderer: Renderer) -> EncodedPrompt:
-    """Encode one prompt as token ids, without a limit."""
-    return EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt))
 
 
 def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> Text:

@@ -178,12 +178,18 @@ def has_begun(output: Path) -> bool:
     """True if a run has done its first step."""
     if any((output / name).exists() for name in ("checkpoints", "final", "summary.json")):
         return True
+    return any(record["step"] > 0 for record in logged(output))
+
+
+def logged(run: Path, after: int = 0) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl from a byte on. One that a kill has torn is left out, as is a file that cannot be read."""
     try:
-        lines = (output / "metrics.jsonl").read_bytes().split(b"\n")
+        lines = (run / "metrics.jsonl").read_bytes()[after:].split(b"\n")
     except OSError:
-        return False
-    steps = [(read_record(line) or {}).get("step") for line in lines]
-    return any(isinstance(step, int) and step > 0 for step in steps)
+        return
+    for record in map(read_record, lines):
+        if record is not None and isinstance(record.get("step"), int):
+            yield record
 
 
 def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
