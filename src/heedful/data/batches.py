@@ -113,10 +113,7 @@ def in_micro_batches(
 
 
 def own_micro_batches(
-    items: Sequence[Item],
-    limit: MicroBatch,
-    shape: Callable[[Item], tuple[int, int]],
-    passes: "Passes | None" = None,
+    items: Sequence[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]], passes: "Passes | None" = None
 ) -> Iterator[list[Item]]:
     """`in_micro_batches` of the items that this rank has to process: about its share of the tokens, in their order.
 

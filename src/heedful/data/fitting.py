@@ -23,11 +23,7 @@ TooLong = Literal["error", "drop", "truncate"]
 PROMPT_TOKENS = (256, 1024)
 """Least and most that a quarter of the context is taken for if ``--max-prompt-tokens`` is not set."""
 
-CAUSE_FLAGS = {
-    "dropped_too_long": "--too-long",
-    "dropped_unusable": "--unusable",
-    "dropped_equal": "--equal-pairs",
-}
+CAUSE_FLAGS = {"dropped_too_long": "--too-long", "dropped_unusable": "--unusable", "dropped_equal": "--equal-pairs"}
 Counts = dict[str, int]
 """How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on.
 

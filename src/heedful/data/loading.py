@@ -19,17 +19,7 @@ from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.fitting import (
-    Counts,
-    Refusal,
-    TooLong,
-    added,
-    check_dropped,
-    each_rendered,
-    fitted,
-    settle,
-    too_long,
-)
+from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, fitted, settle, too_long
 from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt

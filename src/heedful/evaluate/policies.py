@@ -78,9 +78,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> 
 
 
 def evaluate_best_of_n(
-    config: BestOfNConfig,
-    rewards: Sequence[AnyReward] = (),
-    judge: Sequence[AnyReward] = (),
+    config: BestOfNConfig, rewards: Sequence[AnyReward] = (), judge: Sequence[AnyReward] = ()
 ) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 

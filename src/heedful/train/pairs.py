@@ -47,11 +47,7 @@ class EncodedPair:
 
 
 def encode_preferences(
-    rankings: Sequence[Ranking],
-    renderer: Renderer,
-    limit: int,
-    config: DPOConfig,
-    refused: list[Refusal] | None = None,
+    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig, refused: list[Refusal] | None = None
 ) -> tuple[list[EncodedPair], Counts]:
     """Pairs as token ids, too long and equal ones treated as `encode_rankings` does.
 
@@ -67,12 +63,7 @@ def encode_preferences(
     if inputs.renderer is None:
         raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
     rows, counts = encode_rankings(
-        rankings,
-        inputs,
-        max_length=limit,
-        action=config.too_long,
-        equal_pairs=if_equal(config),
-        refused=refused,
+        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
     )
     return [_split(row, renderer) for row in rows], counts
 

@@ -118,12 +118,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records, refused: encode_rankings(
-            records,
-            inputs,
-            max_length=limit,
-            action=config.too_long,
-            equal_pairs=if_equal(config),
-            refused=refused,
+            records, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
         ),
         load_split(read_rankings, config),
         config,
