@@ -17,7 +17,7 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
-from heedful.train.pairs import encode_preferences
+from heedful.train.dpo import encode_preferences
 
 TEXTS = [
     "The quick brown fox says that x and y are letters, and 12 + 34 = 46.",

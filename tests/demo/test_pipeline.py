@@ -32,7 +32,7 @@ from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
 from heedful.demo.facts import FAMILIES
-from heedful.demo.folder import CONTENTS, RUNS, begin, check_output
+from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe, why
 from heedful.demo.world import instructions
 from heedful.models.tiny import SPECIALS
@@ -333,10 +333,10 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
     config = DemoConfig(output=output, overwrite=True)
     assert check_output(config) is False
     tiny = read_recipe(config, small_recipe).tiny
-    begin(config, tiny, resumes=False).release()
+    make_beginning(config, tiny).release()
     assert check_output(DemoConfig(output=output, overwrite=True)) is False  # it never came to its first step
     assert (output / "sft" / "旧").read_text(encoding="utf-8") == "old"
-    begin(config, tiny, resumes=False).release()
+    make_beginning(config, tiny).release()
     assert (output / ".replaced" / "sft" / "旧").read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in output.iterdir()) == [".replaced", "base", "demo.json", "world"]
     assert list(tmp_path.iterdir()) == [output]

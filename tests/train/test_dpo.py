@@ -14,10 +14,8 @@ from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
 from heedful.train import dpo as dpo_module
-from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module
-from heedful.train.dpo import accumulate
-from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
+from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, with_reference
 
 CPU = torch.device("cpu")
 
@@ -295,7 +293,7 @@ def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch
         read.extend(pair.length for pair in part)
         return response_logprobs(model, part, pad_id)
 
-    monkeypatch.setattr(pairs_module, "response_logprobs", noted)
+    monkeypatch.setattr(dpo_module, "response_logprobs", noted)
     done = with_reference(policy, pairs, renderer.pad_id, config.micro_batch)
     assert read == sorted(read, reverse=True)
     assert len(set(read)) > 1

@@ -72,7 +72,7 @@ def _busy(output: Path) -> str:
     )
 
 
-def begin(config: DemoConfig, tiny: TinyConfig, *, resumes: bool) -> FolderLock:
+def make_beginning(config: DemoConfig, tiny: TinyConfig, *, resumes: bool = False) -> FolderLock:
     """Lock the folder, and write what it lacks of the world's data and the random model. Returns the lock.
 
     A demo that does not go on is set aside until the new one is done. Raises ConfigError if the folder cannot be made.

@@ -23,7 +23,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import parse
 from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
-from heedful.demo.folder import LABELS, RUNS, begin, check_output
+from heedful.demo.folder import LABELS, RUNS, check_output, make_beginning
 from heedful.demo.labelling import EVAL, TRAIN, label_pairs
 from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measure_policies
 from heedful.demo.world import FLAW_WEIGHTS, GOOD
@@ -126,7 +126,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     screen = Screen() if Screen().is_terminal else Screen(width=WIDTH)
     before = [finished(run) for run in (settings.sft, settings.reward, settings.ppo)] if resumes else []
     spent = sum(summary["seconds"] for summary in before if summary)
-    with begin(config, settings.tiny, resumes=resumes):
+    with make_beginning(config, settings.tiny, resumes=resumes):
         sizes = sizes_of(config.output, settings.ppo.eval_fraction)
         demo = Demo(config, recipe, settings, screen, sizes)
         demo.say("opening")

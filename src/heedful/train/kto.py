@@ -1,19 +1,23 @@
 """KTO: a policy learns from single responses that are good or bad, without pairs (Ethayarajh et al. 2024)."""
 
 import math
+import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from heedful import core
 from heedful.configs.offline import KTOConfig
-from heedful.data.batches import own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
-from heedful.data.fitting import Counts, max_length
-from heedful.data.loading import encode_split, load_split
+from heedful.data.fitting import Counts, Refusal, max_length
+from heedful.data.loading import encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
+from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -21,15 +25,58 @@ from heedful.models.source import load_config
 from heedful.models.tokenizer import check_companion
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
-from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.metric_sums import MetricSums
-from heedful.train.offline import PolicyData, PolicyLearner, fit, load, reference_of, sample_rows, set_up, shown_of
-from heedful.train.pairs import whole_logprobs
-from heedful.types import MicroBatch, plain_response
+from heedful.train.offline import (
+    PolicyData,
+    PolicyLearner,
+    fit,
+    load,
+    read_once,
+    reference_of,
+    sample_rows,
+    set_up,
+    shown_of,
+    whole_logprobs,
+)
+from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
 BALANCED = (1.0, 1.5)
 """Weight times number of the good responses over that of the bad ones, as the paper advises (eq. 9)."""
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A labelled response as token ids, and how likely the reference finds it."""
+
+    record: Labelled
+    asked: list[int]
+    """The prompt by itself, as a policy is given it."""
+    prompt: list[int]
+    """The prompt before the response, without a token that holds the beginning of the response too."""
+    response: list[int]
+    other: list[int]
+    """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
+    ref: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_other: float = math.nan
+    """The same of the other one, after this prompt by itself."""
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.response)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def other_length(self) -> int:
+        return len(self.asked) + len(self.other)
 
 
 def train_kto(config: KTOConfig) -> dict[str, Any]:
@@ -179,3 +226,76 @@ def evaluate_labelled(
     metrics = accumulate(policy, labelled, pad_id, config, limit)
     names = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
+
+
+# Labelled responses as token ids, each beside a response to another prompt ----------------------------------------------
+
+
+def encode_labelled(
+    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig, refused: list[Refusal] | None = None
+) -> tuple[list[LabelledRow], Counts]:
+    """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
+
+    Raises DataError and CheckpointError.
+    """
+    kept, counts = encode_responses(
+        records, renderer, max_length=limit, action=config.too_long, what="labelled responses", refused=refused
+    )
+    rows = (
+        LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])
+        for record, example in kept
+    )
+    return list(rows), counts
+
+
+def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
+    """Refuse records of which nothing can be learned. Raises DataError if all have one label, or all have one prompt."""
+    labels = {one.record.label for one in labelled}
+    if len(labels) == 1:
+        found, missing = ("true", "bad") if labels == {True} else ("false", "good")
+        instead = "; `heedful sft` learns from good ones alone" if labels == {True} else ""
+        raise DataError(
+            f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
+            f"{missing} responses{instead}"
+        )
+    if len({tuple(one.asked) for one in labelled}) == 1:
+        raise DataError(
+            f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
+            "reference on responses to other prompts; add records of other prompts"
+        )
+
+
+def with_others(
+    labelled: Sequence[LabelledRow], pool: Sequence[LabelledRow], limit: int, seed: int
+) -> tuple[list[LabelledRow], int]:
+    """Give each record a response of ``pool`` to another prompt, and count those that were cut to fit ``limit`` tokens.
+
+    They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
+    """
+    draws, done = random.Random(f"{seed}: responses to other prompts"), []
+    by_prompt = sorted(pool, key=lambda other: other.asked)
+    sizes, first = Counter(tuple(other.asked) for other in by_prompt), dict[tuple[int, ...], int]()
+    for place, other in enumerate(by_prompt):
+        first.setdefault(tuple(other.asked), place)
+    for one in labelled:
+        own = sizes[tuple(one.asked)]
+        place = draws.randrange(len(pool) - own)
+        drawn = by_prompt[place + own if own and place >= first[tuple(one.asked)] else place]
+        done.append((one, drawn.response))
+    cut = sum(len(one.asked) + len(response) > limit for one, response in done)
+    return [replace(one, other=response[: limit - len(one.asked)]) for one, response in done], cut
+
+
+def with_reference(
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
+) -> list[LabelledRow]:
+    """The records, in their order, with the reference's log-probs."""
+    prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
+    responses = [ids for one in labelled for ids in (one.response, one.other)]
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+
+    def read(part: list[int]) -> list[float]:
+        return whole_logprobs(reference, [prompts[i] for i in part], [responses[i] for i in part], pad_id).tolist()
+
+    found = read_once(reference, lengths, read, limit, adaptive)
+    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts
 from heedful.data.loading import EncodedPrompt
@@ -137,6 +138,13 @@ def read_once(
     (adaptive or AdaptiveMicroBatch()).run(read_all, limit, rows=len(lengths))
     of_all = ranks.merged(found)
     return [of_all[i] for i in range(len(lengths))]
+
+
+def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int) -> Tensor:
+    """Log-probabilities of responses to their prompts, summed over their tokens, ``[responses]``."""
+    batch = collate_padding_behind(prompts, responses, pad_id=pad_id).to(policy.device)
+    logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
 
 
 # What learns -------------------------------------------------------------------------------------------------------------
