@@ -98,19 +98,21 @@ def fitted(
     encoded: Sequence[Encoded],
     lengths: Sequence[int],
     sources: Sequence[str],
-    shortened: Callable[[Encoded], Encoded | None],
+    shortened: Callable[[int], Encoded | None],
     *,
     limit: int,
     action: TooLong,
     what: str,
     remedy: str = "a model with a longer context",
 ) -> tuple[list[Encoded], Counts]:
-    """Drop or shorten what is longer than ``limit`` tokens, and count it; what ``shortened`` makes None of is dropped.
+    """Drop or shorten what is longer than ``limit`` tokens, and count it.
+
+    ``shortened`` returns the record at an index with no more tokens than that, or None to drop it too.
 
     Raises DataError as `too_long` does.
     """
     offenders = too_long(lengths, sources, limit=limit, action=action, what=what, remedy=remedy)
-    cut = {i: shortened(encoded[i]) for i in sorted(offenders) if action == "truncate"}
+    cut = {i: shortened(i) for i in sorted(offenders) if action == "truncate"}
     fitting = [cut.get(i) if i in offenders else one for i, one in enumerate(encoded)]
     kept = [one for one in fitting if one is not None]
     dropped = len(encoded) - len(kept)

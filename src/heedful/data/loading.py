@@ -286,10 +286,9 @@ def encode_responses(
     check_rendering(renderer, samples)
     check_sampling(renderer, samples, learns=learns)
 
-    def shortened(one: tuple[Answer, Example]) -> tuple[Answer, Example] | None:
-        record, pair = one
-        left = max_length - len(pair.prompt)
-        return (record, Example(pair.prompt, pair.response[:left], pair.source)) if left > 0 else None
+    def shortened(i: int) -> tuple[Answer, Example] | None:
+        pair, left = pairs[i], max_length - len(pairs[i].prompt)
+        return (records[i], Example(pair.prompt, pair.response[:left], pair.source)) if left > 0 else None
 
     lengths, both = [pair.length for pair in pairs], list(zip(records, pairs, strict=True))
     return fitted(both, lengths, [d.source for d in records], shortened, limit=max_length, action=action, what=what)
@@ -332,7 +331,7 @@ def encode_rankings(
         encoded,
         lengths,
         sources,
-        lambda one: encode(one.ranking, max_length),
+        lambda i: encode(encoded[i].ranking, max_length),
         limit=max_length,
         action=action,
         what=what,
@@ -409,9 +408,9 @@ def encode_prompts(
         check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers], learns=learns)
     lengths, sources = [len(one.ids) for one in encoded], [prompt.source for prompt in prompts]
 
-    def shortened(one: EncodedPrompt) -> EncodedPrompt:
-        cut = cut_prompt(one.prompt.prompt, renderer, limit=max_length, source=one.prompt.source)
-        return EncodedPrompt(one.prompt, renderer.prompt_ids(cut))
+    def shortened(i: int) -> EncodedPrompt:
+        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=prompts[i].source)
+        return EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
 
     return fitted(encoded, lengths, sources, shortened, limit=max_length, action=action, what="prompts", remedy=remedy)
 

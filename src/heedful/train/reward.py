@@ -1,7 +1,9 @@
 """Reward-model training: learn a score from preferences between responses, pairs or longer rankings."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,12 +12,24 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.offline import RewardConfig
+from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
 from heedful.data.chat import RewardInputs, plain_text
-from heedful.data.fitting import if_equal, max_length
-from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split
-from heedful.data.schemas import read_rankings
+from heedful.data.fitting import (
+    Counts,
+    Refusal,
+    added,
+    check_dropped,
+    each_rendered,
+    fitted,
+    if_equal,
+    max_length,
+    settle,
+)
+from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split, read_usable
+from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder
+from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.load import four_bit, load_reward_model
 from heedful.models.reward_model import RewardModel
@@ -25,13 +39,12 @@ from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
-from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fsdp import divide, loading_device
 from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.offline import OfflineLearner, Setup, fit, set_up
 from heedful.train.setup import float32_experts, prepare, stored_dtype
-from heedful.types import MicroBatch, Ranking, plain_response
+from heedful.types import Demonstration, MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
@@ -263,3 +276,53 @@ def in_rows(part: Sequence[RankingRows], scores: Tensor) -> list[list[float]]:
     """Scores in `places` as a list for each ranking."""
     by_place = dict(zip(places(part), scores.tolist(), strict=True))
     return [[by_place[i, j] for j in range(len(one.rows))] for i, one in enumerate(part)]
+
+
+# Demonstrations: in every saved model their mean score is 0 (--offset-data) -----------------------------------------------
+
+
+def encode_scored(
+    path: str, options: RecordOptions, inputs: RewardInputs, *, max_length: int
+) -> tuple[list[Row], Counts]:
+    """The demonstrations of a file as rows, and their counts. ``--columns`` is for the preferences, not for this file.
+
+    Raises DataError, also where more was dropped than ``max_dropped`` allows.
+    """
+    try:
+        demonstrations, unusable = read_usable(read_demonstrations, path, replace(options, columns=""))
+    except DataError as error:
+        raise DataError(
+            f"--offset-data: {error} (--columns is for --data and does not rename anything here)"
+        ) from error
+    records = len(demonstrations) + unusable["dropped_unusable"]
+    refused: list[Refusal] = []
+
+    def encode(d: Demonstration, limit: int | None = None) -> Row:
+        return inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=limit)
+
+    demonstrations, rows = each_rendered(demonstrations, encode, refused)
+    unusable = added(unusable, settle(refused, len(rows), options))
+    lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
+    rows, too_long = fitted(
+        rows,
+        lengths,
+        sources,
+        lambda i: encode(demonstrations[i], max_length),
+        limit=max_length,
+        action=options.too_long,
+        what="demonstrations",
+    )
+    counts = {"records": records, **unusable, **too_long}
+    check_dropped(counts, max_dropped=options.max_dropped, path=path)
+    return rows, {name: count for name, count in counts.items() if count}
+
+
+def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:
+    """Mean of what the head gives for the rows, without the model's offset: the offset at which their mean score is 0."""
+    ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
+    scores: list[float] = []
+    with torch.no_grad():
+        step = passes((model, model.zero))
+        for part in own_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"])), step):
+            scores += model(part).tolist()
+    return math.fsum(itertools.chain.from_iterable(ranks.gather(scores))) / len(rows) + model.offset
