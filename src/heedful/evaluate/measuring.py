@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresConfig
+from heedful.configs.options import MachineOptions
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, added, check_dropped, prompt_room
 from heedful.data.loading import answerable, encode_prompts, read_usable
@@ -17,7 +18,7 @@ from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
 from heedful.models.shape import context_length
-from heedful.models.source import load_config, resolve
+from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
 from heedful.rewards.models import check_context
@@ -134,12 +135,18 @@ class Answered:
         }
 
 
+def load_frozen(model: str | Source, options: MachineOptions) -> Policy:
+    """Load a policy that learns nothing. Raises CheckpointError."""
+    policy = load_policy(model, **frozen_place(resolve_device(options.device), options.dtype))
+    freeze(policy)
+    return policy
+
+
 def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     source = resolve(name, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
-    policy = load_policy(source, **frozen_place(resolve_device(config.device), config.dtype))
-    freeze(policy)
+    policy = load_frozen(source, config)
     longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]

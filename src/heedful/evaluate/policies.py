@@ -28,15 +28,13 @@ from heedful.evaluate.measuring import (
     counted,
     held_out,
     left_out,
+    load_frozen,
     load_functions,
     prompts_of,
     sample,
     shown_rows,
     without_failed,
 )
-from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.load import load_policy
-from heedful.models.policy import freeze
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
@@ -234,10 +232,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
     prompts, counts = prompts_of(config, [config.model, config.reference])
     answered = answer(config, config.model, prompts)
-    reference = load_policy(
-        resolve(config.reference, config), **frozen_place(resolve_device(config.device), config.dtype)
-    )
-    freeze(reference)
+    reference = load_frozen(resolve(config.reference, config), config)
     logprobs, ref_logprobs = (
         token_outputs(
             model, answered.rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
@@ -261,12 +256,10 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
 
     ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
-    device = resolve_device(config.device)
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     records, counts = held_out(read_to_learn(config.loss_on), config)
-    policy = load_policy(source, **frozen_place(device, config.dtype))
-    freeze(policy)
+    policy = load_frozen(source, config)
     refused: list[Refusal] = []
     examples, done = encode_demonstrations(
         records,
@@ -288,7 +281,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     examples.sort(key=lambda example: example.length)
     total, tokens = 0.0, 0
     for part in in_micro_batches(examples, config.micro_batch, lambda example: (1, example.length)):
-        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=renderer.pad_id).to(device)
+        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=renderer.pad_id)
+        batch = batch.to(policy.device)
         outputs = token_outputs(policy, batch, temperature=1.0, micro_batch=config.micro_batch)
         total -= float(outputs.logprobs.cpu().double().sum())
         tokens += int(batch.response_mask.sum())

@@ -36,11 +36,10 @@ from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError, HeedfulError
+from heedful.evaluate.measuring import load_frozen
 from heedful.evaluate.output import check_result_file
 from heedful.files import to_json, write_text
-from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.load import load_policy
-from heedful.models.policy import Policy, freeze
+from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
@@ -147,13 +146,11 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
 
     Raises ConfigError if the longest answer does not fit into one's context, CheckpointError.
     """
-    device = resolve_device(options.device)
     sources = [resolve(name, options) for name in options.models]
     limits = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
     writers = []
     for name, source, limit in zip(options.models, sources, limits, strict=True):
-        policy = load_policy(source, **frozen_place(device, options.dtype))
-        freeze(policy)
+        policy = load_frozen(source, options)
         renderer = Renderer(load_chat_tokenizer(source, options), special_tokens)
         sampler = make_sampler(options, renderer, policy, micro_batch=options.micro_batch)
         writers.append(Writer(name, policy, sampler, limit))
