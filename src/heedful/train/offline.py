@@ -327,6 +327,7 @@ def fit(
     """Train to the last step, or until evaluations no longer improve, and write a run folder. Returns its summary.
 
     Args:
+        learner: an `OfflineLearner` that can be saved.
         learn: takes an optimizer step on a batch.
         evaluate: returns metrics of the held-out records, read as many at a time as it is told.
         samples: returns rows for the table of samples.
@@ -358,5 +359,6 @@ def fit(
             if run.evaluation_due(step) and held_out:
                 rows = len(held_out) if held_out_rows is None else held_out_rows
                 with torch.no_grad():
-                    run.evaluate(step, learner.adaptive.run(evaluate, config.micro_batch, rows=rows))
+                    metrics = learner.adaptive.run(evaluate, config.micro_batch, rows=rows)
+                run.evaluate(step, metrics)
     return run.summary
