@@ -9,7 +9,16 @@ from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.models.tiny import make_tiny_model
-from heedful.train.output_folder import MOVING, REPLACED, bring_back, check_folder, has_begun, real_path, set_aside
+from heedful.train.output_folder import (
+    MOVING,
+    REPLACED,
+    adopt_sibling,
+    bring_back,
+    check_folder,
+    has_begun,
+    real_path,
+    set_aside,
+)
 
 MARKER = "demo.json"
 RUNS = ("sft", "reward", "ppo")
@@ -31,6 +40,7 @@ def check_output(config: DemoConfig) -> bool:
     for folder in (output, *stages):
         if is_locked(folder):
             raise ConfigError(_busy(output).replace("{owner}", owner(folder)))
+    adopt_sibling(output, marker="world")
     if (output / MOVING).exists() or ((output / REPLACED).exists() and not any(map(has_begun, stages))):
         with FolderLock(output, refusal=_busy(output)):
             bring_back(output, CONTENTS | {LABELS})

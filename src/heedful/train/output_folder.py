@@ -233,7 +233,7 @@ def drop_replaced(output: Path) -> None:
 
 def _repair(output: Path) -> None:
     """Bring a folder that a kill left in the middle of something to a state in which it is a run, or empty."""
-    _adopt_sibling(output)
+    adopt_sibling(output)
     is_cut_short = (output / MOVING).exists()
     if not is_cut_short and has_begun(output):
         return
@@ -245,14 +245,14 @@ def _repair(output: Path) -> None:
             bring_back(output)
 
 
-def _adopt_sibling(output: Path) -> None:
+def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
     """Move a run that an earlier version set aside beside the folder, as .NAME.replaced-XXXXXXXX, to where this one looks."""
     name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
     try:
         found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
     except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
         return
-    runs = sorted((path for path in found if (path / "environment.json").exists()), key=lambda p: p.stat().st_ctime_ns)
+    runs = sorted((path for path in found if (path / marker).exists()), key=lambda p: p.stat().st_ctime_ns)
     if runs and not (output / REPLACED).exists():
         output.mkdir(exist_ok=True)
         with FolderLock(output):
