@@ -105,7 +105,7 @@ def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, 
 
 
 def reference_of(config: DPOConfig | KTOConfig, setup: Setup, policy: Policy) -> Policy:
-    """What reads the records once before the first step: the policy itself, as long as it has learned nothing, if it can."""
+    """The model that reads the records before the first step: the policy itself, if no other model or device is asked for."""
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, setup.source, policy, setup.device) if is_apart else policy
     divide(config, setup.device, reference)
@@ -261,6 +261,7 @@ class PolicyLearner(OfflineLearner):
         options = SamplingOptions(max_new_tokens=min(SAMPLED_TOKENS, context // 2))
         self.sampler = make_sampler(options, renderer, policy, is_used=config.sample_every > 0)
         self.longest_shown = context - options.max_new_tokens
+        """Tokens of the longest prompt in the table of samples."""
 
     def save(self, folder: Path) -> None:
         """Write the policy, or its adapters, in Hugging Face format."""
@@ -281,7 +282,7 @@ class PolicyData(Generic[Item]):
 def shown_of(
     records: Iterable[Read], learner: PolicyLearner, number: int, texts: Callable[[Read], dict[str, str]]
 ) -> Shown:
-    """The first records of different prompts that leave the table's responses their room in the context."""
+    """The first ``number`` records of different prompts that leave a response of the table room in the context."""
     renderer, shown = learner.sampler.renderer, Shown()
     for record in {record.prompt: record for record in records}.values():
         if len(shown) == number:
