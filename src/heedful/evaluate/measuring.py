@@ -1,6 +1,6 @@
 """What the measures share: the records to measure on, a policy's responses to them, and the values that count."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -177,10 +177,15 @@ def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tup
     return kept, found
 
 
-def counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
-    """Count the prompts, and the responses if a prompt has several."""
-    counts = {"prompts": len(prompts)}
-    return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
+def counted(
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    counts: Counts,
+    failed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The number of prompts, of responses if a prompt has several, what failed (`without_failed`), and what was left out."""
+    several = {"responses": len(completions)} if len(completions) > len(prompts) else {}
+    return {"prompts": len(prompts), **several, **(failed or {}), **left_out(counts)}
 
 
 def shown_rows(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:

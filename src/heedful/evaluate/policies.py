@@ -64,9 +64,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> 
         "score_mean": sum(scores) / len(scores),
         "interval_95": mean_interval(by_prompt(scores, kept.prompts)),
         **kept.shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "samples": [
             sample(answered.completions[row], score=given.totals[row])
             for row in shown_rows(prompts, config)
@@ -129,9 +127,7 @@ def evaluate_best_of_n(
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
         **chosen.shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "best_of": table,
         "samples": [
             sample(answered.completions[row], score=scores[row])
@@ -169,9 +165,7 @@ def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ())
         **found,
         "correct_frac": sum(correct) / len(kept),
         **answered.select(kept).shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "samples": [
             sample(answered.completions[row], score=given.totals[row])
             | {f"correct of {n}": correct[measured.index(row // n)]}
@@ -206,9 +200,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) 
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores[row] for row in rows) / len(wins),
         "baseline_score_mean": sum(their_scores[row] for row in rows) / len(wins),
-        **counted(prompts, ours),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, ours, counts, failed),
         "samples": [
             sample(ours[row], score=our_scores[row])
             | {"baseline": theirs[row].response, "baseline score": their_scores[row]}
@@ -245,8 +237,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **answered.shape(),
-        **counted(prompts, answered.completions),
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts),
         "samples": [sample(answered.completions[row], kl=per_response[row]) for row in shown_rows(prompts, config)],
     }
 
