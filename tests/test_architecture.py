@@ -160,7 +160,7 @@ def test_shared_mechanics_know_no_algorithm():
 
 
 def test_a_trainer_is_a_loop_that_fits_on_a_page():
-    """All that happens in a step stands in it, in its order."""
+    """The online ones have their own loop; those on given texts share `fit` and name what differs."""
     found = {}
     for path in TRAIN:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -188,7 +188,7 @@ def stored_callables(tree):
 
 @pytest.mark.parametrize("path", TRAIN, ids=named)
 def test_no_loop_is_made_of_callables(path):
-    """The loop stands in the trainer; nothing keeps functions for a loop elsewhere. A table of functions is not meant."""
+    """Nothing keeps functions for later: `fit` calls those that it is given. A table of functions is not meant."""
     found = list(stored_callables(ast.parse(path.read_text(encoding="utf-8"))))
     assert found == [], named(path)
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 from heedful import CheckpointError, Demonstration, DPOConfig, Labelled, Message, Prompt, Ranking
 from heedful.cli import main
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
+from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
-from heedful.train.pairs import encode_preferences
+from heedful.train.dpo import encode_preferences
 from jsonl import read_jsonl, write_jsonl
 
 TEXTS = [
@@ -279,8 +279,8 @@ def test_what_is_learned_and_sampled_is_the_templates_rendering(made, kind, styl
     other = "no, q0"
     rankings = [Ranking(prompt, (response, other), (0, 1), source) for prompt, response, source in records]
     inputs = RewardInputs(tokenizer)
-    pairs, _ = encode_pairs(rankings, inputs, equal_pairs="error", **limit)
-    assert [pair.chosen["input_ids"] for pair in pairs] == [prompt + response for _, prompt, response in expected]
+    pairs, _ = encode_rankings(rankings, inputs, equal_pairs="error", **limit)
+    assert [pair.rows[0]["input_ids"] for pair in pairs] == [prompt + response for _, prompt, response in expected]
 
     def run(trainer):
         if trainer == "sft":

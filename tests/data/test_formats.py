@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
+from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 
 CHATML = """
 {%- set start, end, first = '<|im_start|>', '<|im_end|>\\n', messages[0] %}
@@ -410,8 +410,8 @@ def test_demonstrations(make, made, tokenizer):
 def test_pairs(make, made, tokenizer):
     path, expected = made(make)
     inputs = RewardInputs(tokenizer, written=True)
-    found, _ = encode_pairs(read_rankings(path), inputs, max_length=10**6, action="error", equal_pairs="error")
-    rows = [[one.chosen["input_ids"], one.rejected["input_ids"]] for one in found]
+    found, _ = encode_rankings(read_rankings(path), inputs, max_length=10**6, action="error", equal_pairs="error")
+    rows = [[row["input_ids"] for row in one.rows] for one in found]
     if make is anthropic:
         ids = [[[*tokenizer(p + a).input_ids, tokenizer.eos_token_id] for a in both] for p, *both, _ in expected]
     else:

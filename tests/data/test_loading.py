@@ -7,11 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from heedful import DataError, Demonstration, Message, Prompt, Ranking
+from heedful import DataError, Demonstration, DPOConfig, Message, Prompt, Ranking, train_dpo
 from heedful.configs.options import DataOptions
 from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.loading import Example, encode_demonstrations, encode_pairs, encode_prompts, encode_split, load_split
+from heedful.data.loading import (
+    Example,
+    encode_demonstrations,
+    encode_prompts,
+    encode_rankings,
+    encode_split,
+    load_split,
+)
 from heedful.models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -153,14 +160,14 @@ def ranking(chosen, rejected, *, prompt="问", line=1, margin=None, swap=False, 
 
 
 def pairs(rankings, *, max_length=99, action="error", equal_pairs="error", inputs=INPUTS):
-    return encode_pairs(rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs)
+    return encode_rankings(rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs)
 
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_the_lower_rank_is_the_chosen_one(swap):
     rows, counts = pairs([ranking("好", "坏", swap=swap, margin=0.5)])
-    assert rows[0].chosen == {"input_ids": [*ids("问好"), EOS]}
-    assert rows[0].rejected == {"input_ids": [*ids("问坏"), EOS]}
+    assert rows[0].rows[0] == {"input_ids": [*ids("问好"), EOS]}
+    assert rows[0].rows[1] == {"input_ids": [*ids("问坏"), EOS]}
     assert rows[0].ranking.margin == 0.5
     assert not any(counts.values())
 
@@ -174,43 +181,44 @@ A, P = 72, 87
 def test_a_truncated_pair_has_no_end_on_either_side(prompt, before, swap):
     """And a whole one has both, also without a prompt."""
     (row,), _ = pairs([ranking("ab", "cde", prompt=prompt, swap=swap, truncated=True)])
-    assert row.chosen == {"input_ids": [*before, A, A + 1]}
-    assert row.rejected == {"input_ids": [*before, A + 2, A + 3, A + 4]}
+    assert row.rows[0] == {"input_ids": [*before, A, A + 1]}
+    assert row.rows[1] == {"input_ids": [*before, A + 2, A + 3, A + 4]}
     (row,), _ = pairs([ranking("ab", "cde", prompt=prompt, swap=swap)])
-    assert row.chosen == {"input_ids": [*before, A, A + 1, 1]}
-    assert row.rejected == {"input_ids": [*before, A + 2, A + 3, A + 4, 1]}
+    assert row.rows[0] == {"input_ids": [*before, A, A + 1, 1]}
+    assert row.rows[1] == {"input_ids": [*before, A + 2, A + 3, A + 4, 1]}
 
 
 def test_a_truncated_answer_in_a_conversation_has_no_end_of_turn():
     question = (Message("user", "p"),)
     (row,), _ = pairs([ranking("a", "b", prompt=question, truncated=True)])
-    assert row.chosen == {"input_ids": [*RENDERER.prompt_ids(question), A]}
-    assert row.rejected == {"input_ids": [*RENDERER.prompt_ids(question), A + 1]}
+    assert row.rows[0] == {"input_ids": [*RENDERER.prompt_ids(question), A]}
+    assert row.rows[1] == {"input_ids": [*RENDERER.prompt_ids(question), A + 1]}
 
 
 def test_a_truncated_pair_needs_no_room_for_an_end():
     """Ten tokens fit into ten; cut further it still has none."""
     items = [ranking("abcdefghi", "b", prompt="p", truncated=True)]
     rows, counts = pairs(items, max_length=10)
-    assert len(rows[0].chosen["input_ids"]) == 10
+    assert len(rows[0].rows[0]["input_ids"]) == 10
     assert not any(counts.values())
     rows, counts = pairs(items, max_length=9, action="truncate")
-    assert rows[0].chosen == {"input_ids": ids("pabcdefgh")}
-    assert rows[0].rejected == {"input_ids": [P, A + 1]}
+    assert rows[0].rows[0] == {"input_ids": ids("pabcdefgh")}
+    assert rows[0].rows[1] == {"input_ids": [P, A + 1]}
     assert counts["truncated"] == 1
 
 
 def test_an_encoder_reads_pairs_of_texts():
     inputs = RewardInputs(byte_tokenizer(encoder=True))
     rows, _ = pairs([ranking("好", "坏")], inputs=inputs)
-    assert rows[0].chosen == inputs.encode("问", "好")
-    assert rows[0].rejected == inputs.encode("问", "坏")
+    assert rows[0].rows[0] == inputs.encode("问", "好")
+    assert rows[0].rows[1] == inputs.encode("问", "坏")
 
 
-def test_a_ranking_of_three_is_no_pair():
-    three = Ranking("问", ("a", "b", "c"), (0, 1, 2), "偏好.jsonl:7")
-    with pytest.raises(DataError, match=r"^偏好.jsonl:7: a ranking of 3 responses; this trainer learns from pairs"):
-        pairs([ranking("好", "坏"), three])
+def test_a_ranking_of_three_is_no_pair(tiny, tmp_path):
+    path = tmp_path / "偏好.jsonl"
+    path.write_text('{"prompt": "问", "responses": ["a", "b", "c"], "ranks": [0, 1, 2]}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"偏好.jsonl:1: a ranking of 3 responses; this trainer learns from pairs"):
+        train_dpo(DPOConfig(model=tiny("gpt2"), data=str(path), output=tmp_path / "run", eval_fraction=0.0))
 
 
 LONG = [
@@ -235,9 +243,9 @@ def test_too_long_pairs_count_their_longer_side():
 def test_truncation_cuts_the_end_of_both_sides():
     rows, counts = pairs(LONG, max_length=10, action="truncate")
     assert [row.ranking.margin for row in rows] == [None, 2.0, 3.0]
-    assert rows[1].chosen["input_ids"] == ids("pabcdefghi")
-    assert rows[1].rejected["input_ids"] == [*ids("pb"), EOS]
-    assert rows[2].rejected["input_ids"] == ids("pxabcdefgh")
+    assert rows[1].rows[0]["input_ids"] == ids("pabcdefghi")
+    assert rows[1].rows[1]["input_ids"] == [*ids("pb"), EOS]
+    assert rows[2].rows[1]["input_ids"] == ids("pxabcdefgh")
     assert counts == {"dropped_too_long": 0, "truncated": 2, "dropped_equal": 0}
 
 

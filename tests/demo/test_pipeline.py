@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
 from heedful.demo.facts import FAMILIES
-from heedful.demo.folder import CONTENTS, RUNS, check_output, drop_replaced, make_beginning
+from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe, why
 from heedful.demo.world import instructions
 from heedful.models.tiny import SPECIALS
@@ -331,12 +332,15 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
     (output / "sft" / "旧").write_text("old", encoding="utf-8")
     config = DemoConfig(output=output, overwrite=True)
     assert check_output(config) is False
-    make_beginning(config, read_recipe(config, small_recipe).tiny).release()
-    (aside,) = (path for path in tmp_path.iterdir() if path != output)
-    assert (aside / "sft" / "旧").read_text(encoding="utf-8") == "old"
-    assert sorted(path.name for path in output.iterdir()) == ["base", "demo.json", "world"]
-    drop_replaced(output)
+    tiny = read_recipe(config, small_recipe).tiny
+    make_beginning(config, tiny).release()
+    assert check_output(DemoConfig(output=output, overwrite=True)) is False  # it never came to its first step
+    assert (output / "sft" / "旧").read_text(encoding="utf-8") == "old"
+    make_beginning(config, tiny).release()
+    assert (output / ".replaced" / "sft" / "旧").read_text(encoding="utf-8") == "old"
+    assert sorted(path.name for path in output.iterdir()) == [".replaced", "base", "demo.json", "world"]
     assert list(tmp_path.iterdir()) == [output]
+    shutil.rmtree(output / ".replaced")  # as the end of the demo does
     for name in ("world", "base"):
         assert contents(output / name) == contents(demo.folder / name)
     assert check_output(DemoConfig(output=output)) is True

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-SHORT = ("sft", "ppo")
+SHORT, FEW = ("sft", "ppo"), 3
+"""Cases and steps of the tests that are not exhaustive."""
 SHARDED = {"shard": "full", "save_every": 5}
 HALF = {
     "dtype": "bfloat16",
@@ -31,12 +32,12 @@ def trained(results, inputs, tmp_path_factory):
     """``trained(size, names, **changes)`` is a folder with the runs of these cases, made by so many ranks at once."""
     made = {}
 
-    def of(size, names, *, double=False, apart=False, **changes):
-        key = (size, names, double, apart, json.dumps(changes))
+    def of(size, names, *, double=False, apart=False, steps=None, **changes):
+        variables = {"CHANGES": json.dumps(changes)} | ({} if steps is None else {"STEPS": str(steps)})
+        variables |= ({"DOUBLE": "1"} if double else {}) | ({"APART": "1"} if apart else {})
+        key = (size, names, *variables.items())
         if key not in made:
             made[key] = tmp_path_factory.mktemp(f"{size}-ranks")
-            variables = {"CHANGES": json.dumps(changes)}
-            variables |= ({"DOUBLE": "1"} if double else {}) | ({"APART": "1"} if apart else {})
             results(size, "training.py", inputs("gpt2" if double else "llama"), made[key], *names, **variables)
         return made[key]
 
@@ -47,7 +48,7 @@ def trained(results, inputs, tmp_path_factory):
 def check(comparing, training):
     """``check(one, several, names)``: the runs of these cases in two folders have the same metrics, weights and samples."""
 
-    def of(one, several, names, *, tolerance=FLOAT32, floor=NEAR_ZERO):
+    def of(one, several, names, *, tolerance=FLOAT32, floor=NEAR_ZERO, steps=training.STEPS):
         for name in names:
             a, b = one / name, several / name
             distances = [
@@ -59,24 +60,29 @@ def check(comparing, training):
             assert comparing.weight_distance(a, b) <= tolerance, name
             assert comparing.samples_of(a) == comparing.samples_of(b), name
             assert comparing.samples_of(a), name
-            assert {step for step, _ in comparing.metrics_of(a)} == set(range(training.STEPS + 1)), name
+            assert {step for step, _ in comparing.metrics_of(a)} == set(range(steps + 1)), name
 
     return of
 
 
 def test_two_ranks_train_as_one_does(trained, check):
     """In float32, and with every part of PPO: adaptive KL, score norm, ptx, averaged weights, value and entropy terms."""
-    check(trained(1, SHORT), trained(2, SHORT), SHORT)
+    check(trained(1, SHORT, steps=FEW), trained(2, SHORT, steps=FEW), SHORT, steps=FEW)
 
 
-def test_two_ranks_that_divide_their_models_train_as_one_does(trained, check):
+@pytest.fixture
+def divided(trained):
     """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. Other trainers are exhaustive."""
-    check(trained(1, SHORT), trained(2, ("ppo",), **SHARDED), ("ppo",))
+    return trained(2, ("ppo",), steps=FEW, **SHARDED | {"save_every": FEW})
 
 
-def test_a_checkpoint_holds_safetensors_and_json_only(trained):
+def test_two_ranks_that_divide_their_models_train_as_one_does(trained, divided, check):
+    check(trained(1, SHORT, steps=FEW), divided, ("ppo",), steps=FEW)
+
+
+def test_a_checkpoint_holds_safetensors_and_json_only(divided):
     """Each rank has written its parts; the manifest names all files, and is checked when a run goes on."""
-    folder = trained(2, ("ppo",), **SHARDED) / "ppo" / "checkpoints"
+    folder = divided / "ppo" / "checkpoints"
     step = sorted(folder.glob("step-*"))[-1]
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
     parts = {name for name in files if name.startswith("resume/divided/")}

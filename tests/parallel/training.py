@@ -1,4 +1,4 @@
-"""Five steps of every trainer, one after another, alone or as one of several ranks; test_equal_numbers.py starts it.
+"""Five steps (or STEPS) of every trainer, one after another, alone or as one of several ranks; see test_equal_numbers.py.
 
 [torchrun --nproc-per-node N] training.py INPUTS OUTPUT CASE ...
 
@@ -28,7 +28,7 @@ from heedful.train import optimization
 from heedful.train.compact_adamw import CompactAdamW
 
 WORDS = ["red", "blue", "绿色", "dog", "cat", "猫", "run", "jump", "七", "nine"]
-STEPS = 5
+STEPS = int(os.environ.get("STEPS", "5"))
 OFFLINE = {
     "batch_size": 7,
     "micro_batch_size": 3,

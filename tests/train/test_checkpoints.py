@@ -128,11 +128,11 @@ def test_of_another_run(checkpoints, tmp_path):
 def resigned(folder, **changes):
     """Write a manifest that is right in itself, with other content."""
     from heedful.files import to_json
-    from heedful.train.checkpoints import _digest
+    from heedful.train.provenance import digest
 
     content = json.loads((folder / MANIFEST).read_text("utf-8")) | changes
     content.pop("sha256")
-    (folder / MANIFEST).write_text(to_json({**content, "sha256": _digest(content)}), encoding="utf-8")
+    (folder / MANIFEST).write_text(to_json({**content, "sha256": digest(content)}), encoding="utf-8")
 
 
 @pytest.mark.parametrize("schema", [2, "1", None])

@@ -13,10 +13,8 @@ from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
 from heedful.train import dpo as dpo_module
-from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module
-from heedful.train.dpo import accumulate
-from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
+from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, with_reference
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
 
@@ -87,7 +85,7 @@ def test_the_other_losses_learn_planted_preferences(tiny, planted, tmp_path, los
 @pytest.mark.parametrize("loss", ["simpo", "orpo"])
 def test_losses_without_a_reference_load_and_read_none(tiny, planted, tmp_path, monkeypatch, loss):
     """No pass before the first step, and no second model."""
-    for name in ("load_reference", "with_reference"):
+    for name in ("reference_of", "with_reference"):
         monkeypatch.setattr(dpo_module, name, lambda *_: pytest.fail("a reference was asked for"))
     summary = train_dpo(settings(tmp_path, model=tiny("gpt2"), data=planted, loss=loss, max_steps=1))
     assert summary["steps"] == 1
@@ -249,7 +247,7 @@ def test_the_reference_reads_the_longest_pairs_first(gpt2, tmp_path, monkeypatch
         read.extend(pair.length for pair in part)
         return response_logprobs(model, part, pad_id)
 
-    monkeypatch.setattr(pairs_module, "response_logprobs", noted)
+    monkeypatch.setattr(dpo_module, "response_logprobs", noted)
     done = with_reference(policy, pairs, renderer.pad_id, config.micro_batch)
     assert read == sorted(read, reverse=True)
     assert len(set(read)) > 1

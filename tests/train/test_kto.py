@@ -12,8 +12,7 @@ from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, 
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.models import load_tokenizer
-from heedful.train.kto import accumulate, mean_of_others
-from heedful.train.labelled import encode_labelled, with_others, with_reference
+from heedful.train.kto import accumulate, encode_labelled, mean_of_others, with_others, with_reference
 from jsonl import read_jsonl, read_metrics
 from plain import log_prob, preference, random_text
 

@@ -172,10 +172,10 @@ def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     learner, step = begin(offline(name, batch_size=4, micro_batch_size=4, **changes))
     with memory_of({"sft": 60, "kto": 30}.get(name, 50), learner.model, where=where) as out:
         found = timeless(step())
-        fit = learner.room.found.rows
+        fit = learner.adaptive.found.rows
         again = timeless(step())
         assert out, "the memory ran out"
-        assert learner.room.found.rows == fit < 4
+        assert learner.adaptive.found.rows == fit < 4
     other, its_step = begin(offline(name, batch_size=4, micro_batch_size=fit, **changes))
     assert found == timeless(its_step())
     assert again == timeless(its_step())

@@ -36,7 +36,7 @@ class Batch:
     """True = a response token. Its columns are the last ``time`` columns of ``ids``."""
 
     def select(self, rows: Tensor) -> "Batch":
-        """Return the rows at these indices, in this order."""
+        """The rows at these indices, in this order."""
         return Batch(self.ids[rows], self.attention_mask[rows], self.response_mask[rows])
 
     def to(self, device: torch.device) -> "Batch":
@@ -97,10 +97,7 @@ def in_micro_batches(
 ) -> Iterator[list[Item]]:
     """Yield items in their order, as many at a time as ``limit`` allows. An item that exceeds the limit comes by itself.
 
-    Args:
-        items: what goes through a model: rows, pairs, rankings, ...
-        limit: the most rows and tokens per micro-batch; tokens are rows times the longest row.
-        shape: returns an item's number of rows and the number of tokens of its longest row.
+    ``shape`` returns an item's number of rows and the number of tokens of its longest row.
     """
     part: list[Item] = []
     rows = longest = 0
@@ -116,10 +113,7 @@ def in_micro_batches(
 
 
 def own_micro_batches(
-    items: Sequence[Item],
-    limit: MicroBatch,
-    shape: Callable[[Item], tuple[int, int]],
-    passes: "Passes | None" = None,
+    items: Sequence[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]], passes: "Passes | None" = None
 ) -> Iterator[list[Item]]:
     """`in_micro_batches` of the items that this rank has to process: about its share of the tokens, in their order.
 
@@ -133,12 +127,7 @@ def own_micro_batches(
 
 
 def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Item]:
-    """Yield this rank's micro-batches, while all ranks make the same number of passes through divided models.
-
-    Args:
-        divided: the micro-batches of each rank.
-        passes: what a rank does that has fewer than others.
-    """
+    """Yield this rank's micro-batches, of those of each rank, while all make the same number of ``passes``."""
     most = max(map(len, divided))
     with in_lockstep():
         for i in range(most):
@@ -171,10 +160,7 @@ class AdaptiveMicroBatch:
     """How many rows at a time memory has room for: what the settings say, or less once it has run out.
 
     The smaller micro-batch stays for the rest of the run, and is part of its state. Micro-batches never change a gradient
-    but by rounding.
-
-    Args:
-        flag: the setting that would have been right from the start, named in messages.
+    but by rounding. Messages name ``flag``, the setting that would have been right from the start.
     """
 
     def __init__(self, flag: str = "--micro-batch-size") -> None:

@@ -55,10 +55,6 @@ class ChatTemplate:
         environment = _compile_jinja_template("").environment
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
-    def ids(self, messages: Conversation, *, add_generation_prompt: bool) -> list[int]:
-        """Return the ids of a conversation's rendering. Raises CheckpointError as `text` does."""
-        return self.encoder.read(self.text(messages, add_generation_prompt=add_generation_prompt))
-
     def marked(self, text: str) -> str:
         """Return a text of the assistant's as it stands in a rendering, with markers."""
         return self.encoder.marked(text, but=(THINK, THINK_END))
@@ -139,10 +135,7 @@ CLOSED = re.compile(rf"{THINK_END}\s*$")
 
 
 def plain_text(prompt: Text) -> str:
-    """Write a prompt as text for a model without a chat template.
-
-    Raw text and a single message stay as they are; in longer conversations each message follows the name of its role.
-    """
+    """Write a prompt for a model without a chat template: its text, or each of several messages after its role's name."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -203,10 +196,7 @@ class Renderer:
             self._probe()
 
     def prompt_ids(self, prompt: Text) -> list[int]:
-        """Return the ids of a prompt: raw text after one BOS if the model uses one, or messages as the template renders them.
-
-        Raises CheckpointError for messages if the tokenizer has no chat template.
-        """
+        """Return the ids of a prompt: raw text after a BOS if the model uses one, or messages as rendered."""
         return list(self._prompt(prompt)[1])
 
     def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:
@@ -252,12 +242,7 @@ class Renderer:
 
         A conversation is read as the template renders it whole, with the response's thinking and answer apart, so that the
         template decides what it shows of the thinking. A response whose thought never ended is read as it is, or as an empty
-        answer if the template shows no thinking.
-
-        Args:
-            prompt: raw text or messages.
-            response: the response.
-            truncated: the response was cut off, so no end follows.
+        answer if the template shows no thinking. No end follows one that was cut off (``truncated``).
         """
         if isinstance(prompt, str):
             return self.written_ids(prompt, response, truncated=truncated)
@@ -273,10 +258,7 @@ class Renderer:
     def whole_text(self, prompt: Conversation, response: Response, *, apart: bool = False) -> str | None:
         """Return the template's own rendering of a prompt and a response, or None for a thought without an end.
 
-        Args:
-            prompt: the messages so far.
-            response: the response.
-            apart: give the template the response's thinking and answer apart, also if they stand in one text.
+        With ``apart`` it gets the response's thinking and answer apart, also if they stand in one text.
         """
         turn = Message("assistant", response) if isinstance(response, str) else response
         thinking, answer = _parts(turn)
@@ -293,13 +275,8 @@ class Renderer:
     def response_text(self, ids: Sequence[int], *, prompt: Text, truncated: bool = False) -> str:
         """Return a response that a policy wrote, after the ``<think>`` with which the prompt's rendering may have ended.
 
-        It is decoded as the text that follows the prompt. White space that the template itself writes before or after every
-        answer is not part of it.
-
-        Args:
-            ids: the tokens, without the one that ended the response.
-            prompt: what the policy answered.
-            truncated: the response was cut off, so the template's white space after an answer has not been written.
+        ``ids`` are without the token that ended it, and decoded as the text that follows the prompt. White space that the
+        template itself writes before or, unless it was cut off (``truncated``), after every answer is not part of it.
         """
         text = self.encoder.decode_after(self._prompt(prompt)[1], ids)
         if isinstance(prompt, str):
@@ -310,12 +287,9 @@ class Renderer:
         return self.opening + (text if truncated else text.removesuffix(after))
 
     def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
-        """Return the ids of a conversation with its answer as the template renders them in one piece, ends included.
-
-        They are those of ``tokenizer.apply_chat_template(messages)``. Raises CheckpointError if there is no template.
-        """
+        """Return the ids of ``tokenizer.apply_chat_template`` of a conversation with its answer, ends included."""
         turn = Message("assistant", response) if isinstance(response, str) else response
-        return self.template.ids((*prompt, turn), add_generation_prompt=False)
+        return self.encoder.read(self.template.text((*prompt, turn), add_generation_prompt=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids by themselves, special tokens included: what the model wrote is shown as it is."""
@@ -475,13 +449,9 @@ class RewardInputs:
     ) -> dict[str, list[int]]:
         """Return the token ids (and an encoder's token types) of one prompt and response.
 
-        Args:
-            prompt: raw text or messages.
-            response: the response.
-            truncated: the response was cut off, so a decoder reads no end of turn after it; unless it reads the whole
-                template, which it was never shown without its end.
-            max_length: the most tokens; None keeps all. A decoder's text is cut at its end; of an encoder's two texts, the
-                longer one is cut.
+        After a response that was cut off (``truncated``) a decoder reads no end of turn, unless it reads the whole template,
+        which it was never shown without its end. A decoder's text is cut at its end to ``max_length`` tokens; of an encoder's
+        two texts, the longer one is cut.
         """
         if self.renderer is None:
             turn = Message("assistant", response) if isinstance(response, str) else response
@@ -516,11 +486,6 @@ class RewardInputs:
 
 
 def stop_ids(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return every token that ends a response: the generation config's, the tokenizer's EOS and the template's end of turn.
-
-    Args:
-        renderer: of the policy's tokenizer.
-        generation_eos: ``eos_token_id`` of the policy's generation config.
-    """
+    """Every token that ends a response: the generation config's, the tokenizer's EOS and the template's end of turn."""
     configured = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or [])
     return tuple(sorted({*configured, renderer.tokenizer.eos_token_id, renderer.turn_end_id}))

@@ -23,11 +23,7 @@ TooLong = Literal["error", "drop", "truncate"]
 PROMPT_TOKENS = (256, 1024)
 """Least and most that a quarter of the context is taken for if ``--max-prompt-tokens`` is not set."""
 
-CAUSE_FLAGS = {
-    "dropped_too_long": "--too-long",
-    "dropped_unusable": "--unusable",
-    "dropped_equal": "--equal-pairs",
-}
+CAUSE_FLAGS = {"dropped_too_long": "--too-long", "dropped_unusable": "--unusable", "dropped_equal": "--equal-pairs"}
 Counts = dict[str, int]
 """How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on.
 
@@ -36,11 +32,7 @@ Counts = dict[str, int]
 
 
 def max_length(wanted: int | None, context: int) -> int:
-    """Return the most tokens that a record may have.
-
-    Args:
-        wanted: the setting ``--max-length``; None means all that the model can read.
-        context: the most tokens that the model can read.
+    """Return the most tokens that a record may have: ``--max-length``, or all of the model's context.
 
     Raises ConfigError if ``wanted`` is below 2 or above ``context``.
     """
@@ -61,13 +53,9 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
 
 
 def prompt_limit(wanted: int | None, max_new_tokens: int, context: int) -> int:
-    """Return the most tokens that a prompt may have in training on a policy's own responses.
+    """Return the most tokens that a prompt may have in training on a policy's own responses: ``--max-prompt-tokens``.
 
-    Args:
-        wanted: the setting ``--max-prompt-tokens``; None means a quarter of the context, within `PROMPT_TOKENS`,
-            or what the longest response leaves if that is less.
-        max_new_tokens: the longest response.
-        context: the most tokens that the model can read.
+    Without it, that is a quarter of the context, within `PROMPT_TOKENS`, or what the longest response leaves if that is less.
 
     Raises ConfigError if the longest prompt and the longest response do not fit together.
     """
@@ -106,6 +94,31 @@ def too_long(
     return set(offenders)
 
 
+def fitted(
+    encoded: Sequence[Encoded],
+    lengths: Sequence[int],
+    sources: Sequence[str],
+    shortened: Callable[[int], Encoded | None],
+    *,
+    limit: int,
+    action: TooLong,
+    what: str,
+    remedy: str = "a model with a longer context",
+) -> tuple[list[Encoded], Counts]:
+    """Drop or shorten what is longer than ``limit`` tokens, and count it.
+
+    ``shortened`` returns the record at an index with no more tokens than that, or None to drop it too.
+
+    Raises DataError as `too_long` does.
+    """
+    offenders = too_long(lengths, sources, limit=limit, action=action, what=what, remedy=remedy)
+    cut = {i: shortened(i) for i in sorted(offenders) if action == "truncate"}
+    fitting = [cut.get(i) if i in offenders else one for i, one in enumerate(encoded)]
+    kept = [one for one in fitting if one is not None]
+    dropped = len(encoded) - len(kept)
+    return kept, {"dropped_too_long": dropped, "truncated": len(offenders) - dropped}
+
+
 @contextlib.contextmanager
 def naming(source: str) -> Iterator[None]:
     """Put the place of a record before the errors that its rendering raises."""
@@ -120,8 +133,7 @@ def each_rendered(
 ) -> tuple[list[Item], list[Encoded]]:
     """Encode every record that can be encoded. Returns these and what they became.
 
-    ``refused`` collects the errors of the others, with their places: DataError and a template's RefusedError.
-    None raises the first; any other error is raised at once.
+    ``refused`` collects the errors of the others, with their places (DataError, RefusedError); None raises the first.
     """
     kept, encoded = [], []
     for record in records:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, settle, too_long
+from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, fitted, settle, too_long
+from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
@@ -48,6 +49,11 @@ class Example:
         """Number of tokens of prompt and response."""
         return len(self.prompt) + len(self.response)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that are learned."""
+        return len(self.response)
+
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -67,6 +73,16 @@ class RankingRows:
     """One row per response, in that order."""
 
     @property
+    def source(self) -> str:
+        """Where the ranking was read."""
+        return self.ranking.source
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all rows."""
+        return sum(len(row["input_ids"]) for row in self.rows)
+
+    @property
     def has_pairs(self) -> bool:
         """True if any response is preferred to another."""
         return self.ranking.ranks[-1] > self.ranking.ranks[0]
@@ -74,7 +90,7 @@ class RankingRows:
     @property
     def mean_length(self) -> float:
         """Mean number of tokens per row; batches are sorted by it."""
-        return sum(len(row["input_ids"]) for row in self.rows) / len(self.rows)
+        return self.num_tokens / len(self.rows)
 
     @property
     def longest(self) -> int:
@@ -82,28 +98,13 @@ class RankingRows:
         return max(len(row["input_ids"]) for row in self.rows)
 
 
-@dataclass(frozen=True)
-class PairRows:
-    """A preference pair as a reward model reads it."""
-
-    ranking: Ranking
-    chosen: Row
-    rejected: Row
-
-
 # Reading and splitting --------------------------------------------------------------------------------------------------
 
 
 def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
-    """Read ``(training records, held-out records, counts)``.
+    """Read ``(training records, held-out records, counts)`` with a function such as `read_rankings`.
 
-    Held-out records come from ``options.eval_data``; without it they are split off by prompt.
-
-    Args:
-        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
-        options: the data settings of a trainer.
-
-    Raises DataError and ConfigError.
+    Held-out records come from ``options.eval_data``; without it they are split off by prompt. Raises DataError, ConfigError.
     """
     train, refused = read_usable(read, options.data, options)
     shared = 0
@@ -146,11 +147,8 @@ def encode_split(
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
-    Args:
-        encode: turns records into token ids and counts, such as `encode_demonstrations`; its second argument is ``refused``.
-        split: what `load_split` returned.
-        options: the data settings of a trainer.
-        renderer: if given, say so if it reads texts letter by letter that a chat template has probably rendered.
+    ``encode`` turns records into token ids and counts; its second argument is ``refused``. If a ``renderer`` reads texts
+    letter by letter that a chat template has probably rendered, that is said.
 
     Raises DataError, also if more records were dropped, for any reason, than ``options.max_dropped`` allows.
     """
@@ -287,41 +285,16 @@ def encode_responses(
     samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
     check_rendering(renderer, samples)
     check_sampling(renderer, samples, learns=learns)
-    offenders = too_long(
-        [p.length for p in pairs], [d.source for d in records], limit=max_length, action=action, what=what
-    )
-    dropped = offenders if action == "drop" else {i for i in offenders if len(pairs[i].prompt) >= max_length}
-    kept = [
-        (records[i], Example(pair.prompt, pair.response[: max_length - len(pair.prompt)], pair.source))
-        for i, pair in enumerate(pairs)
-        if i not in dropped
-    ]
-    return kept, {"dropped_too_long": len(dropped), "truncated": len(offenders - dropped)}
+
+    def shortened(i: int) -> tuple[Answer, Example] | None:
+        pair, left = pairs[i], max_length - len(pairs[i].prompt)
+        return (records[i], Example(pair.prompt, pair.response[:left], pair.source)) if left > 0 else None
+
+    lengths, both = [pair.length for pair in pairs], list(zip(records, pairs, strict=True))
+    return fitted(both, lengths, [d.source for d in records], shortened, limit=max_length, action=action, what=what)
 
 
 # Rankings ---------------------------------------------------------------------------------------------------------------
-
-
-def encode_pairs(
-    rankings: Sequence[Ranking],
-    inputs: RewardInputs,
-    *,
-    max_length: int,
-    action: TooLong,
-    equal_pairs: str,
-    refused: list[Refusal] | None = None,
-) -> tuple[list[PairRows], Counts]:
-    """Encode pairs as `encode_rankings` does. Raises DataError, also if a ranking is not a pair."""
-    for ranking in rankings:
-        if len(ranking.responses) != 2:
-            raise DataError(
-                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
-                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
-            )
-    encoded, counts = encode_rankings(
-        rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs, refused=refused
-    )
-    return [PairRows(one.ranking, *one.rows) for one in encoded], counts
 
 
 def encode_rankings(
@@ -333,18 +306,10 @@ def encode_rankings(
     equal_pairs: str,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[RankingRows], Counts]:
-    """Encode rankings as rows of token ids. A ranking is too long if one of its responses is.
+    """Encode rankings as rows of token ids, best response first. A ranking is too long if one of its responses is.
 
-    Args:
-        rankings: the rankings to encode.
-        inputs: how the reward model reads a prompt with a response, and how it is truncated.
-        max_length: the most tokens per row.
-        action: what to do with rankings that are too long.
-        equal_pairs: what to do with a ranking that prefers a response to an equal one, before or after truncation: "error"
-            or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
-        refused: as in all these functions.
-
-    Raises DataError for what ``action`` or ``equal_pairs`` calls an error, CheckpointError as `check_rendering` does.
+    ``equal_pairs`` says what to do with a ranking that prefers a response to an equal one, before or after truncation:
+    "error" or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
     """
 
     def encode(ranking: Ranking, limit: int | None = None) -> RankingRows:
@@ -362,31 +327,37 @@ def encode_rankings(
         if inputs.written:
             check_sampling(inputs.renderer, samples)
     lengths, sources = [one.longest for one in encoded], [ranking.source for ranking in rankings]
-    offenders = too_long(lengths, sources, limit=max_length, action=action, what=what)
-    if action == "drop":
-        encoded = [one for i, one in enumerate(encoded) if i not in offenders]
-    else:
-        encoded = [encode(one.ranking, max_length) if i in offenders else one for i, one in enumerate(encoded)]
+    encoded, counts = fitted(
+        encoded,
+        lengths,
+        sources,
+        lambda i: encode(encoded[i].ranking, max_length),
+        limit=max_length,
+        action=action,
+        what=what,
+    )
     if equal_pairs == "unusable" and refused is not None:
         same = [all(row == one.rows[0] for row in one.rows) for one in encoded]
-        refused += [_all_equal(one.ranking) for one, is_same in zip(encoded, same, strict=True) if is_same]
+        refused += [
+            wrong(
+                one.ranking.source, f"all {len(one.rows)} responses are equal", "different ones", cause="equal answers"
+            )
+            for one, is_same in zip(encoded, same, strict=True)
+            if is_same
+        ]
         encoded = [one for one, is_same in zip(encoded, same, strict=True) if not is_same]
     contradictory = [_is_contradictory(one.ranking, [row["input_ids"] for row in one.rows]) for one in encoded]
     equal = [one.ranking.source for one, is_equal in zip(encoded, contradictory, strict=True) if is_equal]
     if equal and equal_pairs != "drop":
         whole = sum(_is_contradictory(one.ranking, one.ranking.responses) for one in encoded)
-        how = "truncation" if offenders else "tokenisation"
+        how = "truncation" if any(counts.values()) else "tokenisation"
         after = f" after {how}" if len(equal) > whole else ""
         fault = "have equal chosen and rejected responses" if what == "pairs" else "prefer a response to an equal one"
         raise DataError(
             f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Fix the data, or use "
             f"--equal-pairs drop{' or --unusable drop' if what == 'pairs' else ''}"
         )
-    counts = {
-        "dropped_too_long": len(offenders) if action == "drop" else 0,
-        "truncated": len(offenders) if action == "truncate" else 0,
-        "dropped_equal": len(equal),
-    }
+    counts["dropped_equal"] = len(equal)
     return [one for one, is_equal in zip(encoded, contradictory, strict=True) if not is_equal], counts
 
 
@@ -399,12 +370,6 @@ def best_first(ranking: Ranking) -> Ranking:
         responses=tuple(ranking.responses[i] for i in order),
         ranks=tuple(place[ranking.ranks[i]] for i in order),
     )
-
-
-def _all_equal(ranking: Ranking) -> DataError:
-    error = DataError(f"{ranking.source}: all {len(ranking.responses)} responses are equal. Accepted: different ones.")
-    error.cause = "equal answers"
-    return error
 
 
 def _is_contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:
@@ -432,7 +397,9 @@ def encode_prompts(
 
     Raises DataError also if a prompt cannot be truncated.
     """
-    prompts, encoded = each_rendered(prompts, lambda prompt: encoded_prompt(prompt, renderer), refused)
+    prompts, encoded = each_rendered(
+        prompts, lambda prompt: EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)), refused
+    )
     conversations = [prompt for prompt in prompts if not isinstance(prompt.prompt, str)]
     if conversations:
         first = conversations[0]
@@ -440,19 +407,34 @@ def encode_prompts(
         check_rendering(renderer, (Sample(one.prompt, answers[-1], one.source) for one in conversations))
         check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers], learns=learns)
     lengths, sources = [len(one.ids) for one in encoded], [prompt.source for prompt in prompts]
-    offenders = too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy)
-    if action == "drop":
-        kept = [one for i, one in enumerate(encoded) if i not in offenders]
-        return kept, {"dropped_too_long": len(offenders), "truncated": 0}
-    for i in offenders:
-        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=sources[i])
-        encoded[i] = EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
-    return encoded, {"dropped_too_long": 0, "truncated": len(offenders)}
+
+    def shortened(i: int) -> EncodedPrompt:
+        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=prompts[i].source)
+        return EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
+
+    return fitted(encoded, lengths, sources, shortened, limit=max_length, action=action, what="prompts", remedy=remedy)
 
 
-def encoded_prompt(prompt: Prompt, renderer: Renderer) -> EncodedPrompt:
-    """Encode one prompt as token ids, without a limit."""
-    return EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt))
+def answerable(
+    prompts: Sequence[Prompt], renderers: Sequence[Renderer], limits: Sequence[int], options: RecordOptions
+) -> tuple[list[Prompt], Counts]:
+    """The prompts that each of several models can read within its limit of tokens, and how many are not usable or too long.
+
+    Longer ones stay if ``options`` say to truncate them: `encode_prompts` does so.
+    """
+    refused: list[Refusal] = []
+    for renderer in renderers:
+        prompts, _ = each_rendered(prompts, lambda one: renderer.prompt_ids(one.prompt), refused)  # noqa: B023  called now
+    counts = settle(refused, len(prompts), options)
+    found: set[int] = set()
+    for renderer, limit in zip(renderers, limits, strict=True):
+        lengths = [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+        sources = [prompt.source for prompt in prompts]
+        found |= too_long(lengths, sources, limit=limit, action=options.too_long, what="prompts")
+    if options.too_long == "drop":
+        kept = [prompt for i, prompt in enumerate(prompts) if i not in found]
+        return kept, {**counts, "dropped_too_long": len(found)}
+    return list(prompts), {**counts, "truncated": len(found)}
 
 
 def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> Text:
@@ -461,13 +443,7 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     The response continues the end of a prompt, so that is kept. Raw text loses its beginning; a BOS token before it stays. A
     conversation keeps its system message and its tools, and loses its oldest turns, up to a user's, one after another. If
     the last user message with what follows it is still too long, that message loses its beginning. Characters are never
-    split.
-
-    Args:
-        prompt: raw text or messages.
-        renderer: of the policy's tokenizer.
-        limit: the most tokens, with all that the template adds.
-        source: where the prompt was read, for messages.
+    split. The limit counts all that the template adds.
 
     Raises DataError if nothing of the text or of the last user message would be left.
     """

@@ -88,8 +88,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     """Read the records of a file or data set, in order. Blank lines are skipped.
 
     Args:
-        path: a file, a folder or pattern of files, or a data set on the Hub or ModelScope as ``org/name`` or
-            ``org/name:split``.
+        path: a file, a folder or pattern of files, or a data set (``org/name``, ``org/name:split``).
         columns: maps canonical names to the file's own (see `parse_columns`). A mapped column appears only under its
             canonical name, and replaces a column that had that name.
         max_samples: read only the first N records; None reads all. The rest is not checked, and a data set on the Hub is

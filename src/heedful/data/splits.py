@@ -43,13 +43,8 @@ def split_by_prompt(
     An item goes to eval if ``SHA-256(prompt_key) / 2^256 < eval_fraction``, so a larger fraction only adds to eval. Items
     with an empty prompt, such as plain text, are split by their first response.
 
-    Args:
-        items: prompts, demonstrations or rankings.
-        eval_fraction: the expected share of prompts in eval, in [0, 1); 0 puts every item into train.
-        may_be_one_sided: whether a part may be empty although the fraction is above 0.
-
-    Raises ConfigError for another fraction, and DataError if the fraction is above 0 but one of the two parts is empty
-    and may not be.
+    Raises ConfigError for a fraction outside [0, 1), and DataError if it is above 0 but one of the two parts is empty and
+    not both may be.
     """
     if not 0 <= eval_fraction < 1:
         raise ConfigError(
@@ -110,7 +105,7 @@ class BatchOrder:
                 f"{batch_flag} is {batch_size}, but the data have only {num_items} items. Lower "
                 f"{batch_flag}, or give more data"
             )
-        self._num_items = num_items
+        self.num_items = num_items
         self._batch_size = batch_size
         self._seed = seed
         self._epoch = 0
@@ -130,14 +125,14 @@ class BatchOrder:
             taken = self._order[self._cursor : self._cursor + count - len(batch)]
             batch += taken
             self._cursor += len(taken)
-            if self._cursor == self._num_items:
+            if self._cursor == self.num_items:
                 self._move_to(self._epoch + 1, 0)
         return batch
 
     @property
     def progress(self) -> float:
         """The number of epochs done, with a fraction for the current one: 1.5 is half-way through the second."""
-        return self._epoch + self._cursor / self._num_items
+        return self._epoch + self._cursor / self.num_items
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: ``{"epoch": epochs completed, "cursor": items taken of the next one}``."""
@@ -146,10 +141,10 @@ class BatchOrder:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from the position ``state``. Raises CheckpointError if these data have no such position."""
         epoch, cursor = state.get("epoch", -1), state.get("cursor", -1)
-        if epoch < 0 or not 0 <= cursor < self._num_items:
+        if epoch < 0 or not 0 <= cursor < self.num_items:
             raise CheckpointError(
-                f"the saved data position {dict(state)} does not fit data of {self._num_items} items: expected "
-                f"epoch >= 0 and 0 <= cursor < {self._num_items}. Resume with the data that the run was started with"
+                f"the saved data position {dict(state)} does not fit data of {self.num_items} items: expected "
+                f"epoch >= 0 and 0 <= cursor < {self.num_items}. Resume with the data that the run was started with"
             )
         self._move_to(epoch, cursor)
 
@@ -158,7 +153,7 @@ class BatchOrder:
         self._order = self._permutation(epoch)
 
     def _permutation(self, epoch: int) -> list[int]:
-        order = list(range(self._num_items))
+        order = list(range(self.num_items))
         # A string seed: neighbouring (seed, epoch) pairs give unrelated orders, which seed + epoch would not.
         random.Random(f"{self._seed}:{epoch}").shuffle(order)
         return order

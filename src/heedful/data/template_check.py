@@ -47,12 +47,8 @@ def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool
 
     Compared are the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
     differences are meant: thinking that the template never shows or writes with other white space, which is learned as it is;
-    an empty thought that only the prompt has; the end that follows an answer if the template has no token for it.
-
-    Args:
-        renderer: writes the conversations.
-        samples: prompts and responses; raw text is passed over, as no template renders it.
-        read: the model reads the responses, and writes none: `Renderer.read_ids`, not `Renderer.written_ids`, is checked.
+    an empty thought that only the prompt has; the end that follows an answer if the template has no token for it. Raw text is
+    passed over. With ``read`` the model reads responses and writes none, so `Renderer.read_ids` is checked.
 
     Raises CheckpointError, which shows token by token where they part, or that the template leaves out tools or their calls.
     """
@@ -73,14 +69,9 @@ def check_sampling(renderer: Renderer, samples: Iterable[Sample], *, learns: boo
     They do not if a prompt's last token changes when an answer follows: the space of ``ASSISTANT: `` and the first word of
     an answer may be one token, and two line breaks may be one token only at the end of a text. The policy would then learn
     from other tokens than it is sampled after. One answer that begins in an unusual way, such as with a line break, is no
-    fault, so half of the first answers have to disagree.
+    fault, so half of the first answers have to disagree. White space at their beginning is left out, raw text passed over.
 
-    Args:
-        renderer: writes the conversations.
-        samples: prompts and ordinary answers; white space at their beginning is left out. Raw text is passed over.
-        learns: the policy learns from such ids. If it only samples or reads, a warning is enough.
-
-    Raises CheckpointError, which shows token by token where they part.
+    Raises CheckpointError, which shows token by token where they part; if nothing is learned (``learns``), it only warns.
     """
     compared, parted = 0, []
     for prompt, response, source in samples:

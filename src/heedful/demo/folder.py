@@ -1,10 +1,6 @@
 """The demo's folder: check that it is free or can go on, and start it with the world's data and a random model."""
 
-import contextlib
 import json
-import re
-import shutil
-import uuid
 from pathlib import Path
 
 from heedful.configs.tools import DemoConfig, TinyConfig
@@ -13,7 +9,16 @@ from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.models.tiny import make_tiny_model
-from heedful.train.output_folder import check_folder, has_begun, real_path
+from heedful.train.output_folder import (
+    MOVING,
+    REPLACED,
+    adopt_sibling,
+    bring_back,
+    check_folder,
+    has_begun,
+    real_path,
+    set_aside,
+)
 
 MARKER = "demo.json"
 RUNS = ("sft", "reward", "ppo")
@@ -26,17 +31,23 @@ LABELS = "labels"
 def check_output(config: DemoConfig) -> bool:
     """Check that the output folder is free, or holds only a demo that may be replaced or goes on. Raises ConfigError.
 
-    Returns True if an unfinished demo goes on. A demo that was set aside by another which never came to its first step has
-    its name again.
+    Returns True if an unfinished demo goes on. A demo that was set aside for another which never came to its first step is
+    in its place again.
     """
     check_folder(config.output)
     output = real_path(config.output)
-    _bring_back(output)
-    found = {path.name for path in output.iterdir()} - {LOCK} if output.is_dir() else set()
-    _refuse_locked(output)
+    stages = [output / stage for stage in RUNS]
+    for folder in (output, *stages):
+        if is_locked(folder):
+            raise ConfigError(_busy(output).replace("{owner}", owner(folder)))
+    adopt_sibling(output, marker="world")
+    if (output / MOVING).exists() or ((output / REPLACED).exists() and not any(map(has_begun, stages))):
+        with FolderLock(output, refusal=_busy(output)):
+            bring_back(output, CONTENTS | {LABELS})
+    found = {path.name for path in output.iterdir()} - {LOCK, REPLACED} if output.is_dir() else set()
     if not found:
         return False
-    foreign = sorted(found - CONTENTS - {LABELS}) or ([] if "world" in found else sorted(found))
+    foreign = sorted(found - CONTENTS - {LABELS}) or ([] if {"world", MARKER} & found else sorted(found))
     if foreign:
         raise ConfigError(
             f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
@@ -65,73 +76,40 @@ def check_output(config: DemoConfig) -> bool:
     return True
 
 
-def _refuse_locked(output: Path) -> None:
-    """Raise ConfigError if a demo, or one of its stages, is being written."""
-    for folder in (output, *(output / stage for stage in RUNS)):
-        if is_locked(folder):
-            raise ConfigError(
-                f"--output {output} is being written by another demo ({owner(folder)}); wait for it, end it, or choose "
-                "another folder"
-            )
+def _busy(output: Path) -> str:
+    return (
+        f"--output {output} is being written by another demo ({{owner}}); wait for it, end it, or choose another folder"
+    )
 
 
-def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
-    """Write the world's data and the random model, and lock the folder before anybody can see it. Returns the lock.
+def make_beginning(config: DemoConfig, tiny: TinyConfig, *, resumes: bool = False) -> FolderLock:
+    """Lock the folder, and write what it lacks of the world's data and the random model. Returns the lock.
 
-    An older demo is set aside until this one is done. Raises ConfigError if the folder cannot be made.
+    A demo that does not go on is set aside until the new one is done. Raises ConfigError if the folder cannot be made.
     """
     output = real_path(config.output)
-    aside = output.with_name(f".{output.name}.replaced-{uuid.uuid4().hex[:8]}")
+    lock: FolderLock | None = None
     try:
-        with contextlib.ExitStack() as unless_made, complete_or_absent(output) as folder:
-            lock = unless_made.enter_context(FolderLock(folder))
-            write_world(folder / "world", config.seed)
+        output.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(output, refusal=_busy(output))
+        if not resumes and {path.name for path in output.iterdir()} - {LOCK}:
+            set_aside(output, CONTENTS | {LABELS})
+        write_json(output / MARKER, {"seed": config.seed})
+        if not (output / "world").is_dir():
+            with complete_or_absent(output / "world") as folder:
+                write_world(folder, config.seed)
+        if not (output / "base").is_dir():
             make_tiny_model(
                 tiny.architecture,
-                folder / "base",
+                output / "base",
                 hidden_size=tiny.hidden_size,
                 num_layers=tiny.num_layers,
                 max_length=tiny.max_length,
                 initializer_range=tiny.initializer_range,
                 seed=tiny.seed,
             )
-            write_json(folder / MARKER, {"seed": config.seed})
-            if output.is_dir() and any(output.iterdir()):
-                _refuse_locked(output)  # somebody may have been quicker
-                output.rename(aside)
-                (aside / LOCK).unlink(missing_ok=True)
-            lock.path = output / LOCK
-            unless_made.pop_all()
     except OSError as error:
-        if aside.exists() and not output.exists():
-            aside.rename(output)
+        if lock is not None:
+            lock.release()
         raise ConfigError(f"--output {output} cannot be made: {in_words(error)}") from error
     return lock
-
-
-def drop_replaced(output: Path) -> None:
-    """Remove the demos that a finished one replaces."""
-    for old in _asides(real_path(output)):
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _asides(output: Path) -> list[Path]:
-    """Demos that were set aside for the one in a folder, the last one first."""
-    name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
-    try:
-        found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
-    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
-        return []
-    return sorted((path for path in found if (path / "world").exists()), key=lambda p: -p.stat().st_ctime_ns)
-
-
-def _bring_back(output: Path) -> None:
-    older = _asides(output)
-    stages = [output / stage for stage in RUNS]
-    if not older or any(map(has_begun, stages)) or any(map(is_locked, (output, *stages))):
-        return
-    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS - {LOCK, LABELS}:
-        return
-    if output.exists():
-        shutil.rmtree(output)
-    older[0].rename(output)

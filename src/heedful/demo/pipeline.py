@@ -23,7 +23,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import parse
 from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
-from heedful.demo.folder import LABELS, RUNS, check_output, drop_replaced, make_beginning
+from heedful.demo.folder import LABELS, RUNS, check_output, make_beginning
 from heedful.demo.labelling import EVAL, TRAIN, label_pairs
 from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measure_policies
 from heedful.demo.world import FLAW_WEIGHTS, GOOD
@@ -32,9 +32,8 @@ from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
-from heedful.lock import FolderLock
 from heedful.train.online.ppo import train_ppo
-from heedful.train.output_folder import finished
+from heedful.train.output_folder import drop_replaced, finished, real_path
 from heedful.train.performance import most_memory_gb
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
@@ -127,7 +126,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     screen = Screen() if Screen().is_terminal else Screen(width=WIDTH)
     before = [finished(run) for run in (settings.sft, settings.reward, settings.ppo)] if resumes else []
     spent = sum(summary["seconds"] for summary in before if summary)
-    with FolderLock(config.output) if resumes else make_beginning(config, settings.tiny):
+    with make_beginning(config, settings.tiny, resumes=resumes):
         sizes = sizes_of(config.output, settings.ppo.eval_fraction)
         demo = Demo(config, recipe, settings, screen, sizes)
         demo.say("opening")
@@ -135,7 +134,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
             stage(demo)
         demo.summary["seconds"] = round(spent + time.perf_counter() - started, 2)
         write_json(config.output / "summary.json", demo.summary)
-        drop_replaced(config.output)
+        drop_replaced(real_path(config.output))
     _show_results(demo)
     return demo.summary
 
@@ -330,19 +329,9 @@ def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[
     length = ["--max-new-tokens", str(ppo.max_new_tokens)]
     measured = ["--data", ppo.data, "--eval-fraction", str(ppo.eval_fraction), *length, "--seed", str(config.seed)]
     measured += ["--dtype", config.dtype, *(["--device", config.device] if config.device != "auto" else [])]
-    win_rate = [
-        "heedful",
-        "evaluate",
-        "win-rate",
-        "--model",
-        policy,
-        "--baseline",
-        start,
-        *measured,
-        "--rewards",
-        *ppo.rewards,
-    ]
-    kl = ["heedful", "evaluate", "kl", "--model", policy, "--reference", start, *measured]
+    evaluate = ["heedful", "evaluate"]
+    win_rate = [*evaluate, "win-rate", "--model", policy, "--baseline", start, *measured, "--rewards", *ppo.rewards]
+    kl = [*evaluate, "kl", "--model", policy, "--reference", start, *measured]
     stages = [["heedful", run, f"{out}/{run}/config.yaml", "--output", f"{out}-again/{run}"] for run in RUNS]
     return [
         (

@@ -144,16 +144,8 @@ def preferences(seed: int, known: Sequence[Instruction], label_noise: float = LA
 
 def prompts(known: Sequence[Instruction]) -> list[Row]:
     """Make records for `read_prompts`, with the columns that the gold judge reads: ``family`` and ``answer``."""
-    return [
-        {
-            "prompt": _message("user", i.prompt),
-            "family": i.family,
-            "fact": i.fact,
-            "wording": i.wording,
-            "answer": i.answer,
-        }
-        for i in known
-    ]
+    columns = ("family", "fact", "wording", "answer")
+    return [{"prompt": _message("user", one.prompt), **{name: getattr(one, name) for name in columns}} for one in known]
 
 
 def write_world(folder: Path, seed: int) -> dict[str, Path]:

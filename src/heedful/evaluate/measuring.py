@@ -1,16 +1,16 @@
 """What the measures share: the records to measure on, a policy's responses to them, and the values that count."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresConfig
+from heedful.configs.options import MachineOptions
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
-from heedful.data.loading import encode_prompts, encoded_prompt, read_usable
+from heedful.data.fitting import Counts, added, check_dropped, prompt_room
+from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
 from heedful.errors import DataError, RewardError
@@ -18,7 +18,7 @@ from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
 from heedful.models.shape import context_length
-from heedful.models.source import load_config, resolve
+from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
 from heedful.rewards.models import check_context
@@ -33,13 +33,9 @@ AnyReward = str | Reward | RewardFunction
 
 
 def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
-    """Read the records to measure on, and the file's counts.
+    """Read the records to measure on with a function such as `read_rankings`, and the file's counts.
 
     These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
-
-    Args:
-        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
-        options: the settings of the measurement.
 
     Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
     """
@@ -102,25 +98,10 @@ def prompts_of(
     prompts = prompts[: config.max_prompts]
     sources = [resolve(name, config) for name in models]
     renderers = [Renderer(load_chat_tokenizer(source, config), config.special_tokens) for source in sources]
-    refused: list[Refusal] = []
-    for renderer in renderers:
-        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
-    counts = added(counts, settle(refused, len(prompts), config))
-    too_long_for: set[int] = set()
-    for source, renderer in zip(sources, renderers, strict=True):
-        too_long_for |= set(
-            too_long(
-                [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
-                [prompt.source for prompt in prompts],
-                limit=prompt_room(config.max_new_tokens, context_length(load_config(source))),
-                action=config.too_long,
-                what="prompts",
-            )
-        )
-    counts["dropped_too_long" if config.too_long == "drop" else "truncated"] = len(too_long_for)
+    limits = [prompt_room(config.max_new_tokens, context_length(load_config(source))) for source in sources]
+    prompts, too_long = answerable(prompts, renderers, limits, config)
+    counts = added(counts, too_long)
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
-    if config.too_long == "drop":
-        prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for renderer in renderers:
@@ -154,14 +135,20 @@ class Answered:
         }
 
 
+def load_frozen(model: str | Source, options: MachineOptions) -> Policy:
+    """Load a policy that learns nothing. Raises CheckpointError."""
+    policy = load_policy(model, **frozen_place(resolve_device(options.device), options.dtype))
+    freeze(policy)
+    return policy
+
+
 def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     source = resolve(name, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
-    policy = load_policy(source, **frozen_place(resolve_device(config.device), config.dtype))
-    freeze(policy)
-    room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
-    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate", learns=False)
+    policy = load_frozen(source, config)
+    longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
+    encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
@@ -190,10 +177,15 @@ def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tup
     return kept, found
 
 
-def counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
-    """Count the prompts, and the responses if a prompt has several."""
-    counts = {"prompts": len(prompts)}
-    return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
+def counted(
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    counts: Counts,
+    failed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The number of prompts, of responses if a prompt has several, what failed (`without_failed`), and what was left out."""
+    several = {"responses": len(completions)} if len(completions) > len(prompts) else {}
+    return {"prompts": len(prompts), **several, **(failed or {}), **left_out(counts)}
 
 
 def shown_rows(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:

@@ -28,15 +28,13 @@ from heedful.evaluate.measuring import (
     counted,
     held_out,
     left_out,
+    load_frozen,
     load_functions,
     prompts_of,
     sample,
     shown_rows,
     without_failed,
 )
-from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.load import load_policy
-from heedful.models.policy import freeze
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
@@ -66,9 +64,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> 
         "score_mean": sum(scores) / len(scores),
         "interval_95": mean_interval(by_prompt(scores, kept.prompts)),
         **kept.shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "samples": [
             sample(answered.completions[row], score=given.totals[row])
             for row in shown_rows(prompts, config)
@@ -78,9 +74,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> 
 
 
 def evaluate_best_of_n(
-    config: BestOfNConfig,
-    rewards: Sequence[AnyReward] = (),
-    judge: Sequence[AnyReward] = (),
+    config: BestOfNConfig, rewards: Sequence[AnyReward] = (), judge: Sequence[AnyReward] = ()
 ) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
@@ -133,9 +127,7 @@ def evaluate_best_of_n(
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
         **chosen.shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "best_of": table,
         "samples": [
             sample(answered.completions[row], score=scores[row])
@@ -173,9 +165,7 @@ def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ())
         **found,
         "correct_frac": sum(correct) / len(kept),
         **answered.select(kept).shape(),
-        **counted(prompts, answered.completions),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts, failed),
         "samples": [
             sample(answered.completions[row], score=given.totals[row])
             | {f"correct of {n}": correct[measured.index(row // n)]}
@@ -210,9 +200,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) 
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores[row] for row in rows) / len(wins),
         "baseline_score_mean": sum(their_scores[row] for row in rows) / len(wins),
-        **counted(prompts, ours),
-        **failed,
-        **left_out(counts),
+        **counted(prompts, ours, counts, failed),
         "samples": [
             sample(ours[row], score=our_scores[row])
             | {"baseline": theirs[row].response, "baseline score": their_scores[row]}
@@ -236,10 +224,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
     prompts, counts = prompts_of(config, [config.model, config.reference])
     answered = answer(config, config.model, prompts)
-    reference = load_policy(
-        resolve(config.reference, config), **frozen_place(resolve_device(config.device), config.dtype)
-    )
-    freeze(reference)
+    reference = load_frozen(resolve(config.reference, config), config)
     logprobs, ref_logprobs = (
         token_outputs(
             model, answered.rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
@@ -252,8 +237,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **answered.shape(),
-        **counted(prompts, answered.completions),
-        **left_out(counts),
+        **counted(prompts, answered.completions, counts),
         "samples": [sample(answered.completions[row], kl=per_response[row]) for row in shown_rows(prompts, config)],
     }
 
@@ -263,12 +247,10 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
 
     ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
-    device = resolve_device(config.device)
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     records, counts = held_out(read_to_learn(config.loss_on), config)
-    policy = load_policy(source, **frozen_place(device, config.dtype))
-    freeze(policy)
+    policy = load_frozen(source, config)
     refused: list[Refusal] = []
     examples, done = encode_demonstrations(
         records,
@@ -290,7 +272,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     examples.sort(key=lambda example: example.length)
     total, tokens = 0.0, 0
     for part in in_micro_batches(examples, config.micro_batch, lambda example: (1, example.length)):
-        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=renderer.pad_id).to(device)
+        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=renderer.pad_id)
+        batch = batch.to(policy.device)
         outputs = token_outputs(policy, batch, temperature=1.0, micro_batch=config.micro_batch)
         total -= float(outputs.logprobs.cpu().double().sum())
         tokens += int(batch.response_mask.sum())

@@ -13,14 +13,8 @@ from heedful.models.load import load_policy
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_tokenizer
 
-UNREACHABLE = (
-    "ConnectionError",
-    "OfflineModeIsEnabled",
-    "ConnectError",
-    "ConnectTimeout",
-    "ReadTimeout",
-    "LocalEntryNotFoundError",
-)
+UNREACHABLE = {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout", "ReadTimeout"}
+UNREACHABLE |= {"LocalEntryNotFoundError"}
 """Names of errors that say that a task's data set cannot be downloaded."""
 
 
@@ -105,6 +99,6 @@ def _explained(config: TasksConfig, error: Exception) -> HeedfulError:
         causes.add(type(one).__name__)
         one = one.__cause__ or one.__context__
     reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    if causes & set(UNREACHABLE):
+    if causes & UNREACHABLE:
         return MachineError(f"--tasks {' '.join(config.tasks)}: a data set cannot be downloaded: {reason:.300}")
     return DataError(f"--tasks {' '.join(config.tasks)}: lm-evaluation-harness cannot measure this: {reason:.300}")

@@ -264,10 +264,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
 
 
 def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTrainedModel:
-    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``.
-
-    Raises CheckpointError if they do not fit.
-    """
+    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``, or CheckpointError."""
     for folder in folders:
         model = attach_adapter(model, folder).merge_and_unload()
         model.requires_grad_(True)

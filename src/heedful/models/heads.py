@@ -112,14 +112,7 @@ def _factor(numbers: Tensor, of: Tensor) -> float:
 
 
 def check_causal(trunk: PreTrainedModel, name: str) -> None:
-    """Refuse a trunk that looks ahead: its values would depend on the rest of the response.
-
-    Args:
-        trunk: the model without its head; it is left in evaluation mode.
-        name: what the error message calls it.
-
-    Raises CheckpointError.
-    """
+    """Refuse a trunk that looks ahead: its values would depend on the rest of the response. It is left in evaluation mode."""
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1

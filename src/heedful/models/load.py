@@ -139,10 +139,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
 
 
 def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """Load the trunk of a model, without its head; otherwise as `load_causal_lm`.
-
-    Raises CheckpointError if weights are missing.
-    """
+    """Load the trunk of a model, without its head; otherwise as `load_causal_lm`."""
     source = resolve(model)
     with explained(source.folder, "model"):
         trunk, missing = _read_merged(AutoModel, source, four_bit)
@@ -160,10 +157,7 @@ def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[P
 
 
 def _refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
-    """Refuse adapters on the Hub: transformers loads their base and leaves the adapters unmerged.
-
-    Raises CheckpointError.
-    """
+    """Refuse adapters on the Hub, of which transformers loads the base and leaves the adapters unmerged: CheckpointError."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise CheckpointError(f"{name} holds adapters, and is not a local folder: download it, and give the folder")
 

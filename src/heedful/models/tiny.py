@@ -77,13 +77,9 @@ def tiny_config(
     if architecture == "gpt2":
         return GPT2Config(**common, n_embd=hidden_size, n_layer=num_layers, n_head=4, n_positions=max_length)
     if architecture == "deberta-v2":
-        relative = {
-            "relative_attention": True,
-            "pos_att_type": ["p2c", "c2p"],
-            "position_buckets": 32,
-            "norm_rel_ebd": "layer_norm",
-        }
-        return DebertaV2Config(**common, **shape, **rest, type_vocab_size=0, share_att_key=True, **relative)
+        relative: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 32}
+        relative |= {"norm_rel_ebd": "layer_norm", "type_vocab_size": 0, "share_att_key": True}
+        return DebertaV2Config(**common, **shape, **rest, **relative)
     decoders = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
     extra = {"num_key_value_heads": 2, "tie_word_embeddings": True}
     if architecture == "qwen3":
@@ -103,13 +99,7 @@ def make_tiny_model(
 ) -> None:
     """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier.
 
-    Args:
-        architecture: which architecture.
-        folder: where to write.
-        hidden_size, num_layers: width and depth.
-        max_length: the most tokens that the model can read.
-        initializer_range: standard deviation of the weights.
-        seed: of the weights.
+    ``max_length`` is the most tokens that it can read, ``initializer_range`` the standard deviation of its weights.
     """
     tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
     config = tiny_config(

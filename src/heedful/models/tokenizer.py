@@ -59,10 +59,7 @@ def _read_template(path: Path) -> str:
 
 
 def load_chat_tokenizer(model: str | Source, options: TemplateOptions) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model with the chat template, and the values for it, that settings ask for.
-
-    Raises CheckpointError and ConfigError as `load_tokenizer` and `set_defaults` do.
-    """
+    """Load the tokenizer of a model with the chat template, and the values for it, that settings ask for."""
     tokenizer = load_tokenizer(model, chat_template=options.chat_template)
     set_defaults(tokenizer, options.thinking, options.template_variables)
     return tokenizer

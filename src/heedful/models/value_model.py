@@ -101,11 +101,7 @@ def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
     before the response ends it is the reward model's score of the text so far (Stiennon et al. 2020, section 3.4; Ouyang
     et al. 2022, appendix C.4).
 
-    Args:
-        reward_model: a decoder with a linear head named ``score``.
-        name: what error messages call it.
-
-    Raises CheckpointError if the model looks ahead, or has no single linear head, as with encoders.
+    Raises CheckpointError if the model looks ahead, or has no single linear head named ``score``, as with encoders.
     """
     classifier = reward_model.classifier
     trunk, head = classifier.base_model, getattr(classifier, "score", None)

@@ -200,14 +200,10 @@ def shard_indices(costs: Sequence[float]) -> list[int]:
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Divide indices among ``count`` ranks so that costs are about equal: the next largest goes to whoever has least so far.
+    """Divide indices among ``count`` ranks so that costs are about equal: the next largest goes to the rank with the least.
 
     Every index is in one part, and no part is empty if there are enough. Graham 1969 ("Bounds on multiprocessing timing
-    anomalies"): the largest sum is at most 4/3 of the smallest possible.
-
-    Args:
-        costs: of each index, such as its tokens; at least 1 is counted.
-        count: ranks.
+    anomalies"): the largest sum is at most 4/3 of the smallest possible. A cost counts as at least 1.
     """
     divided: list[list[int]] = [[] for _ in range(count)]
     loads = [(0.0, number) for number in range(count)]
@@ -273,11 +269,8 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
 def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
     """Put the rows of all ranks together, ``[count, ...]``; the rows of several ranks do not overlap.
 
-    Args:
-        mine: the rows of this rank, ``[len(rows), ...]``; its other dimensions are the same on all ranks, also where there
-            are no rows.
-        rows: where each belongs.
-        count: rows in all.
+    ``mine`` are this rank's, ``[len(rows), ...]``, and ``rows`` say where each belongs. The other dimensions are the same on
+    all ranks, also where there are no rows.
     """
     import torch
 
@@ -290,12 +283,9 @@ def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
 
 
 def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
-    """Rows of a tensor, of which each rank has filled in its own, in place; nothing happens in one process.
+    """Put together rows of a tensor, ``[rows, ...]``, of which each rank has filled in its own, in place.
 
-    Args:
-        numbers: ``[rows, ...]``.
-        mine: indices of the rows that this rank has filled in, in parts.
-        among: those of all ranks; None if together they have all rows.
+    ``mine`` are the indices of this rank's, in parts; ``among`` those of all ranks, None if together they have all rows.
     """
     if size() == 1:
         return
@@ -400,11 +390,9 @@ def largest(value: float) -> float:
 
 
 def check_same(facts: Mapping[str, str], what: Mapping[str, str]) -> None:
-    """Check that every rank has the same facts as rank 0. Raises ConfigError on every rank.
+    """Check that every rank has the same facts as rank 0, else ConfigError on every rank.
 
-    Args:
-        facts: by name.
-        what: of each name, or its first word, how to make it the same.
+    ``what`` says of each name, or its first word, how to make it the same.
     """
     everywhere = gather(dict(facts))
     for number, others in enumerate(everywhere):

@@ -93,10 +93,7 @@ class Stored:
     dtype: torch.dtype
 
     def read(self, like: Tensor | None = None, device: torch.device | None = None) -> Tensor:
-        """Its numbers: all of them, on the CPU, or those of them that this rank holds of a divided tensor of its shape.
-
-        ``device`` is where they go; None is the device of ``like``.
-        """
+        """Its numbers: all of them, on the CPU, or those that this rank holds of a tensor of its shape, on a device."""
         if like is None:
             into = torch.empty(self.shape, dtype=self.dtype)
         else:
@@ -106,10 +103,7 @@ class Stored:
 
 
 def as_held(value: Tensor | Stored, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """A tensor of a run's state in the form that another of its shape has: whole, or this rank's part of it.
-
-    ``device`` is where a part goes; None is the device of ``like``.
-    """
+    """A tensor of a run's state in the form that another of its shape has: whole, or this rank's part, on a device."""
     if isinstance(value, Stored):
         return value.read(like, device)
     return divided_like(value, like, device)

@@ -167,13 +167,10 @@ def _without_numbers(module: M) -> M:
 
 
 def gathered(module: M, *, convert: Callable[[nn.Module, Tensor], Tensor] | None = None) -> M:
-    """A copy of a divided model with whole weights, as they are now; a model that is not divided itself.
+    """A copy of a divided model with whole weights, as they are now; of one that is not divided, the model itself.
 
-    Weights are put together one after the other, so besides the copy no more than one is held.
-
-    Args:
-        module: the model.
-        convert: given the module that holds a weight and the whole weight, returns what the copy holds instead.
+    Weights are put together one after the other, so besides the copy no more than one is held. ``convert``, given the module
+    that holds a weight and the whole weight, returns what the copy holds instead.
     """
     if not is_sharded(module):
         return module
@@ -246,12 +243,9 @@ def first_held(tensor: Tensor) -> int:
 
 
 def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """The part of a whole tensor that a rank holds of another of its shape. Nothing is sent: every rank has the whole.
+    """The part of a whole tensor that a rank holds of another of its shape, on a device (None: its own). Nothing is sent.
 
-    Args:
-        whole: with all numbers.
-        like: what says how they are divided; if it is not, ``whole`` is returned.
-        device: of the part; None is that of ``like``.
+    If ``like`` is not divided, that is the whole.
     """
     if not isinstance(like, DTensor) or isinstance(whole, DTensor):
         return whole
@@ -263,12 +257,7 @@ def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients down to a norm, in place. Returns the norm that they had, over all ranks' parts.
-
-    Args:
-        parameters: those of one module that have gradients, divided or not.
-        max_norm: inf scales nothing.
-    """
+    """Scale the gradients of one module's parameters, divided or not, down to a norm. Returns the norm that they had."""
     divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
     with complete() if divided else contextlib.nullcontext():
         norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]

@@ -155,13 +155,9 @@ def simulate(config: SimulateConfig) -> tuple[int, list[str]]:
 def label_project(
     project: Project, labellers: Sequence[tuple[str, Labeller]], judge: Judge, *, labels: int | None = None
 ) -> int:
-    """Have labellers label what a project gives them, in turns, until there is nothing left. Returns the number of labels.
+    """Have labellers, each with a person id, label what an open project gives them, in turns. Returns the number of labels.
 
-    Args:
-        project: the project, open for writing.
-        labellers: the person id of each, and how it labels.
-        judge: what they go by.
-        labels: stop after so many; None goes on until nobody gets an item.
+    They stop after ``labels``, or if nobody gets an item.
     """
     done, left = 0, list(labellers)
     while left and (labels is None or done < labels):

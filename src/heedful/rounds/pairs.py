@@ -89,12 +89,7 @@ def item_of(row: Row, choice: Choice, number: int) -> Item:
 
 
 def disagreement(scores: Sequence[Sequence[float]], pair: Pair) -> float:
-    """The disagreement about a pair, as the module defines it, in units of the scores.
-
-    Args:
-        scores: of each member of the ensemble, the score of each answer.
-        pair: two of the answers.
-    """
+    """The disagreement about a pair, as the module defines it: ``scores`` are each member's of each answer."""
     differences = [member[pair.first] - member[pair.second] for member in scores]
     mean = sum(differences) / len(differences)
     return math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences))

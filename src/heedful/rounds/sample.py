@@ -21,7 +21,6 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,17 +29,17 @@ import torch
 from heedful.configs.parse import parse
 from heedful.configs.tools import AnswerOptions, SampleConfig, SampleWorkerConfig
 from heedful.data.chat import Renderer
-from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
-from heedful.data.loading import encode_prompts, encoded_prompt, read_usable
+from heedful.data.fitting import added, check_dropped, prompt_room
+from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.messages import as_dict, read_conversation
 from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError, HeedfulError
-from heedful.files import blocking_file, to_json, write_text
-from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.load import load_policy
-from heedful.models.policy import Policy, freeze
+from heedful.evaluate.measuring import load_frozen
+from heedful.evaluate.output import check_result_file
+from heedful.files import to_json, write_text
+from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
@@ -63,8 +62,8 @@ class Writer:
     """As the user called it."""
     policy: Policy
     sampler: Sampler
-    room: int
-    """The longest prompt in tokens that leaves room for an answer."""
+    longest_prompt: int
+    """In tokens, so that there is room for an answer."""
 
 
 def sample(config: SampleConfig) -> dict[str, int]:
@@ -84,7 +83,8 @@ def sample(config: SampleConfig) -> dict[str, int]:
         chosen = random.Random(f"prompts {config.seed}").sample(range(len(prompts)), config.max_prompts)
         prompts = [prompts[row] for row in sorted(chosen)]
     writers = load_writers(config, config.special_tokens)
-    prompts, long = _readable(writers, prompts, config)
+    renderers, limits = [one.sampler.renderer for one in writers], [one.longest_prompt for one in writers]
+    prompts, long = answerable(prompts, renderers, limits, config)
     rows, done = sampled_rows(writers, prompts, config)
     counts = added(counts, long)
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
@@ -103,11 +103,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 def _check_output(config: SampleConfig) -> None:
     """Check that the output can be written and that no file is lost that nobody gave up. Raises ConfigError."""
     output = config.output
-    if output.is_dir():
-        raise ConfigError(f"--output {output} is a folder; name a .jsonl file")
-    blocking = blocking_file(output)
-    if blocking is not None:
-        raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
+    check_result_file(output, "a .jsonl file")
     if not output.exists():
         return
     try:
@@ -121,25 +117,6 @@ def _check_output(config: SampleConfig) -> None:
         )
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
-
-
-def _readable(
-    writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
-) -> tuple[list[Prompt], Counts]:
-    """The prompts that leave every writer room for an answer, or all of them if longer ones are cut; and how many do not."""
-    found: set[int] = set()
-    refused: list[Refusal] = []
-    for writer in writers:
-        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=writer.sampler.renderer), refused)
-    unusable = settle(refused, len(prompts), config)
-    for writer in writers:
-        lengths = [len(writer.sampler.renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
-        sources = [prompt.source for prompt in prompts]
-        found |= set(too_long(lengths, sources, limit=writer.room, action=config.too_long, what="prompts"))
-    if config.too_long == "truncate":
-        return list(prompts), unusable | {"truncated": len(found)}
-    kept = [prompt for row, prompt in enumerate(prompts) if row not in found]
-    return kept, unusable | {"dropped_too_long": len(found)}
 
 
 def sampled_rows(
@@ -169,16 +146,14 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
 
     Raises ConfigError if the longest answer does not fit into one's context, CheckpointError.
     """
-    device = resolve_device(options.device)
     sources = [resolve(name, options) for name in options.models]
-    rooms = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
+    limits = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
     writers = []
-    for name, source, room in zip(options.models, sources, rooms, strict=True):
-        policy = load_policy(source, **frozen_place(device, options.dtype))
-        freeze(policy)
+    for name, source, limit in zip(options.models, sources, limits, strict=True):
+        policy = load_frozen(source, options)
         renderer = Renderer(load_chat_tokenizer(source, options), special_tokens)
         sampler = make_sampler(options, renderer, policy, micro_batch=options.micro_batch)
-        writers.append(Writer(name, policy, sampler, room))
+        writers.append(Writer(name, policy, sampler, limit))
     return writers
 
 
@@ -194,7 +169,9 @@ def write_answers(
     for place, writer in enumerate(writers):
         places = range(place, answers, len(writers))
         renderer = writer.sampler.renderer
-        encoded, _ = encode_prompts(prompts, renderer, max_length=writer.room, action="truncate", learns=False)
+        encoded, _ = encode_prompts(
+            prompts, renderer, max_length=writer.longest_prompt, action="truncate", learns=False
+        )
         generator = torch.Generator().manual_seed((seed + place) % 2**63)
         _, completions = writer.sampler.respond(writer.policy, [one for one in encoded for _ in places], generator)
         rows = ((row, at) for row in range(len(prompts)) for at in places)

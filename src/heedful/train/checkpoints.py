@@ -9,7 +9,6 @@ ranks, each its parts, below resume/divided/.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -31,6 +30,7 @@ from heedful.files import complete_or_absent, recover, to_json, write_text
 from heedful.parallel import ranks
 from heedful.parallel.sharded_files import Parts, write_parts
 from heedful.parallel.sharding import is_divided
+from heedful.train.provenance import digest, file_sum
 
 NAME = re.compile(r"step-(\d{6,})")
 RESUME = "resume"
@@ -224,11 +224,11 @@ def _bytes_of_models(run: Path) -> int:
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the manifest of all files in a folder, with ``facts``. It is the last file written."""
     files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": _file_digest(folder / name)}
+        name: {"bytes": (folder / name).stat().st_size, "sha256": file_sum(folder / name)}
         for name in sorted(_files(folder))
     }
     content = {"schema": SCHEMA, **facts, "files": files}
-    write_text(folder / MANIFEST, to_json({**content, "sha256": _digest(content)}, indent=1))
+    write_text(folder / MANIFEST, to_json({**content, "sha256": digest(content)}, indent=1))
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def verify(folder: Path) -> dict[str, Any]:
         size = (folder / name).stat().st_size
         if size != facts["bytes"]:
             raise CheckpointError(f"{name} has {size} bytes, not {facts['bytes']}")
-        if _file_digest(folder / name) != facts["sha256"]:
+        if file_sum(folder / name) != facts["sha256"]:
             raise CheckpointError(f"{name} has other content than was written")
     return manifest
 
@@ -266,7 +266,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"its {MANIFEST} cannot be read") from error
     if schema != SCHEMA:
         raise CheckpointError(f"it has the schema {schema!r}; this heedful reads {SCHEMA}: use the one that wrote it")
-    if written != _digest(manifest):
+    if written != digest(manifest):
         raise CheckpointError(f"its {MANIFEST} was changed")
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -284,15 +284,6 @@ def _files(folder: Path) -> set[str]:
         if path.is_file():
             names.add(name)
     return names
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(to_json(content).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -351,7 +342,7 @@ def parts_of(run: Path, step: int) -> Path:
 
 
 def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of a state that is divided among ranks. All ranks call it. Raises OSError on all of them."""
+    """`write_divided` into the folder of which a checkpoint is made. All ranks call it."""
     folder = parts_of(run, step)
     ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
     try:
@@ -362,10 +353,7 @@ def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
 
 
 def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of what is divided in a state; `write_state` writes the rest. All ranks call it.
-
-    The folder becomes ``DIVIDED`` in that of the state. Raises OSError.
-    """
+    """Write this rank's parts of what is divided in a state; `write_state` writes the rest. All ranks call it, or OSError."""
     write_parts(folder, {key: tensor for key, tensor in _tensors(state).items() if is_divided(tensor)})
 
 

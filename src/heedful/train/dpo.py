@@ -4,9 +4,8 @@ SimPO and ORPO are other losses of the same trainer. They have no reference, so 
 """
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,36 +13,64 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.offline import DPOConfig
-from heedful.configs.options import SamplingOptions
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
-from heedful.data.chat import Renderer, plain_text
-from heedful.data.fitting import Counts, max_length
-from heedful.data.loading import EncodedPrompt, encode_split, load_split
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.fitting import Counts, Refusal, if_equal, max_length
+from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
+from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
-from heedful.models.shape import check_rows, context_length
-from heedful.models.source import load_config, resolve
-from heedful.models.tokenizer import check_companion, load_chat_tokenizer
+from heedful.models.shape import context_length
+from heedful.models.source import load_config
+from heedful.models.tokenizer import check_companion
 from heedful.parallel.sharding import passes
-from heedful.planning.memory import Lengths
-from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.fsdp import divide, divides
-from heedful.train.learner import PolicyLearner
-from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
-from heedful.train.non_finite import NonFiniteGuard
-from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.pairs import EncodedPair, encode_preferences, response_logprobs, with_reference
-from heedful.train.run import Run
-from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.types import MicroBatch, Prompt, plain_response
+from heedful.train.offline import (
+    PolicyData,
+    PolicyLearner,
+    fit,
+    load,
+    read_once,
+    reference_of,
+    sample_rows,
+    set_up,
+    shown_of,
+    whole_logprobs,
+)
+from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
-SAMPLED_TOKENS = 64
-"""Longest response in the table of samples."""
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """A preference as token ids, and how likely the reference finds both responses."""
+
+    ranking: Ranking
+    prompt: list[int]
+    """By itself, as a policy is given it."""
+    prompts: tuple[list[int], list[int]]
+    """Before the chosen and before the rejected response, without a token that holds the beginning of the response too."""
+    chosen: list[int]
+    rejected: list[int]
+    ref_chosen: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_rejected: float = math.nan
+
+    @property
+    def source(self) -> str:
+        return self.ranking.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.chosen) + len(self.rejected)
+
+    @property
+    def length(self) -> int:
+        return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
 
 
 def train_dpo(config: DPOConfig) -> dict[str, Any]:
@@ -54,54 +81,25 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
     learner, data = start(config)
-    with Run(
+    return fit(
         config,
         learner,
+        data.train,
+        data.held_out,
         "dpo",
-        learner.schedule.total_steps,
-        objective="eval/loss",
-        higher_is_better=False,
+        learn=lambda pairs: learn(learner, pairs, data.pad_id, config),
+        evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, config, limit),
+        samples=lambda: sample_rows(learner, data),
         shown=SHOWN,
-        parents=[config.model, *([config.reference] if config.reference else [])],
         facts={"data": data.counts},
-        can_evaluate=bool(data.held_out),
-    ) as run:
-        for step in run.steps():
-            if run.needs_update(step):
-                with run.update():
-                    run.log(
-                        step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
-                    )
-                    learner.skips.check()
-            if run.samples_due(step):
-                run.show_samples(step, sample_rows(learner, data))
-            if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, data, config))
-    return run.summary
+    )
 
 
-@dataclass(frozen=True)
-class DPOData:
-    """Pairs, with the reference's log-probs if the loss has one, and those whose prompts the table of samples answers."""
-
-    train: list[EncodedPair]
-    held_out: list[EncodedPair]
-    counts: Counts
-    pad_id: int
-    shown: list[EncodedPair]
-    sampler: Sampler
-
-
-def start(config: DPOConfig) -> tuple[PolicyLearner, DPOData]:
+def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
     """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
-    check_start(config)
-    generator = seed_everything(config.seed)
-    device, dtype = resolve_machine(config)
-    source = resolve(config.model, config)
-    tokenizer = load_chat_tokenizer(source, config)
-    renderer = Renderer(tokenizer, config.special_tokens)
-    context = context_length(load_config(source))
-    limit = max_length(config.max_length, context)
+    setup = set_up(config)
+    renderer = Renderer(setup.tokenizer, config.special_tokens)
+    limit = max_length(config.max_length, context_length(load_config(setup.source)))
     train, held_out, counts = encode_split(
         lambda records, refused: encode_preferences(records, renderer, limit, config, refused),
         load_split(read_rankings, config),
@@ -109,80 +107,33 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, DPOData]:
         renderer,
     )
     longest = max(pair.length for pair in train + held_out)
-    check_companion("--reference", config.reference, tokenizer, longest, config)
+    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
-    total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    check_memory(config, Lengths(longest), device, dtype)
-    policy = load_trained(config, source, device, dtype)
-    texts = ((one.ranking.source, ids) for one in train + held_out for ids in (one.prompt, one.chosen, one.rejected))
-    check_rows(policy.lm, tokenizer, texts)
+    texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
+    policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    room = AdaptiveMicroBatch()
     if config.needs_reference:
-        is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
-        reference = load_reference(config, source, policy, device) if is_apart else policy
-        divide(config, device, reference)
+        reference = reference_of(config, setup, policy)
         train, held_out = (
-            with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)
+            with_reference(reference, pairs, renderer.pad_id, config.micro_batch, setup.adaptive)
+            for pairs in (train, held_out)
         )
         del reference
-    prepare(policy, config, base=config.model)
-    divide(config, device, policy)
-    optimizer = make_optimizer([(policy, config.learning_rate)], config)
-    new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(
-        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    learner = PolicyLearner(config, setup, policy, batches, renderer)
+    shown = shown_of(
+        (pair.ranking for pair in held_out or train),
+        learner,
+        config.num_samples,
+        lambda ranking: dict(zip(("chosen", "rejected"), map(plain_response, ranking.responses), strict=True)),
     )
-    shown = _shown(held_out or train, config.num_samples, room=context - new_tokens)
-    learner = PolicyLearner(
-        model=policy,
-        tokenizer=tokenizer,
-        optimizer=optimizer,
-        schedule=Schedule(optimizer, total_steps, config),
-        batches=batches,
-        generator=generator,
-        max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output),
-        room=room,
-        stop_ids=sampler.stop_ids,
-    )
-    return learner, DPOData(train, held_out, counts, renderer.pad_id, shown, sampler)
+    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
 
 
 def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig) -> dict[str, float]:
     """One optimizer step on some pairs. Returns its metrics."""
-    started = time.perf_counter()
-    metrics = learner.room.run(
-        lambda limit: accumulate(learner.model, pairs, pad_id, config, limit),
-        config.micro_batch,
-        rows=len(pairs),
-        undo=learner.clear,
+    return learner.learn(
+        pairs, lambda limit: accumulate(learner.model, pairs, pad_id, config, limit), config.micro_batch
     )
-    num_tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    return learner.update(metrics, started, [pair.ranking.source for pair in pairs], num_tokens=num_tokens)
-
-
-def sample_rows(learner: PolicyLearner, data: DPOData) -> list[dict[str, Any]]:
-    """Rows for the table of samples: pairs, and what the policy answers to their prompts."""
-    if not data.shown:
-        return []
-    prompts = [EncodedPrompt(Prompt(pair.ranking.prompt, pair.ranking.source), pair.prompt) for pair in data.shown]
-    _, completions = data.sampler.respond(learner.model, prompts, learner.generator)
-    return [
-        {
-            "prompt": plain_text(pair.ranking.prompt),
-            "chosen": plain_response(pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))]),
-            "rejected": plain_response(pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))]),
-            "response": completion.response,
-        }
-        for pair, completion in zip(data.shown, completions, strict=True)
-    ]
-
-
-def _shown(pairs: Sequence[EncodedPair], number: int, *, room: int) -> list[EncodedPair]:
-    """The first pairs of different prompts that leave the table's responses their room in the context."""
-    by_prompt = {pair.ranking.prompt: pair for pair in pairs if len(pair.prompt) <= room}
-    return list(by_prompt.values())[:number]
 
 
 def accumulate(
@@ -247,21 +198,81 @@ def pair_loss(
     return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
 
 
-def evaluate(learner: PolicyLearner, data: DPOData, config: DPOConfig) -> dict[str, float]:
-    """Loss, accuracy and margin of the implicit rewards on held-out pairs."""
-    pairs = data.held_out
-    if not pairs:
-        return {}
-    with torch.no_grad():
-        metrics = learner.room.run(
-            lambda limit: accumulate(learner.model, pairs, data.pad_id, config, limit),
-            config.micro_batch,
-            rows=len(pairs),
+def evaluate_pairs(
+    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch
+) -> dict[str, float]:
+    """Loss, accuracy and margin of the implicit rewards on held-out pairs; with an NLL term, that too."""
+    metrics = accumulate(policy, pairs, pad_id, config, limit)
+    names = {"loss/dpo": "loss", "loss/nll": "nll", "reward/accuracy": "accuracy", "reward/margin": "margin"}
+    return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
+
+
+# Pairs as token ids -----------------------------------------------------------------------------------------------------
+
+
+def encode_preferences(
+    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig, refused: list[Refusal] | None = None
+) -> tuple[list[EncodedPair], Counts]:
+    """Pairs as token ids, too long and equal ones treated as `encode_rankings` does.
+
+    Raises DataError, also for longer rankings and an empty prompt, and CheckpointError for an encoder's tokenizer.
+    """
+    for ranking in rankings:
+        if len(ranking.responses) != 2:
+            raise DataError(
+                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
+                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
+            )
+    inputs = RewardInputs(renderer.tokenizer, written=True, special_tokens=renderer.special_tokens)
+    if inputs.renderer is None:
+        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
+    rows, counts = encode_rankings(
+        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
+    )
+    return [_split(row, renderer) for row in rows], counts
+
+
+def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
+    prompt = renderer.prompt_ids(row.ranking.prompt)
+    if not prompt:
+        raise DataError(
+            f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
+            "nothing. DPO needs prompts; `heedful reward` compares whole texts"
         )
-    of_nll = {"eval/nll": metrics["loss/nll"]} if config.nll_weight else {}
-    return {
-        "eval/loss": metrics["loss/dpo"],
-        **of_nll,
-        "eval/accuracy": metrics["reward/accuracy"],
-        "eval/margin": metrics["reward/margin"],
-    }
+    prompts, responses = [], []
+    for side, response in zip(row.rows, row.ranking.responses, strict=True):
+        ids = side["input_ids"]
+        start = len(prompt)
+        if ids[:start] != prompt:  # they share a token
+            start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
+        prompts.append(ids[:start])
+        responses.append(ids[start:])
+    return EncodedPair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
+
+
+def with_reference(
+    reference: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    micro_batch: MicroBatch,
+    adaptive: AdaptiveMicroBatch | None = None,
+) -> list[EncodedPair]:
+    """The pairs, in their order, with the reference's log-probs."""
+
+    def read(part: list[int]) -> list[tuple[float, float]]:
+        chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+        return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+
+    found = read_once(reference, [pair.length for pair in pairs], read, micro_batch, adaptive, rows=2)
+    return [replace(pair, ref_chosen=ref[0], ref_rejected=ref[1]) for pair, ref in zip(pairs, found, strict=True)]
+
+
+def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
+    whole = whole_logprobs(
+        policy,
+        [pair.prompts[side] for side in range(2) for pair in pairs],
+        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
+        pad_id,
+    )
+    return whole[: len(pairs)], whole[len(pairs) :]

@@ -30,12 +30,7 @@ def loading_device(config: ShardOptions, device: torch.device) -> torch.device:
 
 
 def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueModel | RewardModel | None) -> None:
-    """Divide models among the ranks, in place, if the settings ask for it. They are complete: adapters are on them.
-
-    Args:
-        config: the settings.
-        device: where each rank computes.
-        models: in the same order on every rank; None is skipped.
+    """Divide models among the ranks, in place, if the settings ask for it. Their adapters are on them; None is skipped.
 
     Raises ConfigError if the number of ranks or a model cannot be divided.
     """

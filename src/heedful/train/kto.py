@@ -1,48 +1,82 @@
 """KTO: a policy learns from single responses that are good or bad, without pairs (Ethayarajh et al. 2024)."""
 
 import math
-import time
+import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from heedful import core
 from heedful.configs.offline import KTOConfig
-from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
-from heedful.data.chat import Renderer, plain_text
-from heedful.data.fitting import Counts, max_length
-from heedful.data.loading import EncodedPrompt, encode_split, load_split
+from heedful.data.chat import Renderer
+from heedful.data.fitting import Counts, Refusal, max_length
+from heedful.data.loading import encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
+from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
-from heedful.models.shape import check_rows, context_length
-from heedful.models.source import load_config, resolve
-from heedful.models.tokenizer import check_companion, load_chat_tokenizer
+from heedful.models.shape import context_length
+from heedful.models.source import load_config
+from heedful.models.tokenizer import check_companion
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
-from heedful.planning.memory import Lengths
-from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.fsdp import divide, divides
-from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
-from heedful.train.learner import PolicyLearner
-from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
-from heedful.train.non_finite import NonFiniteGuard
-from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.pairs import whole_logprobs
-from heedful.train.run import Run
-from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.types import MicroBatch, Prompt, plain_response
+from heedful.train.offline import (
+    PolicyData,
+    PolicyLearner,
+    fit,
+    load,
+    read_once,
+    reference_of,
+    sample_rows,
+    set_up,
+    shown_of,
+    whole_logprobs,
+)
+from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
-SAMPLED_TOKENS = 64
-"""Longest response in the table of samples."""
 BALANCED = (1.0, 1.5)
 """Weight times number of the good responses over that of the bad ones, as the paper advises (eq. 9)."""
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A labelled response as token ids, and how likely the reference finds it."""
+
+    record: Labelled
+    asked: list[int]
+    """The prompt by itself, as a policy is given it."""
+    prompt: list[int]
+    """The prompt before the response, without a token that holds the beginning of the response too."""
+    response: list[int]
+    other: list[int]
+    """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
+    ref: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_other: float = math.nan
+    """The same of the other one, after this prompt by itself."""
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.response)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def other_length(self) -> int:
+        return len(self.asked) + len(self.other)
 
 
 def train_kto(config: KTOConfig) -> dict[str, Any]:
@@ -53,55 +87,26 @@ def train_kto(config: KTOConfig) -> dict[str, Any]:
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
     learner, data = start(config)
-    with Run(
+    return fit(
         config,
         learner,
+        data.train,
+        data.held_out,
         "kto",
-        learner.schedule.total_steps,
-        objective="eval/loss",
-        higher_is_better=False,
+        learn=lambda labelled: learn(learner, labelled, data.pad_id, config),
+        evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, config, limit),
+        samples=lambda: sample_rows(learner, data),
         shown=SHOWN,
-        parents=[config.model, *([config.reference] if config.reference else [])],
         facts={"data": data.counts},
         notes=notes_of(data.train, config),
-        can_evaluate=bool(data.held_out),
-    ) as run:
-        for step in run.steps():
-            if run.needs_update(step):
-                with run.update():
-                    run.log(
-                        step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
-                    )
-                    learner.skips.check()
-            if run.samples_due(step):
-                run.show_samples(step, sample_rows(learner, data))
-            if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, data, config))
-    return run.summary
+    )
 
 
-@dataclass(frozen=True)
-class KTOData:
-    """Labelled responses with the reference's log-probs, and those whose prompts the table of samples answers."""
-
-    train: list[LabelledRow]
-    held_out: list[LabelledRow]
-    counts: Counts
-    pad_id: int
-    shown: list[LabelledRow]
-    sampler: Sampler
-
-
-def start(config: KTOConfig) -> tuple[PolicyLearner, KTOData]:
+def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
     """Load everything, check that it fits together, and read the responses with the reference. Nothing is written."""
-    check_start(config)
-    generator = seed_everything(config.seed)
-    device, dtype = resolve_machine(config)
-    source = resolve(config.model, config)
-    tokenizer = load_chat_tokenizer(source, config)
-    renderer = Renderer(tokenizer, config.special_tokens)
-    context = context_length(load_config(source))
-    limit = max_length(config.max_length, context)
+    setup = set_up(config)
+    renderer = Renderer(setup.tokenizer, config.special_tokens)
+    limit = max_length(config.max_length, context_length(load_config(setup.source)))
     train, held_out, counts = encode_split(
         lambda records, refused: encode_labelled(records, renderer, limit, config, refused),
         load_split(read_labelled, config),
@@ -111,44 +116,25 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, KTOData]:
     check_labels(train, config.data)
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
     longest = max(max(one.length, one.other_length) for one in train + held_out)
-    check_companion("--reference", config.reference, tokenizer, longest, config)
+    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
-    total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    check_memory(config, Lengths(longest), device, dtype)
-    policy = load_trained(config, source, device, dtype)
-    texts = ((one.record.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
-    check_rows(policy.lm, tokenizer, texts)
+    texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
-    reference = load_reference(config, source, policy, device) if is_apart else policy
-    divide(config, device, reference)
-    room = AdaptiveMicroBatch()
+    reference = reference_of(config, setup, policy)
     train, held_out = (
-        with_reference(reference, labelled, renderer.pad_id, config.micro_batch, room) for labelled in (train, held_out)
+        with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)
+        for labelled in (train, held_out)
     )
     del reference
-    prepare(policy, config, base=config.model)
-    divide(config, device, policy)
-    optimizer = make_optimizer([(policy, config.learning_rate)], config)
-    new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(
-        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    learner = PolicyLearner(config, setup, policy, batches, renderer)
+    shown = shown_of(
+        (one.record for one in held_out or train),
+        learner,
+        config.num_samples,
+        lambda record: {"good" if record.label else "bad": plain_response(record.response)},
     )
-    by_prompt = {one.record.prompt: one for one in held_out or train if len(one.asked) <= context - new_tokens}
-    learner = PolicyLearner(
-        model=policy,
-        tokenizer=tokenizer,
-        optimizer=optimizer,
-        schedule=Schedule(optimizer, total_steps, config),
-        batches=batches,
-        generator=generator,
-        max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output),
-        room=room,
-        stop_ids=sampler.stop_ids,
-    )
-    shown = list(by_prompt.values())[: config.num_samples]
-    return learner, KTOData(train, held_out, counts, renderer.pad_id, shown, sampler)
+    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
 
 
 def _with_others(
@@ -184,31 +170,9 @@ def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
 
 def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig) -> dict[str, float]:
     """One optimizer step on some responses. Returns its metrics."""
-    started = time.perf_counter()
-    metrics = learner.room.run(
-        lambda limit: accumulate(learner.model, labelled, pad_id, config, limit),
-        config.micro_batch,
-        rows=len(labelled),
-        undo=learner.clear,
+    return learner.learn(
+        labelled, lambda limit: accumulate(learner.model, labelled, pad_id, config, limit), config.micro_batch
     )
-    num_tokens = sum(len(one.response) for one in labelled)
-    return learner.update(metrics, started, [one.record.source for one in labelled], num_tokens=num_tokens)
-
-
-def sample_rows(learner: PolicyLearner, data: KTOData) -> list[dict[str, Any]]:
-    """Rows for the table of samples: labelled responses, and what the policy answers to their prompts."""
-    if not data.shown:
-        return []
-    prompts = [EncodedPrompt(Prompt(one.record.prompt, one.record.source), one.asked) for one in data.shown]
-    _, completions = data.sampler.respond(learner.model, prompts, learner.generator)
-    return [
-        {
-            "prompt": plain_text(one.record.prompt),
-            "good" if one.record.label else "bad": plain_response(one.record.response),
-            "response": completion.response,
-        }
-        for one, completion in zip(data.shown, completions, strict=True)
-    ]
 
 
 def accumulate(
@@ -255,17 +219,83 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     return ranks.total(total) / len(labelled)
 
 
-def evaluate(learner: PolicyLearner, data: KTOData, config: KTOConfig) -> dict[str, float]:
+def evaluate_labelled(
+    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch
+) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out responses."""
-    labelled = data.held_out
-    if not labelled:
-        return {}
-    with torch.no_grad():
-        metrics = learner.room.run(
-            lambda limit: accumulate(learner.model, labelled, data.pad_id, config, limit),
-            config.micro_batch,
-            rows=len(labelled),
+    metrics = accumulate(policy, labelled, pad_id, config, limit)
+    names = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
+    return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
+
+
+# Labelled responses as token ids, each beside a response to another prompt ----------------------------------------------
+
+
+def encode_labelled(
+    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig, refused: list[Refusal] | None = None
+) -> tuple[list[LabelledRow], Counts]:
+    """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
+
+    Raises DataError and CheckpointError.
+    """
+    kept, counts = encode_responses(
+        records, renderer, max_length=limit, action=config.too_long, what="labelled responses", refused=refused
+    )
+    rows = (
+        LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])
+        for record, example in kept
+    )
+    return list(rows), counts
+
+
+def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
+    """Refuse records of which nothing can be learned. Raises DataError if all have one label, or all have one prompt."""
+    labels = {one.record.label for one in labelled}
+    if len(labels) == 1:
+        found, missing = ("true", "bad") if labels == {True} else ("false", "good")
+        instead = "; `heedful sft` learns from good ones alone" if labels == {True} else ""
+        raise DataError(
+            f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
+            f"{missing} responses{instead}"
         )
-    shown = {"eval/accuracy": "reward/accuracy", "eval/margin": "reward/margin", "eval/z0": "reference/z0"}
-    found = {name: metrics[metric] for name, metric in shown.items() if metric in metrics}
-    return {"eval/loss": metrics["loss/kto"], **found}
+    if len({tuple(one.asked) for one in labelled}) == 1:
+        raise DataError(
+            f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
+            "reference on responses to other prompts; add records of other prompts"
+        )
+
+
+def with_others(
+    labelled: Sequence[LabelledRow], pool: Sequence[LabelledRow], limit: int, seed: int
+) -> tuple[list[LabelledRow], int]:
+    """Give each record a response of ``pool`` to another prompt, and count those that were cut to fit ``limit`` tokens.
+
+    They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
+    """
+    draws, done = random.Random(f"{seed}: responses to other prompts"), []
+    by_prompt = sorted(pool, key=lambda other: other.asked)
+    sizes, first = Counter(tuple(other.asked) for other in by_prompt), dict[tuple[int, ...], int]()
+    for place, other in enumerate(by_prompt):
+        first.setdefault(tuple(other.asked), place)
+    for one in labelled:
+        own = sizes[tuple(one.asked)]
+        place = draws.randrange(len(pool) - own)
+        drawn = by_prompt[place + own if own and place >= first[tuple(one.asked)] else place]
+        done.append((one, drawn.response))
+    cut = sum(len(one.asked) + len(response) > limit for one, response in done)
+    return [replace(one, other=response[: limit - len(one.asked)]) for one, response in done], cut
+
+
+def with_reference(
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
+) -> list[LabelledRow]:
+    """The records, in their order, with the reference's log-probs."""
+    prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
+    responses = [ids for one in labelled for ids in (one.response, one.other)]
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+
+    def read(part: list[int]) -> list[float]:
+        return whole_logprobs(reference, [prompts[i] for i in part], [responses[i] for i in part], pad_id).tolist()
+
+    found = read_once(reference, lengths, read, limit, adaptive)
+    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]

@@ -63,13 +63,7 @@ def refuse_on_gpu(
 
 
 def refuse_in_main_memory(
-    config: Trainer,
-    shape_of: ShapeOf,
-    lengths: Lengths,
-    device: Literal["cpu", "cuda"],
-    *,
-    half: bool,
-    memory: float,
+    config: Trainer, shape_of: ShapeOf, lengths: Lengths, device: Literal["cpu", "cuda"], *, half: bool, memory: float
 ) -> None:
     """Refuse settings whose weights, gradients and moments, of all ranks of this machine, are more than its memory.
 

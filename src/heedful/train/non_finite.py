@@ -45,13 +45,9 @@ class NonFiniteGuard:
     """What the latest was, for messages."""
 
     def leave_out(self, step: int, update: int, broken: Mapping[str, float], sources: Sequence[str]) -> None:
-        """Write down an update that was left out.
+        """Write down that an update of a step (from 1) was left out, for numbers that are not finite.
 
-        Args:
-            step: of the run.
-            update: of the step, from 1.
-            broken: the numbers that are not finite, by name.
-            sources: where its records were read, ``file:line``; those under suspicion, if it is known which.
+        ``sources`` say where its records were read, ``file:line``; those under suspicion, if it is known which.
         """
         records = list(dict.fromkeys(sources))
         numbers = [f"{name} {value}" for name, value in broken.items()]

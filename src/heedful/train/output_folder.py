@@ -7,7 +7,7 @@ next start after a kill.
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,39 +178,48 @@ def has_begun(output: Path) -> bool:
     """True if a run has done its first step."""
     if any((output / name).exists() for name in ("checkpoints", "final", "summary.json")):
         return True
+    return any(record["step"] > 0 for record in logged(output))
+
+
+def logged(run: Path, after: int = 0) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl from a byte on. One that a kill has torn is left out, as is a file that cannot be read."""
     try:
-        lines = (output / "metrics.jsonl").read_bytes().split(b"\n")
+        lines = (run / "metrics.jsonl").read_bytes()[after:].split(b"\n")
     except OSError:
-        return False
-    steps = [(read_record(line) or {}).get("step") for line in lines]
-    return any(isinstance(step, int) and step > 0 for step in steps)
+        return
+    for record in map(read_record, lines):
+        if record is not None and isinstance(record.get("step"), int):
+            yield record
 
 
-def clear(output: Path) -> None:
-    """Remove what a run wrote into its folder, but for its lock and the run that it replaces."""
-    for path in _contents(output):
+def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
+    """Remove what a run wrote into its folder, but for its lock and the run that it replaces.
+
+    Here and below, ``contents`` are the names of what belongs to it, if it is not a run.
+    """
+    for path in _contents(output, contents):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
 
 
-def set_aside(output: Path) -> None:
+def set_aside(output: Path, contents: Set[str] = CONTENTS) -> None:
     """Move the run in a folder, and what it had replaced itself, into `REPLACED`."""
     (output / MOVING).mkdir()
-    for path in [*_contents(output), *_existing(output / REPLACED)]:
+    for path in [*_contents(output, contents), *output.glob(REPLACED)]:
         path.rename(output / MOVING / path.name)
         hit("run.moving")
     (output / MOVING).rename(output / REPLACED)
     hit("run.aside")
 
 
-def bring_back(output: Path) -> None:
+def bring_back(output: Path, contents: Set[str] = CONTENTS) -> None:
     """Move the run that was set aside back, in the place of one that never came to its first step; if there is one."""
     if not (output / MOVING).exists():
         if not (output / REPLACED).exists():
             return
-        clear(output)
+        clear(output, contents)
         (output / REPLACED).rename(output / MOVING)
     for path in (output / MOVING).iterdir():
         path.rename(output / path.name)
@@ -224,7 +233,7 @@ def drop_replaced(output: Path) -> None:
 
 def _repair(output: Path) -> None:
     """Bring a folder that a kill left in the middle of something to a state in which it is a run, or empty."""
-    _adopt_sibling(output)
+    adopt_sibling(output)
     is_cut_short = (output / MOVING).exists()
     if not is_cut_short and has_begun(output):
         return
@@ -236,23 +245,23 @@ def _repair(output: Path) -> None:
             bring_back(output)
 
 
-def _adopt_sibling(output: Path) -> None:
+def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
     """Move a run that an earlier version set aside beside the folder, as .NAME.replaced-XXXXXXXX, to where this one looks."""
     name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
     try:
         found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
     except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
         return
-    runs = sorted((path for path in found if (path / "environment.json").exists()), key=lambda p: p.stat().st_ctime_ns)
+    runs = sorted((path for path in found if (path / marker).exists()), key=lambda p: p.stat().st_ctime_ns)
     if runs and not (output / REPLACED).exists():
         output.mkdir(exist_ok=True)
         with FolderLock(output):
             runs[-1].rename(output / REPLACED)
 
 
-def _contents(output: Path) -> list[Path]:
+def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:
     """What a run wrote into its folder."""
-    return [path for path in _entries(output) if path.name in CONTENTS or _is_temporary(path.name)]
+    return [path for path in _entries(output) if path.name in contents or _is_temporary(path.name, contents)]
 
 
 def _foreign(output: Path) -> list[str]:
@@ -265,11 +274,7 @@ def _entries(output: Path) -> Iterator[Path]:
     return output.iterdir() if output.is_dir() else iter(())
 
 
-def _existing(path: Path) -> list[Path]:
-    return [path] if path.exists() else []
-
-
-def _is_temporary(name: str) -> bool:
+def _is_temporary(name: str, contents: Set[str] = CONTENTS) -> bool:
     """Whether a name is that of something of a run while it is written or replaced."""
     begin, _, end = name.rpartition(".")
-    return begin.startswith(".") and begin[1:] in CONTENTS and end in ("heedful-partial", "heedful-replaced")
+    return begin.startswith(".") and begin[1:] in contents and end in ("heedful-partial", "heedful-replaced")

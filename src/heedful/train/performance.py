@@ -7,13 +7,7 @@ import torch
 
 
 def performance(num_tokens: float, seconds: float, device: torch.device) -> dict[str, float]:
-    """Tokens per second of a step, and the most memory so far.
-
-    Args:
-        num_tokens: of all ranks, that were learned from.
-        seconds: of the update.
-        device: of the model.
-    """
+    """Tokens of all ranks that a step learned from, per second of its update, and the most memory so far."""
     return {"perf/tokens_per_second": num_tokens / max(seconds, 1e-9), "perf/memory_gb": most_memory_gb(device)}
 
 
@@ -22,11 +16,7 @@ def online_performance(
 ) -> dict[str, float]:
     """Response tokens per second of sampling, scoring, the update and all three of an online step, and the most memory.
 
-    Args:
-        metrics: of the step, with the seconds of each phase.
-        num_tokens: response tokens that were learned from, by which all but sampling is measured.
-        device: of the policy.
-        sampled_tokens: response tokens that were sampled.
+    ``metrics`` has the seconds of each phase; all but sampling is measured by the ``num_tokens`` that were learned from.
     """
     seconds = {phase: metrics[f"time/{phase}"] for phase in ("rollout", "score", "update")}
     tokens = {"rollout": sampled_tokens, "score": num_tokens, "update": num_tokens}

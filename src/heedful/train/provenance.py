@@ -166,6 +166,11 @@ def _file_digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _file_digest_at(path: Path, _size: int, _time: int) -> str:
+    return file_sum(path)
+
+
+def file_sum(path: Path) -> str:
+    """The SHA-256 sum of a file as it is now."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

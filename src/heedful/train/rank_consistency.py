@@ -1,6 +1,5 @@
 """All ranks of a run are made from and with the same: what differs is found before it makes numbers differ."""
 
-import hashlib
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +12,7 @@ from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
 from heedful.parallel.ranks import local_device
 from heedful.parallel.sharding import is_divided
-from heedful.train.provenance import LIBRARIES, content_hashes, digest, inputs, settings_of
+from heedful.train.provenance import LIBRARIES, content_hashes, digest, file_sum, inputs, settings_of
 
 REMEDY = {
     "settings": "start every rank with the same flags and the same YAML file",
@@ -27,11 +26,7 @@ REMEDY = {
 
 
 def join_ranks(config: RunOptions) -> None:
-    """Meet the other ranks, if there are any, and check that all run the same.
-
-    Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
-    batch has rows; RankError if they do not come in time.
-    """
+    """Meet the other ranks and check that all run the same. Raises ConfigError; RankError if they do not come in time."""
     if not ranks.launched():
         return
     ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
@@ -49,7 +44,7 @@ def _facts(config: RunOptions) -> dict[str, str]:
         **{f"data {path}": number[:12] for path, number in files.items()},
         **{f"models {path}": number[:12] for path, number in models.items()},
         "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
-        "code": digest([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in code])[:12],
+        "code": digest([[path.name, file_sum(path)] for path in code])[:12],
     }
 
 

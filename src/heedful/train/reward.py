@@ -1,9 +1,9 @@
 """Reward-model training: learn a score from preferences between responses, pairs or longer rankings."""
 
+import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,47 +12,55 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.offline import RewardConfig
-from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
+from heedful.configs.options import RecordOptions
+from heedful.data.batches import own_micro_batches
 from heedful.data.chat import RewardInputs, plain_text
-from heedful.data.fitting import if_equal, max_length
-from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split
-from heedful.data.schemas import read_rankings
+from heedful.data.fitting import (
+    Counts,
+    Refusal,
+    added,
+    check_dropped,
+    each_rendered,
+    fitted,
+    if_equal,
+    max_length,
+    settle,
+)
+from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split, read_usable
+from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder
+from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.load import four_bit, load_reward_model
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_reward_model
 from heedful.models.shape import check_rows
-from heedful.models.source import resolve
-from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
-from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fsdp import divide, loading_device
-from heedful.train.learner import OfflineLearner
 from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
-from heedful.train.non_finite import NonFiniteGuard
-from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.run import Run
-from heedful.train.setup import check_start, float32_experts, prepare, resolve_machine, stored_dtype
-from heedful.types import MicroBatch, Ranking, plain_response
+from heedful.train.offline import OfflineLearner, Setup, fit, set_up
+from heedful.train.setup import float32_experts, prepare, stored_dtype
+from heedful.types import Demonstration, MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
 """What an evaluation has besides the means that training logs too."""
 
 
-@dataclass
 class RewardLearner(OfflineLearner):
-    """A reward model in training."""
+    """A reward model in training, and the demonstrations that score 0 on average in every saved model, if there are any."""
 
     model: RewardModel
-    demonstrations: Sequence[Row]
-    """What scores 0 on average in every saved model; nothing if empty."""
-    micro_batch: MicroBatch
+
+    def __init__(
+        self, config: RewardConfig, setup: Setup, model: RewardModel, batches: BatchOrder, demonstrations: Sequence[Row]
+    ) -> None:
+        super().__init__(config, setup, model, batches)
+        self.demonstrations, self.micro_batch = demonstrations, config.micro_batch
 
     def save(self, folder: Path) -> None:
         """Write the model in Hugging Face format, with the offset of its scores."""
@@ -71,7 +79,7 @@ class RewardLearner(OfflineLearner):
         """What makes the demonstrations' mean score 0; None if there are none."""
         if not self.demonstrations:
             return None
-        return self.room.run(
+        return self.adaptive.run(
             lambda limit: mean_output(self.model, self.demonstrations, micro_batch=limit.of_pairs),
             self.micro_batch,
             rows=len(self.demonstrations),
@@ -85,41 +93,29 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     RewardError if a held-out score is not finite.
     """
     learner, train, held_out, facts = start(config)
-    model = learner.model
-    with Run(
+    return fit(
         config,
         learner,
+        train,
+        held_out,
         "reward",
-        learner.schedule.total_steps,
+        learn=lambda rankings: learn(learner, rankings, config),
+        evaluate=lambda limit: evaluate_rankings(learner.model, held_out, config, limit),
+        samples=lambda: sample_scores(learner.model, (held_out or train)[: config.num_samples]),
+        shown=SHOWN,
+        facts=facts,
         objective="eval/accuracy",
         higher_is_better=True,
-        shown=SHOWN,
-        parents=[config.model],
-        facts=facts,
-        more_data=[config.offset_data] if config.offset_data else [],
-        can_evaluate=bool(held_out),
-    ) as run:
-        for step in run.steps():
-            if run.needs_update(step):
-                with run.update():
-                    run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
-                    learner.skips.check()
-            if run.samples_due(step):
-                run.show_samples(step, sample_scores(model, (held_out or train)[: config.num_samples]))
-            if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, held_out, config))
-    return run.summary
+        held_out_rows=pairs_of(held_out),
+    )
 
 
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
     """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
-    check_start(config)
-    generator = seed_everything(config.seed)
-    device, dtype = resolve_machine(config)
-    source = resolve(config.model, config)
-    tokenizer = load_chat_tokenizer(source, config)
+    setup = set_up(config)
+    tokenizer, device, dtype = setup.tokenizer, setup.device, setup.dtype
     model = load_reward_model(
-        source,
+        setup.source,
         tokenizer,
         device=loading_device(config, device),
         compute_dtype=dtype,
@@ -135,61 +131,31 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records, refused: encode_rankings(
-            records,
-            inputs,
-            max_length=limit,
-            action=config.too_long,
-            equal_pairs=if_equal(config),
-            refused=refused,
+            records, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
         ),
         load_split(read_rankings, config),
         config,
         inputs.renderer,
     )
-    texts = ((one.ranking.source, row["input_ids"]) for one in train + held_out for row in one.rows)
+    texts = ((one.source, row["input_ids"]) for one in train + held_out for row in one.rows)
     check_rows(model.classifier, tokenizer, texts)
     check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
-    total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    optimizer = make_optimizer([(model, config.learning_rate)], config)
     learner = RewardLearner(
-        model=model,
-        tokenizer=tokenizer,
-        optimizer=optimizer,
-        schedule=Schedule(optimizer, total_steps, config),
-        batches=batches,
-        generator=generator,
-        max_grad_norm=config.max_grad_norm,
-        skips=NonFiniteGuard(config.output),
-        room=AdaptiveMicroBatch(),
-        demonstrations=demonstrations,
-        micro_batch=config.micro_batch,
+        config, setup, model, BatchOrder(len(train), config.batch_size, config.seed), demonstrations
     )
     return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
 
 
 def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
     """One optimizer step on some rankings. Returns its metrics."""
-    started = time.perf_counter()
-    metrics = learner.room.run(
+    return learner.learn(
+        rankings,
         lambda limit: accumulate(learner.model, rankings, config, limit),
         config.micro_batch,
         rows=pairs_of(rankings),
-        undo=learner.clear,
-    )
-    num_tokens = sum(one.mean_length * len(one.rows) for one in rankings)
-    return learner.update(metrics, started, [one.ranking.source for one in rankings], num_tokens=num_tokens)
-
-
-def evaluate(learner: RewardLearner, held_out: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
-    """`evaluate_rankings`, as many rows at a time as memory has room for."""
-    return learner.room.run(
-        lambda limit: evaluate_rankings(learner.model, held_out, config, limit),
-        config.micro_batch,
-        rows=pairs_of(held_out),
     )
 
 
@@ -237,8 +203,6 @@ def evaluate_rankings(
 
     Raises RewardError if a score is not finite.
     """
-    if not rankings:
-        return {}
     sums, counts = MetricSums(), step_counts(rankings)
     seen: list[Ranking] = []
     scores: list[list[float]] = []
@@ -312,3 +276,53 @@ def in_rows(part: Sequence[RankingRows], scores: Tensor) -> list[list[float]]:
     """Scores in `places` as a list for each ranking."""
     by_place = dict(zip(places(part), scores.tolist(), strict=True))
     return [[by_place[i, j] for j in range(len(one.rows))] for i, one in enumerate(part)]
+
+
+# Demonstrations: in every saved model their mean score is 0 (--offset-data) -----------------------------------------------
+
+
+def encode_scored(
+    path: str, options: RecordOptions, inputs: RewardInputs, *, max_length: int
+) -> tuple[list[Row], Counts]:
+    """The demonstrations of a file as rows, and their counts. ``--columns`` is for the preferences, not for this file.
+
+    Raises DataError, also where more was dropped than ``max_dropped`` allows.
+    """
+    try:
+        demonstrations, unusable = read_usable(read_demonstrations, path, replace(options, columns=""))
+    except DataError as error:
+        raise DataError(
+            f"--offset-data: {error} (--columns is for --data and does not rename anything here)"
+        ) from error
+    records = len(demonstrations) + unusable["dropped_unusable"]
+    refused: list[Refusal] = []
+
+    def encode(d: Demonstration, limit: int | None = None) -> Row:
+        return inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=limit)
+
+    demonstrations, rows = each_rendered(demonstrations, encode, refused)
+    unusable = added(unusable, settle(refused, len(rows), options))
+    lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
+    rows, too_long = fitted(
+        rows,
+        lengths,
+        sources,
+        lambda i: encode(demonstrations[i], max_length),
+        limit=max_length,
+        action=options.too_long,
+        what="demonstrations",
+    )
+    counts = {"records": records, **unusable, **too_long}
+    check_dropped(counts, max_dropped=options.max_dropped, path=path)
+    return rows, {name: count for name, count in counts.items() if count}
+
+
+def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:
+    """Mean of what the head gives for the rows, without the model's offset: the offset at which their mean score is 0."""
+    ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
+    scores: list[float] = []
+    with torch.no_grad():
+        step = passes((model, model.zero))
+        for part in own_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"])), step):
+            scores += model(part).tolist()
+    return math.fsum(itertools.chain.from_iterable(ranks.gather(scores))) / len(rows) + model.offset

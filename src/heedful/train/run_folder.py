@@ -19,7 +19,6 @@ from heedful.files import (
     in_words,
     naming,
     read_object,
-    read_record,
     recover,
     sync,
     to_json,
@@ -39,6 +38,7 @@ from heedful.train.output_folder import (
     check_output,
     clear,
     holds_models,
+    logged,
     real_path,
     set_aside,
 )
@@ -175,7 +175,7 @@ class RunFolder:
         for name in MODELS:
             recover(self.path / name)
         if self._goes_back:
-            later = _records_after(self.path / "metrics.jsonl", sizes["metrics.jsonl"])
+            later = list(logged(self.path, after=sizes["metrics.jsonl"]))
             if any(record["step"] > self.checkpoint.step for record in later):
                 notes += self._checkpoints.set_model_aside("final")
             if stopping.would_improve(record[objective] for record in later if objective in record):
@@ -283,14 +283,6 @@ def _write_line(file: IO[bytes], record: Mapping[str, Any], hide: Callable[[str]
     with naming(Path(file.name)):
         file.write((hide(to_json(record)) + "\n").encode("utf-8", "backslashreplace"))
         file.flush()
-
-
-def _records_after(path: Path, size: int) -> list[dict[str, Any]]:
-    """The lines of metrics beyond a size; one that was cut short is left out."""
-    with path.open("rb") as file:
-        file.seek(size)
-        records = map(read_record, file.read().split(b"\n"))
-    return [record for record in records if record is not None and "step" in record]
 
 
 def check_logs(run: Path, sizes: Mapping[str, int]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import CheckpointError, ConfigError
-from heedful.files import read_object, read_record
+from heedful.files import read_object
 from heedful.lock import is_locked, owner
 from heedful.train.checkpoints import Checkpoints
-from heedful.train.output_folder import MARKER, holds_models
+from heedful.train.output_folder import MARKER, holds_models, logged
 from heedful.train.provenance import saved_settings
 
 
@@ -47,7 +47,12 @@ def state_of(run: Path) -> RunState:
         marker = read_object(run / MARKER, "bring it back", needs=["run"])
     except CheckpointError as error:  # a heedful that could not resume wrote none
         damage = str(error) if (run / MARKER).exists() else ""
-    step, metric = _last_metrics(run / "metrics.jsonl", marker.get("objective"))
+    objective = marker.get("objective")
+    step, metric = 0, ""
+    for record in logged(run):
+        step = record["step"]
+        if objective is not None and isinstance(record.get(objective), int | float):
+            metric = f"{objective} {record[objective]:.4g}"
     state, note = _state(run, marker, damage)
     return RunState(run, marker.get("algorithm", "?"), state, step, marker.get("total_steps"), metric, note)
 
@@ -75,20 +80,3 @@ def _where_from(run: Path, identity: str) -> str:
         except CheckpointError as error:
             damaged += f"{path.name} is damaged: {error}; "
     return f"{damaged}cannot go on" if damaged or holds_models(run) else "starts anew: it has no checkpoint yet"
-
-
-def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
-    """The last step, and the last value of the objective."""
-    step, metric = 0, ""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return step, metric
-    for line in lines:
-        record = read_record(line)
-        if record is None or not isinstance(record.get("step"), int):
-            continue  # torn by a kill; a run that continues cuts it off
-        step = record["step"]
-        if objective is not None and isinstance(record.get(objective), int | float):
-            metric = f"{objective} {record[objective]:.4g}"
-    return step, metric

@@ -63,10 +63,7 @@ def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
 
 
 def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the matrices of what a run trains.
-
-    Under adapters they are frozen, and on a GPU kept as the products read them; on a CPU they stay in float32.
-    """
+    """The dtype of the matrices that a run trains. Under adapters they are frozen, and on a GPU as the products read them."""
     if config.lora_rank:
         return frozen_dtype(device, compute_dtype)
     return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
@@ -125,10 +122,7 @@ def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: 
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile one addition.
-
-    Raises ConfigError if torch cannot compile for the device, for example without a C++ compiler.
-    """
+    """Compile one addition. Raises ConfigError if torch cannot, for example without a C++ compiler."""
 
     def add_one(x: torch.Tensor) -> torch.Tensor:
         return x + 1

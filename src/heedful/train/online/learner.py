@@ -92,7 +92,7 @@ class Learner(Generic[C_co]):
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
     health: Health = field(default_factory=Health)
-    skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None, 0))
+    skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
     ahead: "Ahead | None" = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
     room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
