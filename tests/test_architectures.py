@@ -264,9 +264,9 @@ def policy_row(name):
         except CheckpointError as error:
             return str(error).replace(f"{root / 'model'}", "MODEL").removesuffix(f". {ADVICE}")
         policy = learner.model
-        lm, renderer = policy.lm, loaded.sampler.renderer
+        lm, renderer = policy.lm, learner.sampler.renderer
         prompts = [EncodedPrompt(Prompt(text, "p"), renderer.prompt_ids(text)) for text in TEXTS] * 2
-        rollouts, _ = loaded.sampler.respond(policy.eval(), prompts, torch.Generator().manual_seed(0))
+        rollouts, _ = learner.sampler.respond(policy.eval(), prompts, torch.Generator().manual_seed(0))
         whole = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
         sampled = change(rollouts.sampler_logprobs, whole)
         in_place, packed = make_cache(lm, None)[1], can_pack(lm.base_model)

@@ -26,15 +26,18 @@ def commands_of(document):
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
-    """The block as it stands, on a tiny model in the place of the SFT model's folder."""
+    """The blocks as they stand, on a tiny model in the place of the SFT model's folder."""
     monkeypatch.chdir(tmp_path)
     heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
     records = [{"prompt": [{"role": "user", "content": f"问题 {i}"}]} for i in range(80)]
     Path("prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    block, pieces = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     small = block.replace("kl_coef=0.1", "kl_coef=0.1, steps=1, max_new_tokens=8")
     assert small != block
-    exec(compile(small, "README.md", "exec"), {})
+    names = {}
+    exec(compile(small, "README.md", "exec"), names)
+    exec(compile(pieces, "README.md", "exec"), names)
+    assert names["advantages"].shape == names["batch"].mask.shape
     printed = capsys.readouterr().out
     assert "eval/score_mean" in printed
     scores = [json.loads(line)["score"] for line in Path("runs/ppo/samples.jsonl").read_text("utf-8").splitlines()]

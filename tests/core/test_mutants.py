@@ -71,6 +71,7 @@ def own_functions(namespace, module):
         members = {f"{name}.{k}": v for k, v in vars(value).items()} if inspect.isclass(value) else {name: value}
         for qualified, member in members.items():
             getter = member.fget if isinstance(member, property) else member
+            getter = getter.__func__ if isinstance(getter, classmethod) else getter
             inner = inspect.unwrap(getter) if callable(getter) else None
             if inspect.isfunction(inner) and inner.__module__ == module:
                 found[qualified] = inner

@@ -1,8 +1,26 @@
 """From scores to rewards, the pure part: clipping, and places of dense scores."""
 
+import pytest
 import torch
 
-from heedful.core import clip_scores, gae, kl_shaped_rewards, spread_scores
+from heedful.core import ScoreNorm, clip_scores, gae, kl_shaped_rewards, spread_scores
+
+# Normalisation -------------------------------------------------------------------------------------------------------
+
+
+def test_golden_norm():
+    """Of 1, 3, 3, 5: mean 3, population variance (4 + 0 + 0 + 4) / 4 = 2."""
+    scores = torch.tensor([1.0, 3.0, 3.0, 5.0], dtype=torch.float64)
+    norm = ScoreNorm.of(scores)
+    assert (norm.mean, norm.std) == (3.0, pytest.approx(2**0.5))
+    assert norm(scores).tolist() == pytest.approx([-(2**0.5), 0.0, 0.0, 2**0.5])
+    assert ScoreNorm()(scores).tolist() == scores.tolist()
+
+
+def test_equal_scores_have_no_scale():
+    with pytest.raises(ValueError, match=r"all 3 scores are 2\.0, so they have no scale"):
+        ScoreNorm.of(torch.tensor([2.0, 2.0, 2.0 + 1e-9], dtype=torch.float64))
+
 
 # Clipping -------------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,18 @@ class ScoreNorm:
     mean: float = 0.0
     std: float = 1.0
 
+    @classmethod
+    def of(cls, scores: Float[Tensor, " batch"]) -> "ScoreNorm":
+        """Mean and population standard deviation of scores. Raises ValueError if they are all equal: they have no scale."""
+        std = float(scores.std(correction=0))
+        if std < SMALLEST_STD:
+            raise ValueError(f"ScoreNorm.of: all {len(scores)} scores are {float(scores[0])}, so they have no scale")
+        return cls(float(scores.mean()), std)
+
+    def __call__(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """The scores, shifted and scaled."""
+        return (scores - self.mean) / self.std
+
     def state_dict(self) -> dict[str, float]:
         return {"mean": self.mean, "std": self.std}
 

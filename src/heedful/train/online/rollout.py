@@ -93,7 +93,7 @@ def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: Roll
     ``--missing-eos-penalty`` comes off the score of a response that was cut by length. ``--overlong-buffer`` takes off what
     `core.overlong_penalty` says, times ``--overlong-penalty``.
     """
-    clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
+    clipped = core.clip_scores(norm(scores), config.score_clip)
     shaped = clipped - config.missing_eos_penalty * rollouts.truncated
     if config.overlong_buffer:
         late = core.overlong_penalty(

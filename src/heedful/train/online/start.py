@@ -200,13 +200,13 @@ def reference_score_norm(
         return core.ScoreNorm()
     _, completions = sampler.respond(reference, prompts, generator)
     scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
-    std = float(scores.std(correction=0))
-    if std < core.SMALLEST_STD:
+    try:
+        return core.ScoreNorm.of(scores)
+    except ValueError:
         raise RewardError(
             f"all {len(scores)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
             "by; use --score-norm-samples 0 or a reward that tells responses apart"
-        )
-    return core.ScoreNorm(float(scores.mean()), std)
+        ) from None
 
 
 def _wanted_rewards(
