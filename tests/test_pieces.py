@@ -42,6 +42,8 @@ def test_log_probs_are_those_of_sampling(policy, batch):
     """At the temperature of the batch; with gradients the policy itself gives the same numbers."""
     found = heedful.logprobs(policy, batch, micro_batch_size=2)
     torch.testing.assert_close(found, batch.logprobs, rtol=1e-4, atol=1e-5)
+    policy.train()
+    assert policy.lm.config.embd_pdrop > 0, "a model with dropout, which is switched off"
     new = policy(batch.ids, batch.attention_mask, batch.mask, temperature=0.7)
     torch.testing.assert_close(new.logprobs, found)
     assert new.logprobs.requires_grad
