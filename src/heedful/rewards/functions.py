@@ -188,7 +188,8 @@ def _descendants(pid: int) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
+            with contextlib.suppress(OSError):  # this thread ended meanwhile: the others may have children too
+                children += map(int, (task / "children").read_text().split())
     return children + [deeper for child in children for deeper in _descendants(child)]
 
 
