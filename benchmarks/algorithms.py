@@ -15,6 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from heedful.algorithms.dpo import train_dpo
+from heedful.algorithms.kto import train_kto
+from heedful.algorithms.online_dpo import train_online_dpo
+from heedful.algorithms.ppo import train_grpo, train_ppo
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
 from heedful.configs.offline import DPOConfig, KTOConfig
 from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
@@ -24,10 +28,6 @@ from heedful.demo.judge import gold_judge
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
-from heedful.train.dpo import train_dpo
-from heedful.train.kto import train_kto
-from heedful.train.online.online_dpo import train_online_dpo
-from heedful.train.online.ppo import train_grpo, train_ppo
 
 GROUP = 8
 """Responses to each prompt if they are compared with each other."""

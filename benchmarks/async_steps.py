@@ -15,6 +15,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from heedful.algorithms.ppo import train_ppo
+from heedful.algorithms.reward_model import train_reward
+from heedful.algorithms.sft import train_sft
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.online import OnlineConfig
 from heedful.configs.tools import DemoConfig
@@ -22,9 +25,6 @@ from heedful.demo.folder import make_beginning
 from heedful.demo.judge import gold_judge
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.evaluate.policies import evaluate_scores
-from heedful.train.online.ppo import train_ppo
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 SERVER = Path(__file__).parents[1] / "tests" / "policy_server.py"
 CASES = {

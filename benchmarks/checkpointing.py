@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from heedful import faults
+from heedful.algorithms.ppo import train_ppo
+from heedful.algorithms.reward_model import train_reward
+from heedful.algorithms.sft import train_sft
 from heedful.configs.tools import DemoConfig
 from heedful.demo.folder import make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe
-from heedful.train.online.ppo import train_ppo
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 CALLS = 1_000_000
 

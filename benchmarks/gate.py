@@ -38,21 +38,21 @@ from torch import Tensor, nn
 from workload import END, PAD
 
 from heedful import GRPOConfig, PPOConfig, core
+from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
+from heedful.algorithms.online.experience import Experience
+from heedful.algorithms.online.update import Update
+from heedful.algorithms.ppo import backward_minibatch
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import Batch
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.engines.generate import sample
+from heedful.engines.rollouts import Rollouts
+from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import ModelReward
-from heedful.sampling.generate import sample
-from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.teacher_forced import token_outputs, token_values
-from heedful.train.metric_sums import MetricSums
-from heedful.train.online.advantages import ADVANTAGES, Rewards
-from heedful.train.online.experience import Experience
-from heedful.train.online.ppo import backward_minibatch
-from heedful.train.online.update import Update
+from heedful.training.metric_sums import MetricSums
 from heedful.types import MicroBatch
 
 HERE = Path(__file__).parent

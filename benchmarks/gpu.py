@@ -41,8 +41,12 @@ from transformers import (
 )
 
 from heedful import GRPOConfig, PPOConfig
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.ppo import learn, make_experience
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.engines.cuda_graph import graph_decoder
+from heedful.engines.generate import sample
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.kernels.weights import halve_frozen, same_weights
 from heedful.models.policy import Policy, freeze
@@ -50,11 +54,7 @@ from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.models import ModelReward
-from heedful.sampling.cuda_graph import graph_decoder
-from heedful.sampling.generate import sample
-from heedful.train.online.ppo import learn, make_experience
-from heedful.train.online.rollout import rollout
-from heedful.train.setup import halve_reference
+from heedful.training.setup import halve_reference
 from heedful.types import MicroBatch
 
 CAUTIOUS = 0.1

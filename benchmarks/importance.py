@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.online.update import Update
+from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.configs.online import GRPOConfig
 from heedful.configs.tools import DemoConfig
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
-from heedful.train.online.ppo import backward_minibatch, make_experience
-from heedful.train.online.rollout import rollout
-from heedful.train.online.start import start
-from heedful.train.online.update import Update
 
 BATCH = 256
 """Responses of one batch: one estimate."""

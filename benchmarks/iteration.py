@@ -37,7 +37,7 @@ def main() -> None:
     import torch
 
     from heedful import GRPOConfig, PPOConfig, train_grpo, train_ppo
-    from heedful.train.run_folder import RunFolder
+    from heedful.training.run_folder import RunFolder
 
     import_memory = peak_memory()
     torch.set_num_threads(options.threads)

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
+from heedful.algorithms.online.learner import Learner, Prompts
+from heedful.algorithms.online.start import kl_control
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import BatchOrder
+from heedful.engines.sampler import Sampler
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
-from heedful.sampling.sampler import Sampler
-from heedful.train.online.learner import Learner, Prompts
-from heedful.train.online.start import kl_control
-from heedful.train.optimization import Schedule, make_optimizer
+from heedful.training.optimization import Schedule, make_optimizer
 
 
 def learner_of(

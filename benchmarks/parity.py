@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 import heedful
 from heedful.data.splits import BatchOrder
 from heedful.files import write_text
-from heedful.train import kto
+from heedful.training import kto
 
 HERE = Path(__file__).parent
 STEPS, WARMUP, BATCH, GROUP, NEW_TOKENS, EPS = 6, 2, 8, 4, 12, 1e-5

@@ -24,6 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from heedful.algorithms.ppo import train_ppo
+from heedful.algorithms.reward_model import train_reward
+from heedful.algorithms.sft import train_sft
 from heedful.configs.evaluate import AccuracyConfig, WinRateConfig
 from heedful.configs.label import ProjectSettings
 from heedful.configs.offline import RewardConfig, SFTConfig
@@ -44,10 +47,7 @@ from heedful.rounds.judging import Labeller, label_project, load_judge, scores_o
 from heedful.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
 from heedful.rounds.round import run_round
 from heedful.rounds.sample import sample
-from heedful.train.online.ppo import train_ppo
-from heedful.train.output_folder import finished
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
+from heedful.training.output_folder import finished
 
 HELD_OUT = 0.17
 AGREEMENT = 0.73

@@ -33,9 +33,9 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     import torch
 
     from heedful.configs.options import SamplingOptions
+    from heedful.engines.generate import sample
     from heedful.kernels.device import resolve_device
     from heedful.models.load import load_policy
-    from heedful.sampling.generate import sample
     from heedful.types import MicroBatch
 
     device = resolve_device("auto")
@@ -94,7 +94,7 @@ def main() -> None:
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401 (loaded late, else it would count as a run's memory)
 
     if options.side == "heedful":
-        import heedful.sampling.generate  # noqa: F401
+        import heedful.engines.generate  # noqa: F401
     import_memory = peak_memory()
     torch.set_num_threads(options.threads)
     respond = (heedful_sampler if options.side == "heedful" else transformers_sampler)(options)

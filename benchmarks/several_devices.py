@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful import GRPOConfig, SFTConfig, train_grpo, train_sft
-from heedful.parallel import ranks
-from heedful.train.run import Run
+from heedful.distributed import ranks
+from heedful.training.run import Run
 
 spent = {"seconds": 0.0, "bytes": 0}
 steps: list[tuple[float, float, int]] = []

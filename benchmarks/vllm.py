@@ -22,7 +22,7 @@ from pathlib import Path
 from heedful import train_grpo, train_ppo
 from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.tools import ServePolicyConfig
-from heedful.sampling.vllm.command import ENVIRONMENT, find_vllm, launch_words
+from heedful.engines.vllm.command import ENVIRONMENT, find_vllm, launch_words
 
 SUBJECTS = ["a little girl", "a big dog", "the old king", "a small frog", "two friends", "a wise owl", "the moon"]
 SUBJECTS += ["a red boat", "a shy cat", "the baker", "三只小猪", "a tall tree", "a mouse", "the north wind"]

@@ -38,9 +38,9 @@ from transformers import (
 )
 
 from heedful.configs.options import SamplingOptions
+from heedful.engines.generate import sample
 from heedful.models.policy import Policy
 from heedful.models.save import VALUE_HEAD, save_tensors
-from heedful.sampling.generate import sample
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 FIRST_WORD = 2 + 256

@@ -16,13 +16,13 @@ import torch
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_prompts
 from heedful.data.chat import Renderer
+from heedful.engines.generate import sample
+from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.load import load_policy
 from heedful.models.policy import freeze
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.rules import make_rule
-from heedful.sampling.generate import sample
-from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch
 
 

@@ -71,7 +71,7 @@ class Outcome:
 def heedful(capsys):
     """``heedful("sft", "recipe.yaml", "--overwrite", max_steps=3)`` runs a command in this process."""
 
-    from heedful.cli import main
+    from heedful.cli.main import main
 
     def run(*words, **flags):
         capsys.readouterr()

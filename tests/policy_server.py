@@ -24,10 +24,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from heedful.configs.options import SamplingOptions
+from heedful.engines.decoder import SamplingModel
+from heedful.engines.generate import decode
+from heedful.engines.vllm.extension.heedful_vllm import HeedfulWorker
 from heedful.models import Policy, load_causal_lm
-from heedful.sampling.decoder import SamplingModel
-from heedful.sampling.generate import decode
-from heedful.sampling.vllm.extension.heedful_vllm import HeedfulWorker
 
 
 @dataclass

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "heedful"
 PAGE = (ROOT / "docs" / "anatomy.md").read_text(encoding="utf-8")
 MOST_MODULES = 12
 MOST_LINES = 2300
-LOOP = "train/online/ppo.py"
+LOOP = "algorithms/ppo.py"
 
 
 def section(page, heading):
@@ -100,7 +100,7 @@ def imported(name, source):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("heedful."):
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"  # from heedful.train import run
+                inner = f"{node.module}.{alias.name}"  # from heedful.training import run
                 is_module = (source / file_of(inner, source)).is_file()
                 yield file_of(inner if is_module else node.module, source)
         elif isinstance(node, ast.ImportFrom) and node.module == "heedful":
@@ -151,7 +151,7 @@ def test_there_are_few_modules_to_open():
 
 def test_the_lists_follow_the_imports():
     assert wrong_lists(PAGE) == []
-    assert {"kernels/", "train/online/start.py"} <= set(unopened(PAGE)), "the second list is not found"
+    assert {"kernels/", "algorithms/online/start.py"} <= set(unopened(PAGE)), "the second list is not found"
 
 
 @pytest.mark.parametrize(
@@ -160,28 +160,33 @@ def test_the_lists_follow_the_imports():
         (wrong_functions, "[`whiten`]", "[`whitten`]", "core/masking.py defines no whitten"),
         (wrong_functions, "[`Policy.forward`]", "[`Policy.forwards`]", "models/policy.py defines no Policy.forwards"),
         (wrong_functions, "heedful/core/kl_control.py", "heedful/core/klcontrol.py", "core/klcontrol.py: no such file"),
-        (wrong_functions, "[`optimizer_step`](../src/heedful/train/optimization.py)", "it", "step 17 links to no"),
+        (wrong_functions, "[`optimizer_step`](../src/heedful/training/optimization.py)", "it", "step 17 links to no"),
         (wrong_functions, "| 9 | advantages", "| 10 | advantages", "steps are numbered"),
         (
             wrong_size,
-            "1. [`train/online/ppo.py`]",
-            "0. [`train/run.py`](../src/heedful/train/run.py): x.\n1. [`train/online/ppo.py`]",
+            "1. [`algorithms/ppo.py`]",
+            "0. [`training/run.py`](../src/heedful/training/run.py): x.\n1. [`algorithms/ppo.py`]",
             "13 modules to open",
         ),
-        (wrong_size, "2. [`train/online/rollout.py`](../src/heedful/train/online/rollout.py)", "2. It", None),
+        (wrong_size, "2. [`algorithms/online/rollout.py`](../src/heedful/algorithms/online/rollout.py)", "2. It", None),
         (
             wrong_lists,
-            "2. [`train/online/rollout.py`](../src/heedful/train/online/rollout.py)",
+            "2. [`algorithms/online/rollout.py`](../src/heedful/algorithms/online/rollout.py)",
             "2. It",
-            "train/online/ppo.py imports train/online/rollout.py, which the page does not mention",
+            "algorithms/ppo.py imports algorithms/online/rollout.py, which the page does not mention",
         ),
         (wrong_lists, "- `data/`", "- data", "imports data/batches.py, which the page does not mention"),
         (wrong_lists, "- `core/score_norm.py`", "- It", "imports core/score_norm.py, which the page does not mention"),
-        (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/sft.py`", "train/sft.py is imported by no module"),
-        (wrong_lists, "- `train/run.py`", "- `train/run.py`, `models/policy.py`", "models/policy.py is in both lists"),
-        (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/walks.py`", "train/walks.py does not exist"),
+        (
+            wrong_lists,
+            "- `training/run.py`",
+            "- `training/run.py`, `algorithms/sft.py`",
+            "algorithms/sft.py is imported by no module",
+        ),
+        (wrong_lists, "- `training/run.py`", "- `training/run.py`, `models/policy.py`", "models/policy.py is in both lists"),
+        (wrong_lists, "- `training/run.py`", "- `training/run.py`, `training/walks.py`", "training/walks.py does not exist"),
         (wrong_lists, "9. [`core/policy_losses.py`](../src/heedful/core/policy_losses.py)",
-         "9. [`train/sft.py`](../src/heedful/train/sft.py)", "train/sft.py is not reached from"),
+         "9. [`algorithms/sft.py`](../src/heedful/algorithms/sft.py)", "algorithms/sft.py is not reached from"),
     ],
 )  # fmt: skip
 def test_each_check_can_fail(check, old, new, said):
@@ -195,12 +200,12 @@ def test_each_check_can_fail(check, old, new, said):
     ("line", "said"),
     [
         (
-            "from heedful.train.dpo import train_dpo",
-            "train/online/ppo.py imports train/dpo.py, which the page does not",
+            "from heedful.algorithms.dpo import train_dpo",
+            "algorithms/ppo.py imports algorithms/dpo.py, which the page does not",
         ),
-        ("from heedful.train import dpo", "train/online/ppo.py imports train/dpo.py, which the page does not"),
-        ("import heedful.hub", "train/online/ppo.py imports hub.py, which the page does not"),
-        ("core.dpo_loss", "train/online/ppo.py imports core/preference_losses.py, which the page does not"),
+        ("from heedful.training import dpo", "algorithms/ppo.py imports algorithms/dpo.py, which the page does not"),
+        ("import heedful.hub", "algorithms/ppo.py imports hub.py, which the page does not"),
+        ("core.dpo_loss", "algorithms/ppo.py imports core/preference_losses.py, which the page does not"),
         ("from heedful.kernels.packing import token_states", ""),
     ],
 )

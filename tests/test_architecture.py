@@ -43,46 +43,48 @@ MAY_IMPORT = {
     "configs": {"errors"},
     "hub": set(),
     "core": set(),
-    "parallel": set(),
+    "distributed": set(),
     "planning": set(),
     "kernels": {"core"},
     "models": {"kernels", "core", "planning"},
-    "data": {"parallel"},
+    "data": {"distributed"},
     "serving": set(),
-    "rewards": {"models", "kernels", "data", "core", "serving", "parallel"},
-    "sampling": {"models", "kernels", "data", "core", "parallel"},
+    "rewards": {"models", "kernels", "data", "core", "serving", "distributed"},
+    "engines": {"models", "kernels", "data", "core", "distributed"},
     "tracking": set(),
-    "train": {"tracking", "sampling", "rewards", "models", "kernels", "data", "core", "planning", "parallel"},
-    "evaluate": {"sampling", "rewards", "models", "kernels", "data", "core"},
+    "training": {"tracking", "models", "kernels", "data", "core", "planning", "distributed"},
+    "algorithms": {"training", "engines", "rewards", "models", "kernels", "data", "core", "planning", "distributed"},
+    "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
     "publishing": {"evaluate"},
     "label": {"data", "serving"},
-    "rounds": {"label", "train", "evaluate", "sampling", "rewards", "models", "kernels", "data"},
-    "pieces": {"sampling", "rewards", "models"},
-    "chat": {"sampling", "models", "kernels", "data", "core"},
-    "demo": {"train", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
-    "commands": {
-        "train",
+    "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
+    "pieces": {"engines", "rewards", "models"},
+    "demo": {"algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
+    "cli": {
+        "algorithms",
+        "training",
         "tracking",
         "publishing",
         "evaluate",
-        "chat",
         "demo",
         "models",
+        "kernels",
+        "data",
+        "core",
         "rewards",
         "planning",
-        "sampling",
+        "engines",
+        "distributed",
         "label",
         "rounds",
     },
-    "command_table": set(),
-    "cli": {"commands", "command_table", "parallel"},
     "__main__": {"cli"},
-    "__init__": {"train", "evaluate", "demo", "rewards", "sampling", "pieces", "models", "types"},
+    "__init__": {"algorithms", "evaluate", "demo", "rewards", "engines", "pieces", "models", "types"},
 }
 NO_LEAVES = LEAVES - {"configs", "hub"} | {"core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
-ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.ppo", "online.online_dpo"}
-"""Modules of train/ that hold a trainer."""
+ALGORITHMS = {"sft", "reward_model", "dpo", "kto", "ppo", "online_dpo"}
+"""Modules of algorithms/ that hold a trainer: its page."""
 TRAINERS = {
     "train_sft",
     "train_reward",
@@ -131,32 +133,18 @@ def test_every_room_has_its_rule():
     assert {room_of(path) for path in FILES} <= set(MAY_IMPORT), "a new room: say here what it may import"
 
 
-TRAIN = [path for path in FILES if room_of(path) == "train"]
-
-
-def module_in_train(path):
-    return ".".join(path.relative_to(SOURCE / "train").with_suffix("").parts)
+PAGES = [path for path in FILES if room_of(path) == "algorithms"]
+TRAIN = [path for path in FILES if room_of(path) in {"algorithms", "training"}]
 
 
 def test_no_algorithm_imports_another():
     """Shared mechanics are functions in files of their own; an algorithm can be read, and deleted, alone."""
-    present = {module_in_train(path): path for path in TRAIN}
-    assert present.keys() >= ALGORITHMS
-    for name in ALGORITHMS:
-        for module, line in modules_imported(present[name]):
-            target = module.removeprefix("heedful.train.")
-            assert target not in ALGORITHMS - {name}, f"train/{name}:{line} imports {module}"
-
-
-def test_shared_mechanics_know_no_algorithm():
-    """Nor does what is outside online/ know what is in it."""
-    for path in TRAIN:
-        if module_in_train(path) not in ALGORITHMS:
-            found = [m for m, _ in modules_imported(path) if m.removeprefix("heedful.train.") in ALGORITHMS]
-            assert found == [], f"{named(path)} imports {found}"
-        if path.parent.name != "online":
-            found = [m for m, _ in modules_imported(path) if m.startswith("heedful.train.online")]
-            assert found == [], f"{named(path)} imports {found}"
+    pages = {f"heedful.algorithms.{name}" for name in ALGORITHMS}
+    for path in PAGES:
+        imported = {module for module, _ in modules_imported(path)}
+        own = "heedful." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        assert imported & (pages - {own}) == set(), named(path)
+    assert pages <= {"heedful." + ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in PAGES}
 
 
 def test_a_trainer_is_a_loop_that_fits_on_a_page():
@@ -206,13 +194,13 @@ def test_stored_callables_would_be_noticed():
 
 def test_sampling_knows_no_rewards():
     """Neither by itself nor through what it imports: what is drawn cannot depend on how it will be scored."""
-    seen, left = set(), {f"heedful.sampling.{path.stem}" for path in (SOURCE / "sampling").glob("*.py")}
+    seen, left = set(), {f"heedful.engines.{path.stem}" for path in (SOURCE / "engines").glob("*.py")}
     while left:
         seen |= left
         files = [SOURCE.joinpath(*module.split(".")[1:]) for module in left]
         files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in files]
         left = {module for path in files if path.is_file() for module, _ in modules_imported(path)} - seen
-    assert seen >= {"heedful.sampling.generate", "heedful.models.policy", "heedful.core.masking"}, "the walk is broken"
+    assert seen >= {"heedful.engines.generate", "heedful.models.policy", "heedful.core.masking"}, "the walk is broken"
     assert [module for module in seen if module.startswith("heedful.rewards")] == []
 
 

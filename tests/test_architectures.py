@@ -25,16 +25,16 @@ from transformers import (
 )
 
 from heedful import CheckpointError, PPOConfig, Prompt, RewardConfig, SFTConfig
+from heedful.algorithms.online import ppo
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
 from heedful.data.loading import EncodedPrompt
+from heedful.engines.kv_cache import make_cache
+from heedful.engines.probe import ADVICE, PROVEN
+from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.packing import can_pack
 from heedful.models import byte_tokenizer
-from heedful.sampling.kv_cache import make_cache
-from heedful.sampling.probe import ADVICE, PROVEN
-from heedful.sampling.teacher_forced import token_outputs
-from heedful.train import reward, sft
-from heedful.train.online import ppo
-from heedful.train.online.rollout import rollout
-from heedful.train.online.start import start
+from heedful.training import reward, sft
 from heedful.types import MicroBatch
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"

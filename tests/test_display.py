@@ -83,7 +83,7 @@ def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
     """A key of a record that sets the clipboard; and a random model, whose every fourth byte is a control character."""
     data = tmp_path / "数据.jsonl"
     data.write_text(json.dumps({"prompt": [{"\x1b]52;c;aGk=\x07": 1}], "completion": "a"}) + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "heedful.cli"]
+    command = [sys.executable, "-m", "heedful"]
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(tmp_path / "run")]
     done = subprocess.run([*command, *sft], capture_output=True, check=False)
     assert (done.returncode, has_commands(done.stderr.decode())) == (2, False), done.stderr
@@ -104,7 +104,7 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "heedful.cli", *sft, "--batch-size", "2", "--device", "cpu"],
+        [sys.executable, "-m", "heedful", *sft, "--batch-size", "2", "--device", "cpu"],
         stdout=writing,
         stderr=writing,
         env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
@@ -115,7 +115,7 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
     wrong = [
         sys.executable,
         "-m",
-        "heedful.cli",
+        "heedful.cli.main",
         "sft",
         "--model",
         "没有",
@@ -133,7 +133,7 @@ def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, tmp_path):
     data, run = tmp_path / "数据.jsonl", tmp_path / "run"
     write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(run), "--max-steps", "100000"]
-    command = [sys.executable, "-m", "heedful.cli", *sft, "--batch-size", "2", "--epochs", "100000"]
+    command = [sys.executable, "-m", "heedful", *sft, "--batch-size", "2", "--epochs", "100000"]
     ours, theirs = os.openpty()
 
     def take_terminal() -> None:

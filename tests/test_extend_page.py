@@ -19,7 +19,7 @@ HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@.*\n", re.MULTILINE)
 DRIVER = """
 import json, sys
 import pytest
-from heedful.cli import main
+from heedful.cli.main import main
 commands, tests = json.loads(sys.argv[1])
 for words in commands:
     print("$ heedful", *words, flush=True)

@@ -11,8 +11,8 @@ import torch
 from heedful import Message, PPOConfig, RewardConfig, SFTConfig, make_tiny_model, train_ppo, train_reward, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
+from heedful.engines.generate import sample
 from heedful.models import freeze, load_policy, load_reward_model, load_tokenizer
-from heedful.sampling.generate import sample
 from jsonl import write_jsonl
 
 CPU = torch.device("cpu")

@@ -21,20 +21,20 @@ from heedful import (
 )
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import collate
+from heedful.distributed.sharded_files import Parts, write_parts
+from heedful.distributed.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
+from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
+from heedful.engines.generate import sample
+from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device
 from heedful.kernels.packing import can_pack, positions
 from heedful.models import Policy, freeze, load_causal_lm, load_policy
 from heedful.models.shape import shape_of
-from heedful.parallel.sharded_files import Parts, write_parts
-from heedful.parallel.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
 from heedful.planning.memory import CUDA_CONTEXT, Lengths, plan_of
-from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
-from heedful.sampling.generate import sample
-from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.compact_adamw import CompactAdamW
-from heedful.train.optimization import make_optimizer
-from heedful.train.setup import load_reference, load_trained, prepare
+from heedful.training.compact_adamw import CompactAdamW
+from heedful.training.optimization import make_optimizer
+from heedful.training.setup import load_reference, load_trained, prepare
 from heedful.types import MicroBatch
 from jsonl import write_jsonl
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from heedful import CheckpointError, ConfigError, DataError, ScoresConfig, evaluate_scores, hub, make_tiny_model
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.options import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.models import (

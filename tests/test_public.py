@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import heedful
-from heedful.cli import COMMANDS
+from heedful.cli.main import COMMANDS
 from heedful.configs.parse import parse
 
 ROOT = Path(__file__).parents[1]

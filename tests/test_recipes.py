@@ -16,17 +16,17 @@ import torch
 import yaml
 
 from heedful import CheckpointError, Message
-from heedful.cli import COMMANDS, main
+from heedful.cli.main import COMMANDS, main
 from heedful.configs.parse import parse
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.messages import as_dict
+from heedful.engines.teacher_forced import token_outputs
 from heedful.models import load_policy, load_reward_model, load_tokenizer
 from heedful.models.adapters import adapter_chain, is_adapter
 from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.models.tokenizer import set_defaults
 from heedful.rewards.models import ModelReward
-from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch
 from jsonl import read_jsonl
 

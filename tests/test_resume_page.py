@@ -8,7 +8,7 @@ import pytest
 
 from heedful.configs.names import REMOVED
 from heedful.configs.settings import flag
-from heedful.train.provenance import FREE, OF_THIS_CALL, TRACKING
+from heedful.training.provenance import FREE, OF_THIS_CALL, TRACKING
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "resume.md").read_text(encoding="utf-8")
 

@@ -16,9 +16,9 @@ from heedful.configs.options import SamplingOptions, TemplateOptions
 from heedful.data import read_demonstrations, read_prompts
 from heedful.data.chat import Renderer
 from heedful.data.loading import encode_demonstrations, encode_prompts
+from heedful.engines.sampler import make_sampler
 from heedful.models import freeze, load_policy, load_tokenizer
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.sampling.sampler import make_sampler
 
 PAGE = Path(__file__).parents[1] / "docs" / "thinking.md"
 WORDS = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")

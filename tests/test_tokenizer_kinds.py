@@ -12,12 +12,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from heedful import CheckpointError, Demonstration, DPOConfig, Labelled, Message, Prompt, Ranking
-from heedful.cli import main
+from heedful.algorithms.dpo import encode_preferences
+from heedful.cli.main import main
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
-from heedful.train.dpo import encode_preferences
 from jsonl import read_jsonl, write_jsonl
 
 TEXTS = [

@@ -15,13 +15,13 @@ from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.loading import EncodedPrompt
 from heedful.data.messages import as_dict
+from heedful.engines.sampler import make_sampler
+from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import HeedfulError
 from heedful.models.load import load_policy, load_reward_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import ModelReward
-from heedful.sampling.sampler import make_sampler
-from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch, Prompt, Ranking, Text
 
 HERE = Path(__file__).parent

@@ -1,5 +1,12 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
+from .algorithms.dpo import train_dpo as train_dpo
+from .algorithms.kto import train_kto as train_kto
+from .algorithms.online_dpo import train_online_dpo as train_online_dpo
+from .algorithms.ppo import train_grpo as train_grpo
+from .algorithms.ppo import train_ppo as train_ppo
+from .algorithms.reward_model import train_reward as train_reward
+from .algorithms.sft import train_sft as train_sft
 from .configs.evaluate import AccuracyConfig as AccuracyConfig
 from .configs.evaluate import BestOfNConfig as BestOfNConfig
 from .configs.evaluate import KLConfig as KLConfig
@@ -20,6 +27,9 @@ from .configs.tools import ChatConfig as ChatConfig
 from .configs.tools import DemoConfig as DemoConfig
 from .configs.tools import MergeConfig as MergeConfig
 from .demo.pipeline import run_demo as run_demo
+from .engines.engine import Engine as Engine
+from .engines.engine import LocalEngine as LocalEngine
+from .engines.engine import Responses as Responses
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
@@ -44,16 +54,6 @@ from .pieces import score as score
 from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
-from .sampling.engine import Engine as Engine
-from .sampling.engine import LocalEngine as LocalEngine
-from .sampling.engine import Responses as Responses
-from .train.dpo import train_dpo as train_dpo
-from .train.kto import train_kto as train_kto
-from .train.online.online_dpo import train_online_dpo as train_online_dpo
-from .train.online.ppo import train_grpo as train_grpo
-from .train.online.ppo import train_ppo as train_ppo
-from .train.reward import train_reward as train_reward
-from .train.sft import train_sft as train_sft
 from .types import Demonstration as Demonstration
 from .types import Labelled as Labelled
 from .types import Message as Message

@@ -2,7 +2,7 @@
 
 import sys
 
-from heedful.cli import main
+from heedful.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from heedful.engines.engine import Responses
+from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import RewardError
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards.resolve import AnyReward, resolve_rewards
 from heedful.rewards.scoring import Ensemble, Reward
 from heedful.rewards.scoring import score_tokens as score_completions
-from heedful.sampling.engine import Responses
-from heedful.sampling.teacher_forced import token_outputs, token_values
 from heedful.types import MicroBatch
 
 

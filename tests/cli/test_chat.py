@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful import ChatConfig, ConfigError, Message, SFTConfig, train_sft
-from heedful.chat import Conversation, chat
+from heedful.cli.chat import Conversation, chat
 from heedful.data.chat import Renderer
 from heedful.models import freeze, load_policy, load_tokenizer
 
@@ -214,7 +214,7 @@ def test_no_template(learned, tmp_path, heedful, monkeypatch):
 
 def test_in_a_pipe(learned):
     """Lines from standard input, answers on standard output, no prompt sign between."""
-    command = [sys.executable, "-m", "heedful.cli", "chat", "--model", learned, "--temperature", "0"]
+    command = [sys.executable, "-m", "heedful", "chat", "--model", learned, "--temperature", "0"]
     done = subprocess.run(
         [*command, "--max-new-tokens", "40", "--dtype", "float32"],
         input="你好\n/reset\n你好\n".encode(),

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful.cli import COMMANDS, main, spins
+from heedful.cli.main import COMMANDS, main, spins
 from heedful.configs.help import SECTIONS
 from heedful.evaluate.curves import read_algorithm
 
@@ -158,7 +158,7 @@ def test_evaluate_alone_lists_its_measures(heedful, words, status):
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["nothing"], ["evaluate"]])
 def test_what_needs_no_configuration_loads_next_to_nothing(words):
     code = (
-        "import sys\nfrom heedful.cli import main\nmain(sys.argv[1:])\n"
+        "import sys\nfrom heedful.cli.main import main\nmain(sys.argv[1:])\n"
         f"print('LOADED', [m for m in {QUICK} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
@@ -171,7 +171,7 @@ def test_what_needs_no_configuration_loads_next_to_nothing(words):
 )
 def test_help_and_mistyped_flags_load_no_torch(words):
     code = (
-        "import sys\nfrom heedful.cli import main\n"
+        "import sys\nfrom heedful.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print('LOADED', [m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])"
     )
@@ -183,7 +183,7 @@ def test_help_and_mistyped_flags_load_no_torch(words):
 def test_only_a_process_of_the_commands_own_sets_objects_apart_from_garbage(call, freezes):
     """A program that calls main may have garbage, which would be kept for good."""
     code = (
-        "import gc, sys\nfrom heedful.cli import main\n"
+        "import gc, sys\nfrom heedful.cli.main import main\n"
         f"try:\n    {call}\nexcept SystemExit:\n    pass\n"
         "print('FROZEN', gc.get_freeze_count(), gc.isenabled())"
     )
@@ -195,7 +195,7 @@ def test_only_a_process_of_the_commands_own_sets_objects_apart_from_garbage(call
 
 def test_the_installed_command_exits_with_its_status(tmp_path):
     """What a shell sees: the status and the two streams, in a locale that is not UTF-8 too."""
-    command = [sys.executable, "-m", "heedful.cli"]
+    command = [sys.executable, "-m", "heedful"]
     environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([*command, "--help"], capture_output=True, env=environment, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -213,7 +213,7 @@ def test_a_reader_who_has_seen_enough_is_no_traceback(words, unbuffered):
     """As in ``heedful --help | head -1``: the pipe closes while there is more to say, or before anything was."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "heedful.cli", *words]
+    command = [sys.executable, "-m", "heedful", *words]
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
     os.close(writing)
@@ -226,7 +226,7 @@ def test_a_pipe_of_the_work_that_breaks_is_an_error(heedful, monkeypatch, tmp_pa
     def hang_up(_config):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr("heedful.commands.show_runs", hang_up)
+    monkeypatch.setattr("heedful.cli.commands.show_runs", hang_up)
     outcome = heedful("runs", tmp_path)
     assert (outcome.status, outcome.message) == (3, "heedful: Broken pipe")
 
@@ -257,7 +257,7 @@ def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("heedful.chat.chat.__defaults__", (interrupted,))
+    monkeypatch.setattr("heedful.cli.chat.chat.__defaults__", (interrupted,))
     outcome = heedful("chat", "--model", tiny(), "--max-new-tokens", "8")
     assert outcome.status == 130
     assert "interrupted" in outcome.err
@@ -266,7 +266,7 @@ def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
 @pytest.fixture
 def talking(tiny):
     """A ``heedful chat`` in a process of its own that has answered once and waits for the next line."""
-    command = [sys.executable, "-m", "heedful.cli", "chat", "--model", tiny(), "--max-new-tokens", "4"]
+    command = [sys.executable, "-m", "heedful", "chat", "--model", tiny(), "--max-new-tokens", "4"]
 
     def listen() -> None:
         """A shell starts what runs in its background with Ctrl-C ignored, tests too, and children inherit that."""
@@ -305,7 +305,7 @@ def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
     output = tmp_path / "运行"
     flags = ["--model", tiny(), "--data", data("sft"), "--output", str(output), "--dtype", "float32"]
     code = (
-        "import os, signal, sys\nfrom heedful.cli import main\nfrom heedful.train.run_folder import RunFolder\n"
+        "import os, signal, sys\nfrom heedful.cli.main import main\nfrom heedful.training.run_folder import RunFolder\n"
         "def log(folder, *_):\n    print(folder.path.is_dir())\n    os.kill(os.getpid(), signal.SIGTERM)\n"
         "RunFolder.log = log\nsys.exit(main(sys.argv[1:]))"
     )
@@ -320,7 +320,7 @@ def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
 def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
     seen = []
-    monkeypatch.setattr("heedful.cli._run", lambda _, **__: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    monkeypatch.setattr("heedful.cli.main._run", lambda _, **__: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
     before = signal.signal(signal.SIGTERM, handler)
     try:
         assert heedful("--help").status == 0
@@ -332,7 +332,7 @@ def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
 
 def test_an_ignored_sigterm_stays_ignored(heedful, monkeypatch):
     """Whoever started the process with SIGTERM ignored (``trap '' TERM`` in a shell) meant it."""
-    monkeypatch.setattr("heedful.cli._run", lambda _, **__: os.kill(os.getpid(), signal.SIGTERM) or 0)
+    monkeypatch.setattr("heedful.cli.main._run", lambda _, **__: os.kill(os.getpid(), signal.SIGTERM) or 0)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert heedful("--help").status == 0
@@ -391,7 +391,7 @@ def test_threads_sleep_while_they_wait_unless_the_user_chose(tmp_path, chosen, l
     own = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
     environment = {name: value for name, value in os.environ.items() if name not in own}
     environment |= {"OMP_DISPLAY_ENV": "verbose"} | chosen
-    command = [sys.executable, "-m", "heedful.cli", "tiny", "--output", str(tmp_path / "小模型")]
+    command = [sys.executable, "-m", "heedful", "tiny", "--output", str(tmp_path / "小模型")]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stderr
     if looks is None:
         looks = spins(Path("/proc/cpuinfo").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from heedful import faults
-from heedful.cli import main
+from heedful.cli.main import main
 
 DAMAGE = {
     "empty": (b"", "it is empty"),

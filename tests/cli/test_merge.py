@@ -146,7 +146,7 @@ def test_adapters_chat_are_measured_and_score(heedful, train, adapter, data, tmp
         outcome = heedful("evaluate", *measure)
         assert outcome.status == 0, outcome.err
     assert heedful("evaluate", "accuracy", "--reward-model", reward / "final", "--data", data("reward")).status == 0
-    monkeypatch.setattr("heedful.chat.chat.__defaults__", (lambda _: "/quit",))
+    monkeypatch.setattr("heedful.cli.chat.chat.__defaults__", (lambda _: "/quit",))
     assert heedful("chat", "--model", adapter, *flags).status == 0
 
 

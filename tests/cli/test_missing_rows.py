@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.cli import main
+from heedful.cli.main import main
 
 NEW = "<新词>"
 

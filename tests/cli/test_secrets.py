@@ -8,7 +8,7 @@ import warnings
 import pyarrow.parquet as pq
 import pytest
 
-from heedful.cli import main
+from heedful.cli.main import main
 
 TOKEN = "hf_" + "aB3x" * 9
 ADDRESS = "https://me:S3cretWord@h.invalid/x?key=S3cretWord"
@@ -127,9 +127,9 @@ def test_warnings_and_what_libraries_print(capsys, monkeypatch, tmp_path):
         sys.stderr.writelines(["0f1e2d3c4b5a69788796\n"])
         return {}
 
-    import heedful.commands
+    import heedful.cli.commands
 
-    monkeypatch.setattr(heedful.commands, "show_runs", shows)
+    monkeypatch.setattr(heedful.cli.commands, "show_runs", shows)
     before = sys.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -143,11 +143,11 @@ def test_warnings_and_what_libraries_print(capsys, monkeypatch, tmp_path):
 def test_a_mistake_of_ours(tmp_path):
     """A traceback too is without secrets."""
     code = f"""
-import sys, heedful.commands
+import sys, heedful.cli.commands
 def fails(_): raise AssertionError("{TOKEN}")
-heedful.commands.show_runs = fails
+heedful.cli.commands.show_runs = fails
 sys.argv = ["heedful", "runs", "."]
-from heedful.cli import main
+from heedful.cli.main import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)

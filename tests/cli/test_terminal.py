@@ -2,7 +2,7 @@
 
 import json
 
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.display import harmless
 
 

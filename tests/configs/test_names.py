@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from heedful import ConfigError, PPOConfig, SFTConfig
-from heedful.command_table import COMMANDS
+from heedful.cli.command_table import COMMANDS
 from heedful.configs.names import GONE, PEERS, REMOVED
 from heedful.configs.parse import parse
 

@@ -558,7 +558,7 @@ def test_nothing_loads_torch(tmp_path):
     modules = sorted(path.stem for path in Path(configs.__file__).parent.glob("[!_]*.py"))
     assert len(modules) > 10
     code = (
-        "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
+        "import sys, heedful, heedful.cli.main, heedful.types, heedful.errors\n"
         f"from heedful.configs import {', '.join(modules)}\n"
         f"print(parse.parse(online.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"

@@ -31,7 +31,7 @@ from heedful import (
     SFTConfig,
     WinRateConfig,
 )
-from heedful.cli import COMMANDS
+from heedful.cli.main import COMMANDS
 from heedful.configs.settings import Range
 from heedful.configs.tools import ReportConfig, TinyConfig
 

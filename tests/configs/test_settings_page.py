@@ -6,7 +6,7 @@
 import importlib
 from pathlib import Path
 
-from heedful.command_table import COMMANDS
+from heedful.cli.command_table import COMMANDS
 from heedful.configs.help import SECTIONS, settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heedful import core
-from heedful.cli import COMMANDS
+from heedful.cli.main import COMMANDS
 from heedful.kernels.head_logprobs import head_logprobs
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 
 from heedful import core
 from heedful.core.surrogates import SURROGATES
-from heedful.sampling.draw import filter_logits
+from heedful.engines.draw import filter_logits
 
 LOG2, LOG3 = math.log(2), math.log(3)
 MASK = torch.tensor([[True, True, True], [True, True, False]])

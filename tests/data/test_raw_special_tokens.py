@@ -6,7 +6,7 @@ import pytest
 from tokenizers import processors
 
 from heedful import Message
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import END_OF_TEXT, TURN_END

@@ -27,7 +27,7 @@ from heedful import (
     faults,
     run_demo,
 )
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split

@@ -7,7 +7,7 @@ import pytest
 
 import heedful
 from heedful import BestOfNConfig, ConfigError, RewardError, ScoresConfig, evaluate_best_of_n, evaluate_scores
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.core import kl_bound, mean_interval, share_interval
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]

@@ -11,7 +11,7 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from heedful import CheckpointError, ConfigError, DataError, draw_curves
-from heedful.cli import COMMANDS, main
+from heedful.cli.main import COMMANDS, main
 from heedful.configs.options import RunOptions
 from heedful.evaluate.curves import figure_of, panels_of, read_algorithm, read_run, short_names
 from heedful.files import to_json

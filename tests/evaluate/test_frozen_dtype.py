@@ -14,7 +14,7 @@ from heedful import (
     evaluate_perplexity,
     evaluate_scores,
 )
-from heedful.chat import chat
+from heedful.cli.chat import chat
 from heedful.configs.tools import SampleConfig
 from heedful.kernels import device
 from heedful.models import Policy, RewardModel

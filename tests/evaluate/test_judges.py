@@ -14,7 +14,7 @@ from heedful import (
     evaluate_scores,
     evaluate_win_rate,
 )
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.demo.judge import gold_judge
 
 SAME = ("win_rate", "interval_95", "ties", "prompts")

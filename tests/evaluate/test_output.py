@@ -6,7 +6,7 @@ import os
 import pytest
 
 from heedful import ConfigError, PerplexityConfig
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.evaluate.output import LARGEST_RESULT, check_output
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from heedful import ConfigError, PassAtKConfig, RewardError, evaluate_pass_at_k
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.core import share_interval
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]

@@ -23,7 +23,7 @@ from heedful import (
     evaluate_scores,
     evaluate_win_rate,
 )
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.evaluate import TasksConfig
 from heedful.core import share_interval
 from heedful.evaluate.output import report

@@ -17,9 +17,9 @@ from heedful import (
     train_reward,
     train_sft,
 )
-from heedful.train import dpo, kto, reward, sft
-from heedful.train.online import online_dpo, ppo
-from heedful.train.online.rollout import rollout
+from heedful.algorithms.online import online_dpo, ppo
+from heedful.algorithms.online.rollout import rollout
+from heedful.training import dpo, kto, reward, sft
 
 MODULES = {"sft": sft, "reward": reward, "dpo": dpo, "kto": kto}
 """Of the trainers that learn from data."""

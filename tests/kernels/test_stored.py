@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from heedful.configs.options import LoRAOptions, SamplingOptions
+from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
+from heedful.engines.generate import sample
 from heedful.kernels.weights import TiedMatrix, in_float32, inference_copy, store_matrices
 from heedful.models import Policy, add_adapters, load_causal_lm, load_policy
-from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
-from heedful.sampling.generate import sample
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from heedful import DataError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, NotHeldError, Project, export_project, item_id, listing, project_statistics
 

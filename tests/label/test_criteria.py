@@ -5,7 +5,7 @@ import json
 import pytest
 
 from heedful import ConfigError, DataError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, Project, export_project, item_id, project_statistics
 

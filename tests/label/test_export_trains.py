@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.data import read_demonstrations, read_labelled, read_rankings
 from heedful.label import Project
 

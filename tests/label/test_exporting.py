@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import ConfigError, Prompt
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
 from heedful.label import Candidate, ExportOptions, ImportOptions, Item, Project, export_project, item_id

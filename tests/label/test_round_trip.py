@@ -3,7 +3,7 @@
 import pytest
 
 from heedful import DataError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, Project, export_project, item_id
 from heedful.label.importing import add, read_items_text

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from heedful import DataError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.label import ImportOptions, Project, export_project, project_statistics
 from heedful.label.importing import add, read_items_text

@@ -17,8 +17,8 @@ from heedful.models.load import FourBit, say_unquantized
 from heedful.models.shape import load_shape
 from heedful.models.source import resolve
 from heedful.planning.memory import Lengths, plan_of
-from heedful.train import setup
-from heedful.train.setup import float32_experts
+from heedful.training import setup
+from heedful.training.setup import float32_experts
 
 SHAPE = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -248,7 +248,7 @@ def words(tmp_path, with_code, tiny):
 
 @pytest.mark.parametrize("name", [*COMMANDS, *OTHERS])
 def test_no_command_runs_code_that_nobody_asked_for(words, canary, tmp_path, capsys, name):
-    from heedful.cli import main
+    from heedful.cli.main import main
 
     template = OTHERS.get(name) or [*COMMANDS[name], "--model", "{own}"]
     small = ["--rollout-batch-size", "2", "--minibatch-size", "2"] if template[0] in ("ppo", "grpo") else []
@@ -273,7 +273,7 @@ def test_yes_to_every_question_is_no_way_in(words, canary, tmp_path, heedful, mo
 
 
 def test_a_run_with_code_says_so_and_its_model_can_be_used(words, canary, tmp_path, capsys):
-    from heedful.cli import main
+    from heedful.cli.main import main
 
     small = ["--batch-size", "2", "--max-steps", "1", "--eval-fraction", "0", "--sample-every", "0"]
     status = main(words([*COMMANDS["sft"], "--model", "{own}", "--trust-remote-code", *small]))

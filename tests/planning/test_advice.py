@@ -9,7 +9,7 @@ from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report, what_fits
 from heedful.planning.shapes import KNOWN
-from heedful.train.memory_preflight import refuse_on_gpu
+from heedful.training.memory_preflight import refuse_on_gpu
 
 BASE = {"data": "d", "output": "o"}
 RUNS = {

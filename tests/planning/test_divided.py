@@ -1,5 +1,5 @@
-"""What one of several ranks holds, worked out by hand for a model of round numbers; tests/parallel/test_sharding.py measures
-it."""
+"""What one of several ranks holds, worked out by hand for a model of round numbers; tests/distributed/test_sharding.py
+measures it."""
 
 from dataclasses import replace
 

@@ -7,6 +7,7 @@ import torch
 
 from heedful import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
 from heedful.configs.options import LoRAOptions
+from heedful.engines import kv_cache
 from heedful.kernels import attention, head_logprobs
 from heedful.kernels.cpu import layers
 from heedful.models import add_adapters, load_policy, value_model
@@ -14,7 +15,6 @@ from heedful.models.shape import load_shape
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
 from heedful.planning.shapes import KNOWN, decoder
-from heedful.sampling import kv_cache
 
 SMALL = decoder(
     vocabulary=1000, hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, tied=True, head_norms=True

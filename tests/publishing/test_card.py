@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from heedful import DPOConfig, OnlineDPOConfig
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.tools import PushConfig
 from heedful.publishing.push import Form, card, paths_in, public, read_facts
 

@@ -24,15 +24,15 @@ from heedful import (
     evaluate_win_rate,
     train_ppo,
 )
+from heedful.algorithms.online.metrics import score_metrics
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.models import RewardModel, byte_tokenizer, load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import Completion, score
 from heedful.rewards.models import ModelReward, agreement_with, check_context, load_model_reward
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
-from heedful.train.online.metrics import score_metrics
-from heedful.train.online.rollout import rollout
-from heedful.train.online.start import start
 from heedful.types import MicroBatch
 
 ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "ok", "苹果和梨", "a longer English answer", "二"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from heedful import Message, PPOConfig, Prompt, Reward, RewardError, train_ppo
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.data.chat import RewardInputs
 from heedful.errors import MachineError
 from heedful.models import load_reward_model, load_tokenizer

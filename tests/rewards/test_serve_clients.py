@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.serve import public_name
 
@@ -467,7 +467,7 @@ def test_a_token_that_cannot_be_sent_is_refused(capsys, monkeypatch, token):
 
 @pytest.mark.exhaustive
 def test_too_few_files_are_refused_before_the_model_is_loaded():
-    run = ["-m", "heedful.cli", "serve-reward", "--model", "没有", "--port", "0"]
+    run = ["-m", "heedful", "serve-reward", "--model", "没有", "--port", "0"]
     done = subprocess.run(
         ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", sys.executable, *run],
         capture_output=True,

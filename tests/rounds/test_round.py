@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.label import Candidate, Item, Project
 from heedful.label.rounds_page import rounds_of
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from heedful import ConfigError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.tracking import TrackConfig, TrackingOptions
 from heedful.tracking.clients import CLIENTS
 from heedful.tracking.trackers import Trackers, check_trackers, identity_of

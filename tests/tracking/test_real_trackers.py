@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heedful import faults, train_sft
-from heedful.cli import main
+from heedful.cli.main import main
 
 
 @pytest.fixture(autouse=True)

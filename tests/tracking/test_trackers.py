@@ -10,7 +10,7 @@ import time
 import pytest
 
 from heedful import ConfigError, faults, train_sft
-from heedful.cli import main
+from heedful.cli.main import main
 
 HANG = "hang()"
 
@@ -189,7 +189,7 @@ def test_a_client_that_hangs_does_not_keep_the_process_from_ending(plant, settin
     config = settings("run")
     words = ["sft", "--model", config.model, "--data", config.data, "--output", str(config.output), "--max-steps", "2"]
     words += ["--batch-size", "2", "--dtype", "float32", "--eval-fraction", "0.3", "--track", "wandb"]
-    program = "import heedful.tracking.trackers as t; t.AT_THE_END = 1.0; from heedful.cli import main; main()"
+    program = "import heedful.tracking.trackers as t; t.AT_THE_END = 1.0; from heedful.cli.main import main; main()"
     paths = os.pathsep.join([str(tmp_path / "planted"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", program, *words],

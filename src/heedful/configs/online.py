@@ -1,7 +1,7 @@
 """Settings of learning from rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these.
 
 A new advantage estimator is an entry in `ESTIMATORS` and its name in `Advantage`; its function is in
-`heedful.train.online.advantages`. A new surrogate is a name in `PolicyLoss` and a function in `heedful.core.surrogates`.
+`heedful.algorithms.online.advantages`. A new surrogate is a name in `PolicyLoss` and a function in `heedful.core.surrogates`.
 """
 
 from dataclasses import dataclass

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from heedful.display import say
+from heedful.distributed import ranks
+from heedful.distributed.rank_failures import check_present, in_lockstep, others_wait
 from heedful.errors import MemoryFullError, is_out_of_memory
-from heedful.parallel import ranks
-from heedful.parallel.rank_failures import check_present, in_lockstep, others_wait
 from heedful.types import MicroBatch
 
 if TYPE_CHECKING:  # which loads torch.distributed
-    from heedful.parallel.sharding import Passes
+    from heedful.distributed.sharding import Passes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -201,7 +201,7 @@ class AdaptiveMicroBatch:
                     ...
 
         If memory runs out on one of several ranks, all try again. In an attempt, ranks may talk to each other only after
-        `heedful.parallel.ranks.all_well`.
+        `heedful.distributed.ranks.all_well`.
 
         Args:
             limit: the micro-batch of the settings.

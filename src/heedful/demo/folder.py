@@ -9,7 +9,7 @@ from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.models.tiny import make_tiny_model
-from heedful.train.output_folder import (
+from heedful.training.output_folder import (
     MOVING,
     REPLACED,
     adopt_sibling,

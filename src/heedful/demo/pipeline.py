@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from heedful.algorithms.ppo import train_ppo
+from heedful.algorithms.reward_model import train_reward
+from heedful.algorithms.sft import train_sft
 from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.configs.online import PPOConfig
 from heedful.configs.options import RunOptions
@@ -32,11 +35,8 @@ from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
-from heedful.train.online.ppo import train_ppo
-from heedful.train.output_folder import drop_replaced, finished, real_path
-from heedful.train.performance import most_memory_gb
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
+from heedful.training.output_folder import drop_replaced, finished, real_path
+from heedful.training.performance import most_memory_gb
 
 C = TypeVar("C")
 R = TypeVar("R", bound=RunOptions)

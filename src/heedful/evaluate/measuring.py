@@ -13,6 +13,8 @@ from heedful.data.fitting import Counts, added, check_dropped, prompt_room
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
+from heedful.engines.rollouts import Rollouts
+from heedful.engines.sampler import make_sampler
 from heedful.errors import DataError, RewardError
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.load import load_policy
@@ -24,8 +26,6 @@ from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
 from heedful.rewards.models import check_context
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.scoring import Scores
-from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.sampler import make_sampler
 from heedful.types import Prompt
 
 Item = TypeVar("Item", bound=HasPrompt)

@@ -20,6 +20,7 @@ from heedful.data.batches import collate, in_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
 from heedful.data.loading import encode_demonstrations, read_to_learn
+from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.measuring import (
     AnyReward,
@@ -41,7 +42,6 @@ from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_
 from heedful.rewards import Completion, Reward, score_tokens
 from heedful.rewards.judge import JudgeReward
 from heedful.rewards.scoring import Scores
-from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Prompt
 
 

@@ -46,7 +46,7 @@ MOST_SCORES = 2**22
 MOST_READ = 0.9
 """That of `heedful.kernels.cpu.layers`."""
 CACHE_BLOCK = 32
-"""That of `heedful.sampling.kv_cache`."""
+"""That of `heedful.engines.kv_cache`."""
 VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_model`)."""
 IN_FLIGHT = 2

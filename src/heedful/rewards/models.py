@@ -10,6 +10,8 @@ from heedful.core.agreement import agreement
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.messages import from_dict
+from heedful.distributed import ranks
+from heedful.distributed.sharding import passes
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.weights import halve_frozen
@@ -19,8 +21,6 @@ from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.shape import check_rows
 from heedful.models.source import Source
 from heedful.models.tokenizer import load_tokenizer
-from heedful.parallel import ranks
-from heedful.parallel.sharding import passes
 from heedful.rewards.results import Distributed, Truncated
 from heedful.rewards.rules import response_text
 from heedful.rewards.scoring import Reward

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
+from heedful.distributed import ranks
 from heedful.errors import HeedfulError, RewardError
 from heedful.faults import hit
-from heedful.parallel import ranks
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.results import (
     CallError,

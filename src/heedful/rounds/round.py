@@ -33,6 +33,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from heedful.algorithms.online import start as online
+from heedful.algorithms.ppo import train_ppo
+from heedful.algorithms.reward_model import start as start_reward
+from heedful.algorithms.reward_model import train_reward
 from heedful.configs.evaluate import KLConfig, WinRateConfig
 from heedful.configs.help import settings as known_settings
 from heedful.configs.names import answer, was_default
@@ -61,12 +65,8 @@ from heedful.rewards.resolve import check_reward_string
 from heedful.rounds.judging import load_judge, scores_of, scores_of_items
 from heedful.rounds.pairs import Asked, choose, compared, disagreement, item_of, new_pairs
 from heedful.rounds.sample import Row, load_writers, sampled_rows, write_rows
-from heedful.train.checkpoints import check_space
-from heedful.train.online import start as online
-from heedful.train.online.ppo import train_ppo
-from heedful.train.output_folder import finished
-from heedful.train.reward import start as start_reward
-from heedful.train.reward import train_reward
+from heedful.training.checkpoints import check_space
+from heedful.training.output_folder import finished
 from heedful.types import Prompt
 
 C = TypeVar("C")

@@ -35,6 +35,7 @@ from heedful.data.messages import as_dict, read_conversation
 from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
+from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, DataError, HeedfulError
 from heedful.evaluate.measuring import load_frozen
 from heedful.evaluate.output import check_result_file
@@ -43,7 +44,6 @@ from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.types import Prompt, SpecialTokens, Text
 
 MOST_ANSWERS = 64

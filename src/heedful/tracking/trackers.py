@@ -24,7 +24,7 @@ from heedful.redact import redact
 from heedful.tracking.clients import CLIENTS, Client, MetricLine, NotReadyError, Place, RunInfo
 
 THREAD = "heedful tracker "
-"""How the names of the threads begin, by which `heedful.cli` sees that a tracker still hangs when the command is done."""
+"""How the names of the threads begin, by which the command sees that a tracker still hangs when it is done."""
 LONGEST_CHECK = 30.0
 """Seconds to wait for a tracker's answer whether it can be used; without one the run starts, as a tracker stops none."""
 POLL, PAUSE = 0.5, 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import heedful.label
-from heedful.command_table import COMMANDS
+from heedful.cli.command_table import COMMANDS
 from heedful.label.server import api
 
 PAGES = Path(heedful.label.__file__).parent / "pages"

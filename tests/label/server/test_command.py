@@ -97,7 +97,7 @@ def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(p
     with Project.open(project) as opened:
         opened.add_items([Item("c" * 20, "chat", "聊聊😀")])
     code = (
-        "import sys, heedful.cli as cli; status = cli.main(sys.argv[1:]); "
+        "import sys, heedful.cli.main as cli; status = cli.main(sys.argv[1:]); "
         "print('torch' in sys.modules or 'transformers' in sys.modules, status)"
     )
     command = [sys.executable, "-c", code, "label", "serve", str(project), "--port", "0"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from heedful import ConfigError, DataError
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.label import NotHeldError, Project, store
 from heedful.label import project as project_module
@@ -391,7 +391,7 @@ def test_a_project_is_called_like_its_folder(tmp_path, monkeypatch):
 def test_commands_need_no_torch(tmp_path):
     """They begin in a second, and the room never loads it."""
     code = (
-        "import sys; from heedful.cli import main\n"
+        "import sys; from heedful.cli.main import main\n"
         f"assert main(['label', 'new', {str(tmp_path / 'p')!r}]) == 0\n"
         f"assert main(['label', 'restore', {str(tmp_path / 'p')!r}]) == 0\n"
         "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"

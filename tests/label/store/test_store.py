@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from heedful import ConfigError, DataError, faults
-from heedful.cli import main
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import MachineError
 from heedful.label import NotHeldError, Project, store

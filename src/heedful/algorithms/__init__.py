@@ -1,0 +1,1 @@
+"""One page for each algorithm: its set-up, its loss and its loop."""

@@ -1,0 +1,278 @@
+"""Direct preference optimisation: a policy learns from pairs of responses, without a reward model (Rafailov et al. 2023).
+
+SimPO and ORPO are other losses of the same trainer. They have no reference, so none is loaded.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.offline import (
+    PolicyData,
+    PolicyLearner,
+    fit,
+    load,
+    read_once,
+    reference_of,
+    sample_rows,
+    set_up,
+    shown_of,
+    whole_logprobs,
+)
+from heedful.configs.offline import DPOConfig
+from heedful.core.policy_losses import Metrics
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.fitting import Counts, Refusal, if_equal, max_length
+from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
+from heedful.data.schemas import read_rankings
+from heedful.data.splits import BatchOrder
+from heedful.distributed.sharding import passes
+from heedful.errors import CheckpointError, DataError
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy
+from heedful.models.shape import context_length
+from heedful.models.source import load_config
+from heedful.models.tokenizer import check_companion
+from heedful.training.metric_sums import MetricSums
+from heedful.types import MicroBatch, Ranking, plain_response
+
+SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """A preference as token ids, and how likely the reference finds both responses."""
+
+    ranking: Ranking
+    prompt: list[int]
+    """By itself, as a policy is given it."""
+    prompts: tuple[list[int], list[int]]
+    """Before the chosen and before the rejected response, without a token that holds the beginning of the response too."""
+    chosen: list[int]
+    rejected: list[int]
+    ref_chosen: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_rejected: float = math.nan
+
+    @property
+    def source(self) -> str:
+        return self.ranking.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.chosen) + len(self.rejected)
+
+    @property
+    def length(self) -> int:
+        return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
+
+
+def train_dpo(config: DPOConfig) -> dict[str, Any]:
+    """Train a policy on preference pairs and write a run folder. Returns what summary.json holds.
+
+    The reference's log-probs do not change, so they are computed once, before the first step.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
+    """
+    learner, data = start(config)
+    return fit(
+        config,
+        learner,
+        data.train,
+        data.held_out,
+        "dpo",
+        learn=lambda pairs: learn(learner, pairs, data.pad_id, config),
+        evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, config, limit),
+        samples=lambda: sample_rows(learner, data),
+        shown=SHOWN,
+        facts={"data": data.counts},
+    )
+
+
+def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
+    """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
+    setup = set_up(config)
+    renderer = Renderer(setup.tokenizer, config.special_tokens)
+    limit = max_length(config.max_length, context_length(load_config(setup.source)))
+    train, held_out, counts = encode_split(
+        lambda records, refused: encode_preferences(records, renderer, limit, config, refused),
+        load_split(read_rankings, config),
+        config,
+        renderer,
+    )
+    longest = max(pair.length for pair in train + held_out)
+    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
+    policy = load(config, setup, longest, texts)
+    disable_dropout(policy)
+    if config.needs_reference:
+        reference = reference_of(config, setup, policy)
+        train, held_out = (
+            with_reference(reference, pairs, renderer.pad_id, config.micro_batch, setup.adaptive)
+            for pairs in (train, held_out)
+        )
+        del reference
+    learner = PolicyLearner(config, setup, policy, batches, renderer)
+    shown = shown_of(
+        (pair.ranking for pair in held_out or train),
+        learner,
+        config.num_samples,
+        lambda ranking: dict(zip(("chosen", "rejected"), map(plain_response, ranking.responses), strict=True)),
+    )
+    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+
+
+def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+    """One optimizer step on some pairs. Returns its metrics."""
+    return learner.learn(
+        pairs, lambda limit: accumulate(learner.model, pairs, pad_id, config, limit), config.micro_batch
+    )
+
+
+def accumulate(
+    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
+) -> dict[str, float]:
+    """Gradients of the loss over a step's pairs, a micro-batch at a time, and its metrics.
+
+    Every micro-batch is divided by the step's number of pairs (and of chosen tokens), so their size does not change the
+    gradient. ``limit`` is the config's unless given.
+    """
+    ordered = sorted(pairs, key=lambda pair: pair.length)
+    num_tokens = sum(len(pair.chosen) for pair in ordered)
+    sums = MetricSums()
+    limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
+        chosen, rejected = response_logprobs(policy, part, pad_id)
+        loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))
+        if config.nll_weight:
+            all_count = torch.ones_like(chosen, dtype=torch.bool)
+            nll, _ = core.sft_loss(chosen, all_count, num_tokens=num_tokens)
+            loss, metrics = loss + config.nll_weight * nll, {**metrics, "loss/nll": nll.detach()}
+        if torch.is_grad_enabled():
+            loss.backward()
+        sums.add({"loss/dpo": loss.detach(), **metrics})
+    return sums.add_ranks().means(1)
+
+
+def pair_loss(
+    chosen: Tensor, rejected: Tensor, pairs: Sequence[EncodedPair], config: DPOConfig, *, num_pairs: int
+) -> tuple[Tensor, Metrics]:
+    """The loss that ``--loss`` names, and the rewards of its responses.
+
+    Args:
+        chosen, rejected: log-probs of the pairs' responses, summed over tokens, ``[pairs]``.
+        pairs: what they are of.
+        config: the settings.
+        num_pairs: the pairs of the whole optimizer step.
+    """
+    tokens = (
+        torch.tensor([len(pair.chosen) for pair in pairs], device=chosen.device),
+        torch.tensor([len(pair.rejected) for pair in pairs], device=chosen.device),
+    )
+    if config.loss == "simpo":
+        loss, metrics = core.simpo_loss(
+            chosen, rejected, *tokens, beta=config.strength, target_margin=config.target_margin, num_pairs=num_pairs
+        )
+    elif config.loss == "orpo":
+        loss, metrics = core.orpo_loss(chosen, rejected, *tokens, beta=config.strength, num_pairs=num_pairs)
+    else:
+        loss, metrics = core.dpo_loss(
+            chosen,
+            rejected,
+            chosen.new_tensor([pair.ref_chosen for pair in pairs]),
+            chosen.new_tensor([pair.ref_rejected for pair in pairs]),
+            beta=config.strength,
+            kind="ipo" if config.loss == "ipo-sum" else config.loss,
+            label_smoothing=config.label_smoothing,
+            chosen_tokens=tokens[0] if config.is_per_token else None,
+            rejected_tokens=tokens[1] if config.is_per_token else None,
+            num_pairs=num_pairs,
+        )
+    return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
+
+
+def evaluate_pairs(
+    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch
+) -> dict[str, float]:
+    """Loss, accuracy and margin of the implicit rewards on held-out pairs; with an NLL term, that too."""
+    metrics = accumulate(policy, pairs, pad_id, config, limit)
+    names = {"loss/dpo": "loss", "loss/nll": "nll", "reward/accuracy": "accuracy", "reward/margin": "margin"}
+    return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
+
+
+# Pairs as token ids -----------------------------------------------------------------------------------------------------
+
+
+def encode_preferences(
+    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig, refused: list[Refusal] | None = None
+) -> tuple[list[EncodedPair], Counts]:
+    """Pairs as token ids, too long and equal ones treated as `encode_rankings` does.
+
+    Raises DataError, also for longer rankings and an empty prompt, and CheckpointError for an encoder's tokenizer.
+    """
+    for ranking in rankings:
+        if len(ranking.responses) != 2:
+            raise DataError(
+                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
+                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
+            )
+    inputs = RewardInputs(renderer.tokenizer, written=True, special_tokens=renderer.special_tokens)
+    if inputs.renderer is None:
+        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
+    rows, counts = encode_rankings(
+        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
+    )
+    return [_split(row, renderer) for row in rows], counts
+
+
+def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
+    prompt = renderer.prompt_ids(row.ranking.prompt)
+    if not prompt:
+        raise DataError(
+            f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
+            "nothing. DPO needs prompts; `heedful reward` compares whole texts"
+        )
+    prompts, responses = [], []
+    for side, response in zip(row.rows, row.ranking.responses, strict=True):
+        ids = side["input_ids"]
+        start = len(prompt)
+        if ids[:start] != prompt:  # they share a token
+            start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
+        prompts.append(ids[:start])
+        responses.append(ids[start:])
+    return EncodedPair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
+
+
+def with_reference(
+    reference: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    micro_batch: MicroBatch,
+    adaptive: AdaptiveMicroBatch | None = None,
+) -> list[EncodedPair]:
+    """The pairs, in their order, with the reference's log-probs."""
+
+    def read(part: list[int]) -> list[tuple[float, float]]:
+        chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+        return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+
+    found = read_once(reference, [pair.length for pair in pairs], read, micro_batch, adaptive, rows=2)
+    return [replace(pair, ref_chosen=ref[0], ref_rejected=ref[1]) for pair, ref in zip(pairs, found, strict=True)]
+
+
+def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
+    whole = whole_logprobs(
+        policy,
+        [pair.prompts[side] for side in range(2) for pair in pairs],
+        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
+        pad_id,
+    )
+    return whole[: len(pairs)], whole[len(pairs) :]

@@ -1,0 +1,301 @@
+"""KTO: a policy learns from single responses that are good or bad, without pairs (Ethayarajh et al. 2024)."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.algorithms.offline import (
+    PolicyData,
+    PolicyLearner,
+    fit,
+    load,
+    read_once,
+    reference_of,
+    sample_rows,
+    set_up,
+    shown_of,
+    whole_logprobs,
+)
+from heedful.configs.offline import KTOConfig
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
+from heedful.data.chat import Renderer
+from heedful.data.fitting import Counts, Refusal, max_length
+from heedful.data.loading import encode_responses, encode_split, load_split
+from heedful.data.schemas import read_labelled
+from heedful.data.splits import BatchOrder
+from heedful.distributed import ranks
+from heedful.distributed.sharding import passes
+from heedful.errors import DataError
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy
+from heedful.models.shape import context_length
+from heedful.models.source import load_config
+from heedful.models.tokenizer import check_companion
+from heedful.training.metric_sums import MetricSums
+from heedful.types import Labelled, MicroBatch, plain_response
+
+SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
+BALANCED = (1.0, 1.5)
+"""Weight times number of the good responses over that of the bad ones, as the paper advises (eq. 9)."""
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A labelled response as token ids, and how likely the reference finds it."""
+
+    record: Labelled
+    asked: list[int]
+    """The prompt by itself, as a policy is given it."""
+    prompt: list[int]
+    """The prompt before the response, without a token that holds the beginning of the response too."""
+    response: list[int]
+    other: list[int]
+    """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
+    ref: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_other: float = math.nan
+    """The same of the other one, after this prompt by itself."""
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.response)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def other_length(self) -> int:
+        return len(self.asked) + len(self.other)
+
+
+def train_kto(config: KTOConfig) -> dict[str, Any]:
+    """Train a policy on labelled responses and write a run folder. Returns what summary.json holds.
+
+    The reference's log-probs do not change, so they are computed once, before the first step.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
+    """
+    learner, data = start(config)
+    return fit(
+        config,
+        learner,
+        data.train,
+        data.held_out,
+        "kto",
+        learn=lambda labelled: learn(learner, labelled, data.pad_id, config),
+        evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, config, limit),
+        samples=lambda: sample_rows(learner, data),
+        shown=SHOWN,
+        facts={"data": data.counts},
+        notes=notes_of(data.train, config),
+    )
+
+
+def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
+    """Load everything, check that it fits together, and read the responses with the reference. Nothing is written."""
+    setup = set_up(config)
+    renderer = Renderer(setup.tokenizer, config.special_tokens)
+    limit = max_length(config.max_length, context_length(load_config(setup.source)))
+    train, held_out, counts = encode_split(
+        lambda records, refused: encode_labelled(records, renderer, limit, config, refused),
+        load_split(read_labelled, config),
+        config,
+        renderer,
+    )
+    check_labels(train, config.data)
+    train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
+    longest = max(max(one.length, one.other_length) for one in train + held_out)
+    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    policy = load(config, setup, longest, texts)
+    disable_dropout(policy)
+    reference = reference_of(config, setup, policy)
+    train, held_out = (
+        with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)
+        for labelled in (train, held_out)
+    )
+    del reference
+    learner = PolicyLearner(config, setup, policy, batches, renderer)
+    shown = shown_of(
+        (one.record for one in held_out or train),
+        learner,
+        config.num_samples,
+        lambda record: {"good" if record.label else "bad": plain_response(record.response)},
+    )
+    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+
+
+def _with_others(
+    train: list[LabelledRow], held_out: list[LabelledRow], counts: Counts, limit: int, seed: int
+) -> tuple[list[LabelledRow], list[LabelledRow], Counts]:
+    """Both parts with responses to other prompts, those of the training part, and the counts of all."""
+    good = sum(one.record.label for one in train)
+    of_pairs = sum(one.record.of_a_pair for one in train + held_out)
+    learned, cut = with_others(train, train, limit, seed)
+    measured, cut_held_out = with_others(held_out, train, limit, seed)
+    added = {"of_pairs": of_pairs, "cut_for_kl": cut + cut_held_out}
+    counts = {**counts, "good": good, "bad": len(train) - good, **{name: n for name, n in added.items() if n}}
+    return learned, measured, counts
+
+
+def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
+    """What to say of the records before the first step: pairs that were taken apart, labels out of balance."""
+    notes = []
+    if any(one.record.of_a_pair for one in train):
+        notes.append("each pair counts as a good and a bad response; heedful dpo learns from pairs as they are")
+    good = sum(one.record.label for one in train)
+    bad = len(train) - good
+    balance = config.desirable_weight * good / (config.undesirable_weight * bad)
+    if not BALANCED[0] <= balance <= BALANCED[1]:
+        few = "desirable" if balance < BALANCED[0] else "undesirable"
+        weight = config.undesirable_weight * bad / good if few == "desirable" else config.desirable_weight * good / bad
+        notes.append(
+            f"{good} good and {bad} bad responses, weighed {config.desirable_weight:g} and {config.undesirable_weight:g}: "
+            f"--{few}-weight {weight:.3g} would balance them"
+        )
+    return notes
+
+
+def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig) -> dict[str, float]:
+    """One optimizer step on some responses. Returns its metrics."""
+    return learner.learn(
+        labelled, lambda limit: accumulate(learner.model, labelled, pad_id, config, limit), config.micro_batch
+    )
+
+
+def accumulate(
+    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch | None = None
+) -> dict[str, float]:
+    """Gradients of the KTO loss over a step's responses, a micro-batch at a time, and its metrics.
+
+    The KL is estimated first, on all of the step's prompts with responses to others. Every micro-batch is divided by counts
+    of the step, so their size does not change the gradient. ``limit`` is the config's unless given.
+    """
+    limit = limit or config.micro_batch
+    kl = mean_of_others(policy, labelled, pad_id, limit)
+    num_desirable = sum(one.record.label for one in labelled)
+    sums = MetricSums()
+    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
+        logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
+        loss, metrics = core.kto_loss(
+            logprobs,
+            logprobs.new_tensor([one.ref for one in part]),
+            torch.tensor([one.record.label for one in part], device=logprobs.device),
+            beta=config.beta,
+            kl=kl,
+            desirable_weight=config.desirable_weight,
+            undesirable_weight=config.undesirable_weight,
+            num_responses=len(labelled),
+            num_desirable=num_desirable,
+        )
+        if torch.is_grad_enabled():
+            loss.backward()
+        sums.add(metrics)
+    return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
+
+
+@torch.no_grad()
+def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
+    """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
+    total = 0.0
+    ordered = sorted(labelled, key=lambda one: one.other_length)
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
+        logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
+        total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
+    ranks.all_well()
+    return ranks.total(total) / len(labelled)
+
+
+def evaluate_labelled(
+    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch
+) -> dict[str, float]:
+    """Loss, accuracy and margin of the implicit rewards on held-out responses."""
+    metrics = accumulate(policy, labelled, pad_id, config, limit)
+    names = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
+    return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
+
+
+# Labelled responses as token ids, each beside a response to another prompt ----------------------------------------------
+
+
+def encode_labelled(
+    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig, refused: list[Refusal] | None = None
+) -> tuple[list[LabelledRow], Counts]:
+    """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
+
+    Raises DataError and CheckpointError.
+    """
+    kept, counts = encode_responses(
+        records, renderer, max_length=limit, action=config.too_long, what="labelled responses", refused=refused
+    )
+    rows = (
+        LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])
+        for record, example in kept
+    )
+    return list(rows), counts
+
+
+def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
+    """Refuse records of which nothing can be learned. Raises DataError if all have one label, or all have one prompt."""
+    labels = {one.record.label for one in labelled}
+    if len(labels) == 1:
+        found, missing = ("true", "bad") if labels == {True} else ("false", "good")
+        instead = "; `heedful sft` learns from good ones alone" if labels == {True} else ""
+        raise DataError(
+            f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
+            f"{missing} responses{instead}"
+        )
+    if len({tuple(one.asked) for one in labelled}) == 1:
+        raise DataError(
+            f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
+            "reference on responses to other prompts; add records of other prompts"
+        )
+
+
+def with_others(
+    labelled: Sequence[LabelledRow], pool: Sequence[LabelledRow], limit: int, seed: int
+) -> tuple[list[LabelledRow], int]:
+    """Give each record a response of ``pool`` to another prompt, and count those that were cut to fit ``limit`` tokens.
+
+    They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
+    """
+    draws, done = random.Random(f"{seed}: responses to other prompts"), []
+    by_prompt = sorted(pool, key=lambda other: other.asked)
+    sizes, first = Counter(tuple(other.asked) for other in by_prompt), dict[tuple[int, ...], int]()
+    for place, other in enumerate(by_prompt):
+        first.setdefault(tuple(other.asked), place)
+    for one in labelled:
+        own = sizes[tuple(one.asked)]
+        place = draws.randrange(len(pool) - own)
+        drawn = by_prompt[place + own if own and place >= first[tuple(one.asked)] else place]
+        done.append((one, drawn.response))
+    cut = sum(len(one.asked) + len(response) > limit for one, response in done)
+    return [replace(one, other=response[: limit - len(one.asked)]) for one, response in done], cut
+
+
+def with_reference(
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
+) -> list[LabelledRow]:
+    """The records, in their order, with the reference's log-probs."""
+    prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
+    responses = [ids for one in labelled for ids in (one.response, one.other)]
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+
+    def read(part: list[int]) -> list[float]:
+        return whole_logprobs(reference, [prompts[i] for i in part], [responses[i] for i in part], pad_id).tolist()
+
+    found = read_once(reference, lengths, read, limit, adaptive)
+    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]

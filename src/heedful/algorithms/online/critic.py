@@ -1,0 +1,113 @@
+"""Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from heedful.configs.online import OnlineConfig
+from heedful.core.score_norm import ScoreNorm
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.loading import EncodedPrompt
+from heedful.errors import ConfigError
+from heedful.kernels.weights import same_weights
+from heedful.models.load import four_bit, load_reward_model, load_value_model
+from heedful.models.policy import Policy
+from heedful.models.source import resolve
+from heedful.models.tokenizer import check_companion, load_tokenizer
+from heedful.models.value_model import ValueModel, normalise_values, value_model_from
+from heedful.rewards import Reward
+from heedful.rewards.models import ModelReward
+from heedful.training.fsdp import divides, loading_device
+from heedful.training.setup import float32_experts, prepare, stored_dtype
+
+
+def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
+    check_companion("--value-model", config.value_model, tokenizer, longest, config)
+    if config.critic == "reward":
+        name = first_reward_model(config)
+        if RewardInputs(load_tokenizer(resolve(name, config))).renderer is None:
+            raise ConfigError(
+                f"--critic reward needs a decoder, which reads no tokens to come, but {name} is an encoder; use --critic "
+                "separate"
+            )
+        check_companion("--critic reward:", name, tokenizer, longest, config)
+
+
+def first_reward_model(config: OnlineConfig) -> str:
+    """The first reward model among the rewards. Raises ConfigError if there is none."""
+    for reward in config.rewards:
+        if reward.startswith("model:"):
+            return reward.removeprefix("model:")
+    raise ConfigError(
+        "--critic reward starts from a reward model, but there is none in --rewards; add --rewards model:PATH, or use "
+        "--critic separate"
+    )
+
+
+def load_critic(
+    config: OnlineConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+) -> ValueModel | None:
+    """A critic of its own, ready to be trained, or None if the policy carries the value head.
+
+    With LoRA, a separate critic that starts where the policy does shares its frozen weights, unless they are to be divided
+    among ranks; adapters are its own. The policy has none yet. Raises ConfigError, CheckpointError.
+    """
+    if config.critic == "shared":
+        return None
+    machine: Any = {
+        "device": loading_device(config, device),
+        "compute_dtype": compute_dtype,
+        "stored": stored_dtype(config, device, compute_dtype),
+        "float32_experts": float32_experts(config),
+    }
+    if config.critic == "reward":
+        start = first_reward_model(config)
+        source = resolve(start, config)
+        critic = value_model_from(load_reward_model(source, load_tokenizer(source), merged=True, **machine), start)
+    else:
+        start = config.value_model or config.model
+        shares = config.lora_rank and start == config.model and not divides(config)
+        trunk = same_weights(policy.lm.base_model) if shares else None
+        source = resolve(start, config)
+        critic = load_value_model(source, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
+    prepare(critic, config, base=start)
+    return critic
+
+
+def check_same_text(
+    config: OnlineConfig, rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer
+) -> None:
+    """Refuse a critic that starts as a reward model, if the two would not read the same text before a response.
+
+    The critic reads what the policy wrote, the reward model what its own chat template writes. Raises ConfigError.
+    """
+    if config.critic != "reward":
+        return
+    name = f"model:{first_reward_model(config)}"
+    scores = next(reward.function for reward in rewards if reward.name == name)
+    assert isinstance(scores, ModelReward)
+    for prompt in prompts:
+        written = renderer.prompt_ids(prompt.prompt.prompt)
+        if scores.inputs.encode(prompt.prompt.prompt, "a")["input_ids"][: len(written)] != written:
+            raise ConfigError(
+                f"--critic reward: {name} reads the prompt at {prompt.prompt.source} in another form than the policy "
+                "(another chat template), so the values would not be those of the text it scores; use --critic separate, "
+                "or give the policy the reward model's template with --chat-template"
+            )
+
+
+def start_from_scores(
+    critic: ValueModel, rewards: Sequence[Reward], score_norm: ScoreNorm, config: OnlineConfig
+) -> None:
+    """Values of a critic that starts as a reward model are those of its scores as training sees them.
+
+    That is times the reward's weight, then normalised.
+    """
+    if config.critic != "reward":
+        return
+    name = f"model:{first_reward_model(config)}"
+    weight = next(reward.weight for reward in rewards if reward.name == name)
+    normalise_values(critic, reward_weight=weight, mean=score_norm.mean, std=score_norm.std)

@@ -1,0 +1,83 @@
+"""How a policy in training does on held-out prompts, and a few of its responses to look at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.online.average import averaged
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.rollout import ScoredBatch, shape
+from heedful.configs.online import RolloutConfig
+from heedful.data.chat import plain_text
+from heedful.data.loading import EncodedPrompt
+from heedful.rewards import score_tokens
+
+
+def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
+    """Mean score, objective, KL (if there is a reference), length and share of ended responses.
+
+    The random numbers are the same each time.
+
+    Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
+
+        objective = mean + std (mean of shaped scores - kl_price * KL)
+
+    is what training maximises, in the unit of the score: the scores are shaped as in training (`rollout.shape`), where
+    they have been shifted by mean and divided by std. If there are judges, their mean score is measured too. Responses on
+    which a reward fails are left out and counted.
+    """
+    if not held_out:
+        return {}
+    config = learner.config
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    with averaged(learner.average):
+        rollouts, completions = learner.sampler.respond(learner.policy, held_out[: config.eval_prompts], generator)
+        given = score_tokens(learner.rewards, completions)
+        if given.failed:
+            rollouts = rollouts.select(torch.tensor(given.scored, device=rollouts.lengths.device))
+        scores = given.without_failed().totals
+        models = [] if learner.reference is None else [learner.policy, learner.reference]
+        logprobs = [learner.read(model, rollouts.batch).logprobs for model in models]
+    kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
+    judged: dict[str, float] = {}
+    judged_by: dict[str, float] = {}
+    if learner.judges:
+        verdicts = score_tokens(learner.judges, completions)
+        judged_by = verdicts.measured
+        judged["eval/judge_mean"] = sum(verdicts.without_failed().totals) / len(verdicts.scored)
+        if verdicts.failed:
+            judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
+    norm = learner.score_norm
+    shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts, norm, config)
+    return {
+        "eval/score_mean": sum(scores) / len(scores),
+        "eval/objective": norm.mean + norm.std * (float(shaped.mean()) - config.kl_price * (kl or 0.0)),
+        **judged,
+        **({} if kl is None else {"eval/kl": kl}),
+        **({"eval/failed_frac": len(given.failed) / len(completions)} if given.failed else {}),
+        **{f"eval/{name}": value for name, value in given.measured.items() if not name.startswith("time/")},
+        **{f"eval/best_by/{name}": value for name, value in judged_by.items() if not name.startswith("time/")},
+        "eval/response_length": float(rollouts.lengths.float().mean()),
+        "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
+    }
+
+
+def sample_rows(scored: ScoredBatch, kl: Tensor, config: RolloutConfig) -> list[dict[str, Any]]:
+    """Rows for the table of samples: the first response that has a score to each of the first prompts of a rollout batch."""
+    row_of = {id(completion): row for row, completion in enumerate(scored.completions)}
+    firsts: dict[int, int] = {}
+    for place, completion in enumerate(scored.sampled.completions):
+        if id(completion) in row_of:
+            firsts.setdefault(place // config.samples_per_prompt, row_of[id(completion)])
+    return [
+        {
+            "prompt": plain_text(scored.completions[row].prompt.prompt),
+            "response": scored.completions[row].response,
+            "score": scored.scores[row],
+            **({"kl": float(kl[row])} if config.needs_reference else {}),
+        }
+        for row in list(firsts.values())[: config.num_samples]
+    ]

@@ -1,0 +1,237 @@
+"""Everything that changes while a policy learns from rewards, and what it is compared with."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from heedful import core
+from heedful.algorithms.online.average import WeightAverage, averaged
+from heedful.algorithms.online.health import Health
+from heedful.algorithms.online.ptx import PretrainingMix
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.data.batches import AdaptiveMicroBatch, Batch
+from heedful.data.loading import EncodedPrompt
+from heedful.data.splits import BatchOrder
+from heedful.distributed.sharding import Passes, gathered_on_first, is_sharded, passes
+from heedful.engines.sampler import Sampler
+from heedful.engines.teacher_forced import token_outputs, token_values
+from heedful.errors import CheckpointError
+from heedful.models.policy import Policy, TokenOutputs
+from heedful.models.save import save_policy, save_value_model
+from heedful.models.value_model import ValueModel
+from heedful.rewards import Reward
+from heedful.rewards.models import model_rewards
+from heedful.training.non_finite import NonFiniteGuard
+from heedful.training.optimization import Schedule
+from heedful.training.state import (
+    load_optimizer_state,
+    load_scaler_state,
+    load_trained_weights,
+    optimizer_state,
+    random_state,
+    scaler_state,
+    set_random_state,
+    trained_weights,
+)
+from heedful.types import MicroBatch
+
+if TYPE_CHECKING:
+    from heedful.algorithms.online.ahead import Ahead
+
+C_co = TypeVar("C_co", bound=RolloutConfig, covariant=True)
+
+
+class Prompts(Iterator[list[EncodedPrompt]]):
+    """The prompts of each rollout batch, in an endless shuffled order; each as often as it is to be answered."""
+
+    def __init__(self, prompts: Sequence[EncodedPrompt], order: BatchOrder, samples_per_prompt: int) -> None:
+        self.prompts, self.order, self.samples_per_prompt = prompts, order, samples_per_prompt
+
+    def __next__(self) -> list[EncodedPrompt]:
+        return self._repeated(next(self.order))
+
+    def take(self, count: int) -> list[EncodedPrompt]:
+        """The next ``count`` prompts, each as often as it is to be answered."""
+        return self._repeated(self.order.take(count))
+
+    def _repeated(self, rows: Sequence[int]) -> list[EncodedPrompt]:
+        return [self.prompts[row] for row in rows for _ in range(self.samples_per_prompt)]
+
+
+@dataclass
+class Learner(Generic[C_co]):
+    """A policy with its critic, reference, optimizer, controllers and random numbers.
+
+    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` stay as they are; all else but ``ahead`` is in
+    `state_dict`.
+    """
+
+    config: C_co
+    policy: Policy
+    reference: Policy | None
+    """None if nothing reads it."""
+    critic: ValueModel | None
+    """A network of its own; None if the policy carries the value head, or there is no critic."""
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    kl: core.FixedKL | core.AdaptiveKL
+    score_norm: core.ScoreNorm
+    average: WeightAverage | None
+    ptx: PretrainingMix | None
+    prompts: Prompts
+    generator: torch.Generator
+    rewards: Sequence[Reward]
+    sampler: Sampler
+    judges: Sequence[Reward] = ()
+    """What chooses among evaluated models; nothing is learned from them."""
+    entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
+    """The coefficient of the entropy bonus."""
+    health: Health = field(default_factory=Health)
+    skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
+    ahead: "Ahead | None" = None
+    """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
+    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
+    """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward
+    models have their own."""
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """The most rows and tokens at a time: what the settings say, or less once memory has run out."""
+        return self.room.within(self.config.micro_batch)
+
+    @property
+    def rooms(self) -> dict[str, AdaptiveMicroBatch]:
+        """Everything that remembers what memory has room for."""
+        of_rewards = {name: reward.room for name, reward in model_rewards([*self.rewards, *self.judges])}
+        return {"learning": self.room, "sampling": self.sampler.room, **of_rewards}
+
+    @property
+    def trained(self) -> list[nn.Module]:
+        """The networks that learn."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def read(
+        self, model: Policy | None, batch: Batch, *, with_entropy: bool = False, with_states: bool = False
+    ) -> TokenOutputs:
+        """A teacher-forced pass of the policy or the reference over responses, without gradients (`token_outputs`)."""
+        assert model is not None
+        return token_outputs(
+            model,
+            batch,
+            temperature=self.config.temperature,
+            micro_batch=self.config.scoring_micro_batch,
+            room=self.sampler.room,
+            with_entropy=with_entropy,
+            with_states=with_states,
+        )
+
+    def read_critic(self, batch: Batch) -> torch.Tensor:
+        """Values ``[batch, time]`` of a critic with its own network, without gradients."""
+        assert self.critic is not None
+        micro_batch = self.config.scoring_micro_batch
+        return token_values(self.critic, batch, micro_batch=micro_batch, room=self.sampler.room)
+
+    @property
+    def pulls_trunk(self) -> bool:
+        """Whether the value loss of a head on the policy's trunk has a part in the policy's loss."""
+        config = self.config
+        return (
+            isinstance(config, OnlineConfig)
+            and config.estimator.critic
+            and self.critic is None
+            and config.value_coef > 0
+        )
+
+    def passes(self, *, is_warming_up: bool = False) -> Passes | None:
+        """The passes of a micro-batch, which ranks with divided models make together."""
+        models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
+        if not is_warming_up:
+            models.append((self.policy, lambda: self.policy.zero(with_values=self.pulls_trunk)))
+        if self.critic is not None:
+            models.append((self.critic, self.critic.zero))
+        return passes(*models)
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Raise TrainingError if the run is to end after a step with these metrics."""
+        self.skips.check()
+        self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl)
+
+    def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
+        """The models that are saved, without heads of ours, and their tokenizer."""
+        critic = [] if self.critic is None else [self.critic.trunk]
+        return [self.policy.lm, *critic], self.sampler.renderer.tokenizer
+
+    def save(self, folder: Path) -> None:
+        """Write the policy (its average, if there is one) in Hugging Face format, and a critic of its own inside."""
+        tokenizer = self.sampler.renderer.tokenizer
+        with averaged(self.average):
+            save_policy(self.policy, tokenizer, folder, stop_ids=self.sampler.stop_ids)
+        if self.critic is not None:
+            save_value_model(self.critic, tokenizer, folder / "value_model")
+
+    def unsharded(self) -> Self:
+        """A learner to be saved (`RunLearner.unsharded`): with the average's weights, if there is one."""
+        if not is_sharded(self.policy):
+            return self
+        with averaged(self.average):
+            policy = gathered_on_first(self.policy)
+        critic = None if self.critic is None else gathered_on_first(self.critic)
+        return self if policy is None else replace(self, policy=policy, critic=critic, average=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on bit for bit; frozen weights are not in it."""
+        return {
+            "policy": trained_weights(self.policy),
+            "critic": None if self.critic is None else trained_weights(self.critic),
+            "grad_scaler": scaler_state(self.policy),
+            "optimizer": optimizer_state(self.optimizer),
+            "schedule": self.schedule.state_dict(),
+            "kl": self.kl.state_dict(),
+            "entropy": self.entropy.state_dict(),
+            "score_norm": self.score_norm.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
+            "prompts": self.prompts.order.state_dict(),
+            "random": random_state(self.generator),
+            "health": self.health.state_dict(),
+            "skipped_in_a_row": self.skips.in_a_row,
+            "rooms": {name: room.state_dict() for name, room in self.rooms.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same settings.
+
+        Raises CheckpointError if the state has a critic, an average or mixed-in records and this learner has none, or the
+        other way round.
+        """
+        for name, flag in (("critic", "--critic"), ("average", "--ema-decay"), ("ptx", "--ptx-data")):
+            is_saved, is_here = state[name] is not None, getattr(self, name) is not None
+            if is_saved != is_here:
+                has, lacks = ("the saved state", "this run") if is_saved else ("this run", "the saved state")
+                raise CheckpointError(f"{has} has a {name} ({flag}), {lacks} has none; resume with the same settings")
+        load_trained_weights(self.policy, state["policy"])
+        if self.critic is not None:
+            load_trained_weights(self.critic, state["critic"])
+        load_scaler_state(self.policy, state["grad_scaler"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if isinstance(self.kl, core.AdaptiveKL):  # a fixed one is a setting
+            self.kl.load_state_dict(state["kl"])
+        if self.entropy.target is not None:
+            self.entropy.load_state_dict(state["entropy"])
+        self.score_norm = core.ScoreNorm(**state["score_norm"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        if self.ptx is not None:
+            self.ptx.order.load_state_dict(state["ptx"])
+        self.prompts.order.load_state_dict(state["prompts"])
+        set_random_state(self.generator, state["random"])
+        self.health.load_state_dict(state["health"])
+        self.skips.in_a_row = state["skipped_in_a_row"]
+        for name, room in self.rooms.items():
+            room.load_state_dict(state["rooms"].get(name, {}))

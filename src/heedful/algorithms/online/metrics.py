@@ -1,0 +1,210 @@
+"""Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.online.advantages import Rewards, group_size
+from heedful.algorithms.online.rollout import ScoredBatch
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.core.policy_losses import Metrics
+from heedful.models.policy import TokenOutputs
+
+SHOWN = {
+    "reward/score_mean": "score",
+    "reference/kl": "kl",
+    "policy/entropy": "entropy",
+    "rollout/response_length": "length",
+    "rollout/eos_frac": "eos",
+}
+"""In the progress bar of a run, with their labels."""
+TIED = (
+    "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
+    "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
+)
+"""What a run says once if a step could not learn from its scores."""
+UNFILLED = (
+    "some prompts whose responses all score the same could not be replaced by others within --dynamic-sampling-rounds, and "
+    "teach nothing (rollout/unfilled_frac); if this persists, raise it or --samples-per-prompt, or use prompts that are "
+    "neither too easy nor too hard"
+)
+"""What a run says once if dynamic sampling did not find enough prompts."""
+ALL_MASKED = (
+    "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing; if this persists, raise "
+    "--max-new-tokens"
+)
+"""What a run says once if no response was left to learn from."""
+LIGHT = (
+    "the importance weights are below 0.1 on average (importance/weight_mean), and so is the size of the gradient; if this "
+    "persists, --importance-normalise divides them by their mean, or use --importance token-truncate, or less of --top-k and "
+    "--top-p"
+)
+"""What a run says once if what it samples counts for next to nothing."""
+UNREAD = (
+    "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
+    "persists, lower --max-new-tokens or use a reward model that reads more"
+)
+"""What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
+LARGEST = 40.0
+"""Log-ratios are cut down to this in ``policy/effective_frac``, so that no square overflows."""
+_MEAN, _SQUARE = "policy/ratio_mean", "policy/ratio_square"
+
+
+def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
+    """What a run should say of a step, if anything; ``problem`` is what its rewards had (`Scores.note`)."""
+    unfilled = metrics.get("rollout/unfilled_frac", 0) > 0
+    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1 and not unfilled
+    notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
+    notes += [UNFILLED] * unfilled
+    notes += [ALL_MASKED] * (metrics.get("rollout/masked_frac") == 1)
+    notes += [LIGHT] * (metrics.get("importance/weight_mean", 1.0) < 0.1)
+    return "; ".join(notes) or None
+
+
+def rollout_metrics(
+    scored: ScoredBatch, old: TokenOutputs | None, kl: Tensor | None, *, shaped: Tensor
+) -> dict[str, float]:
+    """Scores, lengths, seconds, and what the policy's teacher-forced pass shows (`pass_metrics`), if there was one.
+
+    Args:
+        scored: a rollout batch.
+        old: the pass of the policy that sampled; None if there was none yet.
+        kl: to the reference, of each response; None if there is none.
+        shaped: ``[batch]``, what the advantages were estimated from.
+    """
+    rollouts, mask = scored.rollouts, scored.batch.response_mask
+    raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
+    low, middle, high = lengths.quantile(lengths.new_tensor([0.1, 0.5, 0.9]))
+    metrics = {
+        "reward/score_mean": raw.mean(),
+        "reward/score_std": raw.std(correction=0),
+        "reward/shaped_mean": shaped.mean(),
+        "rollout/response_length": lengths.mean(),
+        "rollout/length_p10": low,
+        "rollout/length_p50": middle,
+        "rollout/length_p90": high,
+        "rollout/length_max": lengths.max(),
+        "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
+        "rollout/repeated_frac": core.repeated_ngrams(rollouts.batch.ids[:, -mask.shape[1] :], mask).mean(),
+    }
+    if rollouts.kept_logprobs is not None:
+        metrics["rollout/kept_mass"] = core.masked_mean(rollouts.kept_logprobs.exp(), mask)
+    if old is not None:
+        sampler_logprobs = rollouts.sampler_logprobs
+        metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
+    seconds = {"time/rollout": scored.sampled.seconds}
+    return {name: float(value) for name, value in metrics.items()} | seconds | scored.sampled.metrics
+
+
+def pass_metrics(
+    outputs: TokenOutputs,
+    sampler_logprobs: Tensor,
+    kl: Tensor | None,
+    mask: Tensor,
+    *,
+    num_tokens: Tensor,
+    num_responses: int,
+) -> Metrics:
+    """What the teacher-forced pass of the policy that sampled shows: entropy, distance to what sampling saw, KL.
+
+    Each is a sum over these rows divided by a count of the whole rollout batch, so that parts of it add up.
+
+    Args:
+        outputs: of the pass, ``[batch, time]``.
+        sampler_logprobs: of the same tokens when they were sampled, ``[batch, time]``.
+        kl: of each response to the reference, ``[batch]``; None if there is none.
+        mask: response tokens, ``[batch, time]``.
+        num_tokens: response tokens of the rollout batch.
+        num_responses: responses of the rollout batch.
+    """
+    mismatch = (sampler_logprobs - outputs.logprobs.detach()).abs()
+    metrics = {
+        "policy/entropy": core.masked_mean(outputs.entropy.detach(), mask, count=num_tokens),
+        "rollout/sampler_mismatch": core.masked_mean(mismatch, mask, count=num_tokens),
+    }
+    return metrics if kl is None else metrics | {"reference/kl": kl.sum() / num_responses}
+
+
+def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float]:
+    """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
+    given, norm, clip = scored.given, scored.norm, config.score_clip
+    metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
+    if given.unread:
+        metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
+    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.completions)
+    if failed:
+        metrics["reward/failed_frac"] = failed / sampled
+    if failed and config.compares == "prompt":
+        metrics["reward/dropped_frac"] = 1 - len(scored.completions) / sampled
+    metrics |= given.measured
+    if clip is not None:
+        clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
+        metrics["reward/clip_frac"] = clipped / len(given.totals)
+    return metrics
+
+
+def experience_metrics(
+    rewards: Rewards, returns: Tensor | None, actions: Tensor, config: OnlineConfig
+) -> dict[str, float]:
+    """What the critic knew of the returns, if there is one, and the share of groups that tie, if responses are compared."""
+    metrics: dict[str, float] = {}
+    if rewards.values is not None and returns is not None:
+        metrics |= critic_metrics(rewards.values, returns, actions)
+    if config.estimator.compares:
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
+    return metrics
+
+
+def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str, float]:
+    """Mean value, and the share of the returns' variance that the values explain.
+
+        explained variance = 1 - var(returns - values) / var(returns)
+
+    It is absent if the returns vary by no more than rounding, a millionth of their size: there is nothing to explain.
+    """
+    metrics = {"value/mean": float(core.masked_mean(values, actions))}
+    returns_var = core.masked_var(returns, actions)
+    if returns_var > 1e-12 * core.masked_mean(returns.square(), actions):
+        metrics["value/explained_variance"] = float(1 - core.masked_var(returns - values, actions) / returns_var)
+    return metrics
+
+
+def tied_frac(scores: Tensor, group_size: int) -> float:
+    """Share of groups of ``group_size`` consecutive responses that tie."""
+    return float(core.tied_groups(scores, group_size=group_size).float().mean())
+
+
+def ratio_metrics(
+    surrogate: core.Surrogate, mean: Callable[[Tensor, Tensor], Tensor], num_actions: int | Tensor
+) -> Metrics:
+    """Shares that were clipped, approximate KL, the largest ratio, and what `effective_frac` needs; nothing without a ratio.
+
+    Args:
+        surrogate: of a micro-batch.
+        mean: the minibatch's mean, as the loss is averaged.
+        num_actions: tokens, or responses, of the minibatch.
+    """
+    log_ratio, mask = surrogate.log_ratio, surrogate.mask
+    if log_ratio is None or surrogate.clipped is None:
+        return {}
+    clipped = surrogate.clipped.to(log_ratio.dtype)
+    bounded = torch.where(mask, log_ratio, 0.0).clamp(max=LARGEST).exp()
+    return {
+        "policy/clip_frac": mean(clipped, mask),
+        "policy/approx_kl": mean(core.ratio_kl(log_ratio), mask),
+        "policy/clip_frac_low": mean(clipped * (log_ratio < 0), mask),
+        "policy/clip_frac_high": mean(clipped * (log_ratio > 0), mask),
+        "policy/ratio_max": torch.where(mask, log_ratio, -torch.inf).max().exp(),
+        _MEAN: core.masked_mean(bounded, mask, count=num_actions),
+        _SQUARE: core.masked_mean(bounded.square(), mask, count=num_actions),
+    }
+
+
+def with_effective_frac(metrics: dict[str, float]) -> dict[str, float]:
+    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means."""
+    rest = {name: value for name, value in metrics.items() if name not in (_MEAN, _SQUARE)}
+    if _MEAN in metrics:
+        rest["policy/effective_frac"] = metrics[_MEAN] ** 2 / metrics[_SQUARE]
+    return rest

@@ -1,0 +1,103 @@
+"""Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
+
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from heedful.algorithms.online.rollout import ScoredBatch
+from heedful.configs.online import RolloutConfig
+from heedful.data.chat import plain_text
+from heedful.distributed import ranks
+from heedful.files import write_bytes
+from heedful.redact import without_secrets_of
+from heedful.training.output_folder import real_path
+
+FOLDER = "rollouts"
+
+
+def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
+    """Remove the files of steps that a run which goes on is about to do again, and what a kill left half-written."""
+    if not ranks.is_first():
+        return
+    folder = real_path(config.output) / FOLDER
+    kept = {_name(step) for step in range(after + 1)}
+    for path in [*folder.glob("step-*.parquet"), *folder.glob(".step-*.heedful-partial")]:
+        if path.name not in kept:
+            path.unlink()
+
+
+def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Tensor) -> None:
+    """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
+
+    Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
+    ``logprobs`` (nats, of each of ``response_ids``, as sampling saw them: with the temperature, before top-k and top-p;
+    of servers after them and renormalised), ``score`` (as the rewards gave it, combined), ``rewards`` (what each gave, by
+    its name), ``shaped_score`` (as training counts it), ``kl`` (to the reference, nats per response), ``length``
+    (tokens), ``finish_reason`` (stop or length), ``source`` (where the prompt was read), ``weights_version`` (of the
+    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). A number that there is not is
+    null: the score and KL of a response on which a reward failed, what a reward gave that did not apply, the KL of a run
+    that measures none.
+
+    To be called before the step is logged: if it fails, the step is done again.
+
+    Raises OSError, such as for a full disk.
+    """
+    if config.rollouts != "all" or not ranks.is_first():
+        return
+    folder = real_path(config.output) / FOLDER
+    folder.mkdir(exist_ok=True)
+    content = pa.BufferOutputStream()
+    table = _table(step, scored, kl if config.needs_reference else None, hide=without_secrets_of(config))
+    pq.write_table(table, content, compression="zstd")
+    write_bytes(folder / _name(step), content.getvalue().to_pybytes())
+
+
+def _table(step: int, scored: ScoredBatch, kl: Tensor | None, *, hide: Callable[[str], str]) -> pa.Table:
+    rollouts, completions, given = scored.sampled.rollouts, scored.sampled.completions, scored.sampled.given
+    responses, batch = rollouts.responses(with_stop=True), rollouts.batch
+    width = batch.ids.shape[1] - batch.response_mask.shape[1]
+    prompts = zip(batch.ids[:, :width].tolist(), batch.attention_mask[:, :width].tolist(), strict=True)
+    failed = set(given.failed)
+    scores = [None if row in failed else total for row, total in enumerate(given.totals)]
+    learned = {id(one) for one in scored.completions}  # the others are left out of the step
+    shaped, known = iter(scored.shaped.tolist()), iter(() if kl is None else kl.tolist())
+    texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
+    columns = {
+        "step": pa.array([step] * len(completions), pa.int32()),
+        "prompt": _strings(hide(plain_text(one.prompt.prompt)) for one in completions),
+        "response": _strings(one.response for one in completions),
+        "prompt_ids": pa.array(
+            [[i for i, real in zip(ids, mask, strict=True) if real] for ids, mask in prompts], texts
+        ),
+        "response_ids": pa.array(responses, texts),
+        "logprobs": pa.array(
+            [row[: len(ids)] for row, ids in zip(rollouts.sampler_logprobs.tolist(), responses, strict=True)], numbers
+        ),
+        "score": pa.array(scores, pa.float64()),
+        "rewards": pa.StructArray.from_arrays(
+            [pa.array(column, pa.float64()) for column in given.parts.values()], names=_strings(given.parts).to_pylist()
+        ),
+        "shaped_score": pa.array([next(shaped) if id(one) in learned else None for one in completions], pa.float64()),
+        "kl": pa.array(
+            [next(known) if kl is not None and id(one) in learned else None for one in completions], pa.float64()
+        ),
+        "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
+        "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
+        "source": _strings(one.prompt.source for one in completions),
+    }
+    if rollouts.versions is not None:
+        versions = rollouts.versions.tolist()
+        columns["weights_version"] = pa.array(versions, pa.int32())
+        columns["staleness"] = pa.array([step - 1 - version for version in versions], pa.int32())
+    return pa.table(columns)
+
+
+def _strings(texts: Iterable[str]) -> pa.Array:
+    """Texts in UTF-8; what it has no form for, such as the name of a file in another encoding, is escaped."""
+    return pa.array([text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}.parquet"

@@ -1,0 +1,335 @@
+"""Everything that an online run needs before its first step. Whatever a user can get wrong is refused here."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from heedful import core
+from heedful.algorithms.online.ahead import Ahead
+from heedful.algorithms.online.average import WeightAverage
+from heedful.algorithms.online.critic import check_critic, check_same_text, load_critic, start_from_scores
+from heedful.algorithms.online.learner import Learner, Prompts
+from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
+from heedful.algorithms.online.ptx import PretrainingMix, load_mix
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.data.batches import AdaptiveMicroBatch
+from heedful.data.chat import Renderer
+from heedful.data.fitting import prompt_limit
+from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.schemas import read_prompts
+from heedful.data.splits import BatchOrder
+from heedful.engines.sampler import Sampler, make_sampler
+from heedful.engines.vllm.servers import connect
+from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
+from heedful.kernels.device import frozen_dtype
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy
+from heedful.models.shape import check_rows, context_length
+from heedful.models.source import Source, load_config, resolve
+from heedful.models.tokenizer import check_companion, load_chat_tokenizer
+from heedful.planning.memory import Lengths
+from heedful.rewards import Reward, RewardFunction, score, score_tokens
+from heedful.rewards.judge import check_comparing
+from heedful.rewards.models import Machine, check_context, model_rewards
+from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.results import Remote
+from heedful.training.fsdp import divide, loading_device
+from heedful.training.memory_preflight import check_memory
+from heedful.training.non_finite import NonFiniteGuard
+from heedful.training.optimization import Schedule, make_optimizer, seed_everything
+from heedful.training.output_folder import FolderPlan
+from heedful.training.setup import check_start, load_reference, load_trained, prepare, resolve_machine
+
+C = TypeVar("C", bound=RolloutConfig)
+
+NAMES_SERVERS = {"rewards", "best_by", "sampler"}
+"""Settings with addresses. One that was changed may be wrong, however long the run has been going."""
+
+
+class Started(NamedTuple, Generic[C]):
+    """A run that is ready for its first step."""
+
+    config: C
+    """With all rewards that are strings, so that its YAML repeats the run."""
+    learner: Learner[C]
+    held_out: list[EncodedPrompt]
+    about: About
+
+
+def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Started[C]:
+    """Load everything, check that it fits together, and score a few responses. Nothing is written.
+
+    Raises ConfigError, DataError, CheckpointError, RewardError.
+    """
+    config, wanted = _wanted_rewards(config, rewards)
+    resumes = _resumes_with_same_servers(check_start(config))
+    generator = seed_everything(config.seed)
+    device, dtype = resolve_machine(config)
+    source = resolve(config.model, config)
+    renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
+    train, held_out, counts = _load_prompts(config, source, renderer)
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
+    check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
+    critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
+    if critic_options is not None:
+        check_critic(critic_options, renderer.tokenizer, longest)
+    ptx = load_mix(config, source, renderer)
+
+    check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
+    has_head = critic_options is not None and critic_options.critic == "shared"
+    policy = load_trained(config, source, device, dtype, with_value_head=has_head)
+    check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
+    reference = load_reference(config, source, policy, device) if config.loads_reference else None
+    critic = None
+    if critic_options is not None:
+        critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
+    prepare(policy, config, base=config.model)
+    disable_dropout(policy)
+    if critic is not None:
+        disable_dropout(critic)
+        critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+    with _resumable(resumes):
+        sampler = _sampler(config, renderer, policy, longest, is_known=resumes)
+    divide(config, device, policy, reference, critic)
+    functions = load_rewards(wanted, config, **_where(policy, config))
+    judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
+    if resumes:
+        _expect_answers([*functions, *judges])
+    _check_lengths([*functions, *judges], train + held_out, renderer, config)
+    if critic_options is not None:
+        check_same_text(critic_options, functions, train[:100], renderer)
+    value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
+    optimizer = make_optimizer(
+        [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
+    )
+    average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
+    with _resumable(resumes):
+        score_norm = reference_score_norm(
+            reference or policy,
+            [train[i % len(train)] for i in range(config.score_norm_samples)],
+            rewards=functions,
+            sampler=sampler,
+            generator=generator,
+        )
+    if critic is not None and critic_options is not None:
+        start_from_scores(critic, functions, score_norm, critic_options)
+    with _resumable(resumes):
+        _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config)
+    learner = Learner(
+        config=config,
+        policy=policy,
+        reference=reference,
+        critic=critic,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, config.steps, config),
+        kl=kl_control(config) if isinstance(config, OnlineConfig) else core.FixedKL(0.0),
+        score_norm=score_norm,
+        average=average,
+        ptx=ptx,
+        prompts=Prompts(train, order, config.samples_per_prompt),
+        generator=generator,
+        rewards=functions,
+        sampler=sampler,
+        judges=judges,
+        entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
+        skips=NonFiniteGuard(config.output),
+        ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
+    )
+    return Started(config, learner, held_out, _about(learner, counts, wanted))
+
+
+def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
+    """Where prompts were read, and their tokens."""
+    return [(one.prompt.source, one.ids) for one in prompts]
+
+
+def _records(mix: PretrainingMix) -> list[tuple[str, Sequence[int]]]:
+    """Where records of the mix were read, and their tokens."""
+    return [(one.source, ids) for one in mix.examples for ids in (one.prompt, one.response)]
+
+
+def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str | Reward | RewardFunction]) -> About:
+    """What the run says of itself; ``counts`` are of its records, ``wanted`` the rewards as they were given."""
+    config = learner.config
+    facts: dict[str, Any] = {"rewards": [reward.name for reward in learner.rewards], "data": counts}
+    facts |= {"score_norm": learner.score_norm.state_dict()}
+    facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
+    named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
+    scorers = [*learner.rewards, *learner.judges]
+    return About(
+        facts=facts,
+        parents=parents_of(config, scorers),
+        more_data=[*named, *files_of(scorers), given_in_python(wanted)],
+        notes=notes_of(config),
+    )
+
+
+def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
+    """A fixed coefficient, or one steered to ``kl_target``."""
+    if config.kl_target is None:
+        return core.FixedKL(config.kl_coef)
+    return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
+
+
+def entropy_control(config: OnlineConfig) -> core.EntropyControl:
+    """A fixed coefficient of the entropy bonus, or one steered to ``target_entropy``."""
+    return core.EntropyControl(config.entropy_coef, config.target_entropy)
+
+
+def reference_score_norm(
+    reference: Policy,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> core.ScoreNorm:
+    """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
+
+    Without prompts nothing is sampled and scores stay as they are.
+
+    Raises RewardError, also if all scores are equal and so have no scale.
+    """
+    if not prompts:
+        return core.ScoreNorm()
+    _, completions = sampler.respond(reference, prompts, generator)
+    scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
+    try:
+        return core.ScoreNorm.of(scores)
+    except ValueError:
+        raise RewardError(
+            f"all {len(scores)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
+            "by; use --score-norm-samples 0 or a reward that tells responses apart"
+        ) from None
+
+
+def _wanted_rewards(
+    config: C, rewards: Sequence[str | Reward | RewardFunction]
+) -> tuple[C, list[str | Reward | RewardFunction]]:
+    """All rewards, and the config with those that are strings. Raises ConfigError."""
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    check_reward_options([*wanted, *config.best_by], config)
+    holds_out = config.eval_data is not None or config.eval_fraction > 0
+    check_comparing(wanted, config.best_by, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples)
+    return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
+
+
+def _where(policy: Policy, config: RolloutConfig) -> Machine:
+    """Device, precision and micro-batches of reward models.
+
+    Those that are to be divided wait in main memory, and are stored as the policy's device, where their parts go, has them.
+    """
+    return {
+        "device": loading_device(config, policy.device),
+        "compute_dtype": policy.compute_dtype,
+        "micro_batch": config.micro_batch,
+        "stored": frozen_dtype(policy.device, policy.compute_dtype),
+        "special_tokens": config.special_tokens,
+    }
+
+
+def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int, *, is_known: bool) -> Sampler:
+    """What draws responses, with its servers if the settings name some.
+
+    Args:
+        config: the settings.
+        renderer: of prompts and responses.
+        policy: what is sampled from.
+        longest: tokens of the longest text.
+        is_known: whether the servers have served this run before, so that they are waited for.
+    """
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
+    sampler = replace(sampler, room=AdaptiveMicroBatch("--rollout-micro-batch-size"))
+    if not config.sampler:
+        return sampler
+    servers = connect(
+        config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
+    )
+    return replace(sampler, servers=servers)
+
+
+def _load_prompts(
+    config: RolloutConfig, source: Source, renderer: Renderer
+) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
+    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and what was left out or cut."""
+    context = context_length(load_config(source))
+    limit = prompt_limit(config.max_prompt_tokens, config.max_new_tokens, context)
+    room = context - config.max_new_tokens
+    remedy = f"--max-prompt-tokens above {limit}" if limit < room else "a model with a longer context"
+    train, held_out, counts = encode_split(
+        lambda prompts, refused: encode_prompts(
+            prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy, refused=refused
+        ),
+        load_split(read_prompts, config),
+        config,
+        renderer,
+    )
+    if config.best_by and not held_out:
+        raise ConfigError(
+            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
+        )
+    return train, held_out, counts | {"max_prompt_tokens": limit}
+
+
+def _check_lengths(
+    rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer, config: RolloutConfig
+) -> None:
+    """Refuse reward models that cannot read what the policy will write. Raises ConfigError.
+
+    Of what is longer all the same they read the beginning, which a metric counts.
+    """
+    asked = [prompt.prompt for prompt in prompts]
+    check_context(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
+    for _, reward in model_rewards(rewards):
+        reward.reads_beginnings = True
+
+
+def _try_rewards(
+    rewards: Sequence[Sequence[Reward]],
+    policy: Policy,
+    prompts: Sequence[EncodedPrompt],
+    sampler: Sampler,
+    config: RolloutConfig,
+) -> None:
+    """Score a few responses before anything is written, with random numbers of their own. Raises RewardError.
+
+    A judge that compares is given as many to a prompt as in a step.
+    """
+    each = config.samples_per_prompt if config.judge_compares else 1
+    asked = [prompt for prompt in prompts for _ in range(each)]
+    completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
+    for together in filter(None, rewards):
+        score(together, completions)
+
+
+# Servers of an unfinished run ------------------------------------------------------------------------------------------
+
+
+def _resumes_with_same_servers(plan: FolderPlan) -> bool:
+    """Whether an unfinished run resumes with the servers that have answered it before: none begins without their answer."""
+    return plan.resumes and not NAMES_SERVERS & set(plan.changes)
+
+
+def _expect_answers(rewards: Sequence[Reward]) -> None:
+    """Have rewards on servers waited for as long as in the middle of a run."""
+    for reward in rewards:
+        if isinstance(reward.function, Remote):
+            reward.function.has_answered_before()
+
+
+@contextlib.contextmanager
+def _resumable(resumes: bool) -> Iterator[None]:
+    """Around what asks servers before the first step: a resumed run that fails has the status of one that can be resumed."""
+    try:
+        yield
+    except (RewardError, SamplerError) as error:
+        if resumes:
+            error.status = TrainingError.status
+        raise

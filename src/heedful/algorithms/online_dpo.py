@@ -1,0 +1,218 @@
+"""Online DPO (Guo et al. 2024, "Direct Language Model Alignment from Online AI Feedback"): DPO on the policy's own samples.
+
+The policy answers each prompt several times, the reward ranks the answers, and the best and the worst make a preference pair
+for the loss of DPO. There is no critic and no price per token of KL: beta is in the loss.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.online.evaluation import evaluate, sample_rows
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.algorithms.online.rollout import ScoredBatch, rollout
+from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
+from heedful.algorithms.online.start import start
+from heedful.algorithms.online.update import Learned, Update, shuffled
+from heedful.configs.online import OnlineDPOConfig
+from heedful.core.policy_losses import Metrics
+from heedful.data.batches import own_micro_batches
+from heedful.distributed.sharding import passes
+from heedful.models.policy import TokenOutputs
+from heedful.rewards import Reward, RewardFunction
+from heedful.training.run import Run
+from heedful.types import MicroBatch
+
+
+def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """Optimise a policy on pairs of its own responses and write a run folder. Returns what summary.json holds.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
+    """
+    config, learner, held_out, about = start(config, rewards)
+    with Run(
+        config,
+        learner,
+        config.algorithm,
+        config.steps,
+        objective=config.best_metric,
+        higher_is_better=True,
+        shown=SHOWN | {"reward/accuracy": "accuracy"},
+        can_evaluate=bool(held_out),
+        **about,
+    ) as run:
+        forget_rollouts(config, after=run.done)
+        for step in run.steps():
+            if run.needs_update(step):
+                scored = rollout(learner, next(learner.prompts))
+                experience = make_experience(learner, scored)
+                with run.update():
+                    metrics, kl = learn(learner, experience)
+                    write_rollouts(config, step, scored, kl)
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
+                    if run.samples_due(step):
+                        run.show_samples(step, sample_rows(scored, kl, config))
+                    learner.check(metrics)
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate(learner, held_out))
+        run.summary["score_norm"] = learner.score_norm.state_dict()
+    return run.summary
+
+
+def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
+    """Rows of the best and the worst response of each group of ``group_size`` consecutive scores; of equal ones the first.
+
+    A group whose scores all tie prefers nothing and makes no pair.
+    """
+    groups = scores.view(-1, group_size)
+    chosen = zip(groups.argmax(dim=1).tolist(), groups.argmin(dim=1).tolist(), strict=True)
+    return [(i * group_size + best, i * group_size + worst) for i, (best, worst) in enumerate(chosen) if best != worst]
+
+
+class DPOExperience(NamedTuple):
+    """A rollout batch with what policy and reference read in it."""
+
+    scored: ScoredBatch
+    old: TokenOutputs | None
+    """The pass of the policy that sampled; None if the update's own pass is the first."""
+    ref_logprobs: Tensor
+    kl: Tensor
+    """To the reference, of each response ``[batch]``; zero if there was no pass yet."""
+    seconds: float
+    """Of sampling, scoring and reading."""
+
+
+def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> DPOExperience:
+    """Log-probs of the responses under the reference, and under the policy if it learns in more than one update."""
+    batch, old, started = scored.batch, None, time.perf_counter()
+    if learner.config.needs_old_pass:
+        old = learner.read(learner.policy, batch, with_entropy=True)
+    ref_logprobs = learner.read(learner.reference, batch).logprobs
+    kl = ref_logprobs.new_zeros(len(ref_logprobs))
+    if old is not None:
+        kl = core.response_kl(old.logprobs, ref_logprobs, batch.response_mask)
+    return DPOExperience(scored, old, ref_logprobs, kl, scored.seconds + time.perf_counter() - started)
+
+
+def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learned:
+    """``ppo_epochs`` passes over the pairs of a rollout batch in shuffled minibatches, one optimizer step each.
+
+    If all responses to every prompt tie there is no pair, and the policy stays as it is.
+    """
+    config, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
+    scored = experience.scored
+    pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
+    if experience.old is None:
+        _read_the_rest(learner, experience, pairs, update)
+    for minibatch in _minibatches(pairs, config, learner.generator):
+        for attempt in update.attempts(len(minibatch)):
+            with attempt as limit:
+                backward_minibatch(learner, experience, minibatch, update, limit)
+                update.mix_in(limit)
+        update.step([scored.completions[best].prompt.source for best, _ in minibatch])
+    learner.skips.count(update.steps)
+    metrics = rollout_metrics(scored, experience.old, experience.kl, shaped=scored.shaped) | score_metrics(
+        scored, config
+    )
+    metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
+    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
+    learned_tokens = float(scored.rollouts.lengths.sum())
+    metrics["time/score"] = experience.seconds - scored.sampled.seconds
+    metrics = update.end(metrics, learned_tokens=learned_tokens, sampled_tokens=scored.sampled.sampled_tokens)
+    return Learned(metrics, update.kl)
+
+
+def backward_minibatch(
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
+    limit: MicroBatch,
+) -> None:
+    """Gradients of the DPO loss over a minibatch's pairs, a micro-batch at a time; each is divided by their number."""
+    lengths = experience.scored.batch.attention_mask.sum(dim=1).tolist()
+    longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
+    shortest_first = sorted(pairs, key=longest.__getitem__)
+    step = passes((learner.policy, learner.policy.zero))
+    for part in own_micro_batches(shortest_first, limit.of_pairs, lambda pair: (2, longest[pair]), step):
+        dpo_loss(learner, experience, part, update, num_pairs=len(pairs)).backward()
+    if experience.old is None:
+        update.share_kl(torch.tensor(pairs, device=experience.scored.batch.ids.device).flatten())
+
+
+def dpo_loss(
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
+    *,
+    num_pairs: int,
+) -> Tensor:
+    """The DPO loss of a micro-batch's pairs, divided by the number of pairs of the minibatch, after a pass of the policy."""
+    config, device = learner.config, experience.scored.batch.ids.device
+    rows = torch.tensor([best for best, _ in pairs] + [worst for _, worst in pairs], device=device)
+    here, is_first = experience.scored.batch.select(rows), experience.old is None
+    mask, half = here.response_mask, len(pairs)
+    outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first)
+    if is_first:
+        update.add(_first_pass(outputs, experience, rows, update))
+    ours, theirs = (
+        torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, experience.ref_logprobs[rows])
+    )
+    tokens = mask.sum(dim=1)
+    loss, metrics = core.dpo_loss(
+        ours[:half],
+        ours[half:],
+        theirs[:half],
+        theirs[half:],
+        beta=config.beta,
+        kind="ipo" if config.loss == "ipo-sum" else config.loss,
+        chosen_tokens=tokens[:half] if config.loss == "ipo" else None,
+        rejected_tokens=tokens[half:] if config.loss == "ipo" else None,
+        num_pairs=num_pairs,
+    )
+    update.add(metrics)
+    return loss
+
+
+def _read_the_rest(
+    learner: Learner[OnlineDPOConfig],
+    experience: DPOExperience,
+    pairs: Sequence[tuple[int, int]],
+    update: Update,
+) -> None:
+    """Add the metrics of responses that are in no pair: the update, whose pass gives those of the others, reads them not."""
+    paired = {row for pair in pairs for row in pair}
+    rest = [row for row in range(len(experience.scored.completions)) if row not in paired]
+    if rest:
+        rows = torch.tensor(rest, device=experience.scored.batch.ids.device)
+        outputs = learner.read(learner.policy, experience.scored.batch.select(rows), with_entropy=True)
+        update.sums.add_whole(_first_pass(outputs, experience, rows, update))
+
+
+def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, update: Update) -> Metrics:
+    """Metrics of some rows of the rollout batch, from a pass of the policy that sampled. Their KL is filled in."""
+    mask = experience.scored.batch.response_mask
+    kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
+    update.set_kl(rows, kl)
+    seen = experience.scored.rollouts.sampler_logprobs[rows]
+    return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
+
+
+def _minibatches(
+    pairs: Sequence[tuple[int, int]], config: OnlineDPOConfig, generator: torch.Generator
+) -> Iterator[list[tuple[int, int]]]:
+    """The pairs of every minibatch of every epoch; ties leave all of them smaller."""
+    size = config.minibatch_size // config.samples_per_prompt
+    for _ in range(config.ppo_epochs):
+        for rows in shuffled(len(pairs), size, generator):
+            yield [pairs[i] for i in rows.tolist()]

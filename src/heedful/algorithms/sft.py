@@ -1,0 +1,114 @@
+"""Supervised fine-tuning: maximise the likelihood of demonstrations."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of
+from heedful.configs.offline import SFTConfig
+from heedful.data.batches import collate_padding_behind, own_micro_batches
+from heedful.data.chat import Renderer
+from heedful.data.fitting import max_length
+from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
+from heedful.data.splits import BatchOrder
+from heedful.distributed.ranks import own_random_numbers
+from heedful.distributed.sharding import passes
+from heedful.models.policy import Policy
+from heedful.models.shape import context_length
+from heedful.models.source import load_config
+from heedful.training.metric_sums import MetricSums
+from heedful.types import MicroBatch, plain_response
+
+SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
+
+
+def train_sft(config: SFTConfig) -> dict[str, Any]:
+    """Fine-tune a language model on demonstrations and write a run folder. Returns what summary.json holds.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
+    """
+    learner, data = start(config)
+    return fit(
+        config,
+        learner,
+        data.train,
+        data.held_out,
+        "sft",
+        learn=lambda examples: learn(learner, examples, data.pad_id, config),
+        evaluate=lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
+        samples=lambda: sample_rows(learner, data),
+        shown=SHOWN,
+        facts={"data": data.counts},
+    )
+
+
+def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:
+    """Load everything and check that it fits together. Nothing is written."""
+    setup = set_up(config)
+    renderer = Renderer(setup.tokenizer, config.special_tokens)
+    limit = max_length(config.max_length, context_length(load_config(setup.source)))
+    split = load_split(read_to_learn(config.loss_on), config)
+    train, held_out, counts = encode_split(
+        lambda records, refused: encode_demonstrations(
+            records,
+            renderer,
+            max_length=limit,
+            action=config.too_long,
+            learn_prompt=config.loss_on == "all",
+            refused=refused,
+        ),
+        split,
+        config,
+        renderer,
+    )
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    policy = load(config, setup, max(example.length for example in train + held_out), texts)
+    learner = PolicyLearner(config, setup, policy, batches, renderer)
+    shown = shown_of(
+        (demonstration for demonstration in split[1] or split[0] if demonstration.prompt),
+        learner,
+        config.num_samples,
+        lambda demonstration: {"demonstration": plain_response(demonstration.response)},
+    )
+    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+
+
+def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, config: SFTConfig) -> dict[str, float]:
+    """One optimizer step on some examples. Returns its metrics."""
+    learner.model.train()
+    with own_random_numbers():  # of dropout
+        return learner.learn(
+            examples, lambda limit: accumulate(learner.model, examples, pad_id, limit), config.micro_batch
+        )
+
+
+def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+    """Gradients of the SFT loss over a step's examples, a micro-batch at a time, and its metrics.
+
+    Every micro-batch is divided by the step's token count, so their size does not change the gradient. Rows are taken in
+    the order of their lengths, to pad less.
+    """
+    ordered, step = sorted(examples, key=lambda example: example.length), passes((policy, policy.zero))
+    num_tokens = sum(example.num_tokens for example in ordered)
+    sums = MetricSums()
+    for part in own_micro_batches(ordered, limit, lambda example: (1, example.length), step):
+        batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id)
+        batch = batch.to(policy.device)
+        outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
+        loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
+        if torch.is_grad_enabled():
+            loss.backward()
+        sums.add(metrics)
+    return sums.add_ranks().means(1)
+
+
+def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+    """Mean negative log-likelihood per token of held-out demonstrations, and its exponential, the perplexity."""
+    policy.eval()
+    with torch.no_grad():
+        loss = accumulate(policy, examples, pad_id, limit)["loss/sft"]
+    return {"eval/loss": loss, "eval/perplexity": math.exp(loss) if loss < 700 else math.inf}

@@ -1,0 +1,142 @@
+"""A conversation in the terminal: the answer appears as it is sampled; /reset and /quit are commands."""
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+from heedful.configs.tools import ChatConfig
+from heedful.data.chat import Renderer, stop_ids
+from heedful.data.fitting import prompt_room
+from heedful.display import harmless
+from heedful.engines.decoder import SamplingModel
+from heedful.engines.generate import decode
+from heedful.engines.probe import check_sampling
+from heedful.errors import ConfigError, DataError
+from heedful.kernels.device import frozen_place, resolve_device
+from heedful.models.load import load_policy
+from heedful.models.policy import Policy, freeze
+from heedful.models.shape import check_own_tokens, check_rows, context_length
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_chat_tokenizer
+from heedful.types import Message, Text
+
+
+class Conversation:
+    """A model and the messages so far.
+
+    With ``config.raw`` no messages are kept, and the model continues each line by itself.
+    """
+
+    def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.config = config
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.stop_ids = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+        self.room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
+        self.messages: tuple[Message, ...] = ()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything except the system prompt."""
+        system = self.config.system_prompt
+        self.messages = (Message("system", system),) if system else ()
+
+    def answer(self, line: str) -> Iterator[str]:
+        """Yield the answer to a line piece by piece, and add both to the conversation.
+
+        Raises ConfigError if the conversation no longer fits into the model's context, and DataError if the model has no row
+        of embeddings for a token; the line is then not added.
+        """
+        prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
+        ids = self.renderer.prompt_ids(prompt)
+        check_rows(self.policy.lm, self.renderer.tokenizer, [("this line", ids)])
+        if len(ids) > self.room:
+            raise ConfigError(
+                f"the conversation has {len(ids)} tokens; the model can read {self.room} besides --max-new-tokens; "
+                "/reset starts over"
+            )
+        uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
+        steps = decode(
+            SamplingModel(self.policy, cuda_graphs=self.config.cuda_graphs),
+            [ids],
+            self.config,
+            uniforms=uniforms,
+            lengths=torch.tensor([self.config.max_new_tokens]),
+            stop_ids=self.stop_ids,
+            pad_id=self.renderer.pad_id,
+        )
+        sampled: list[int] = []
+        said = begun = "" if self.config.raw else self.renderer.opening
+        if begun:
+            yield begun
+        for step in steps:
+            token = int(step.tokens[0])
+            if token in self.stop_ids:
+                break
+            sampled.append(token)
+            text = self._text(sampled, prompt, truncated=True)
+            if not text.endswith("\ufffd"):  # the bytes of a character may come in several tokens
+                yield text[len(said) :]
+                said = text
+        whole = self._text(sampled, prompt, truncated=len(sampled) == self.config.max_new_tokens)
+        if whole != said:
+            yield whole[len(said) :]
+        if not self.config.raw:
+            self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
+
+    def _text(self, sampled: list[int], prompt: Text, *, truncated: bool) -> str:
+        """Return what was sampled, after the thought that the prompt's rendering may have begun."""
+        if isinstance(prompt, str):
+            return self.renderer.encoder.decode_after(self.renderer.prompt_ids(prompt), sampled)
+        return self.renderer.response_text(sampled, prompt=prompt, truncated=truncated)
+
+
+def _is_text(line: str) -> bool:
+    """Return False if bytes that are not UTF-8 came in through a pipe (they arrive as lone surrogates)."""
+    return not any("\ud800" <= character <= "\udfff" for character in line)
+
+
+def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
+    """Talk until /quit or the end of the input.
+
+    Args:
+        config: the model and how to sample from it.
+        read: asks for the next line; it is called with the prompt sign and raises EOFError at the end of the input.
+
+    Raises ConfigError and CheckpointError.
+    """
+    device = resolve_device(config.device)
+    source = resolve(config.model, config)
+    renderer = Renderer(load_chat_tokenizer(source, config))
+    if not config.raw and not renderer.tokenizer.chat_template:
+        raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
+    policy = load_policy(source, **frozen_place(device, config.dtype))
+    freeze(policy)
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
+    check_sampling(policy, pad_id=renderer.pad_id)
+    conversation = Conversation(policy, renderer, config)
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = read(prompt).strip()
+        except EOFError:
+            return
+        if line == "/quit":
+            return
+        if line == "/reset":
+            conversation.reset()
+            print("(the conversation starts over)")
+        elif line.startswith("/"):
+            print(f"(no command {line!r}: /reset starts over, /quit ends)")
+        elif not _is_text(line):
+            print("(not valid UTF-8)")
+        elif line:
+            try:
+                for piece in conversation.answer(line):
+                    print(harmless(piece), end="", flush=True)
+                print()
+            except (ConfigError, DataError) as error:
+                print(f"({error})")

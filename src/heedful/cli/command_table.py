@@ -1,0 +1,209 @@
+"""Every command: its configuration, its function, its line in ``heedful --help``. Nothing is imported until it is used."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command. Its configuration and its function are named as ``module:name`` and imported when it is used."""
+
+    config: str
+    """The class of its configuration."""
+    function: str
+    """The function to call with the configuration."""
+    summary: str
+    """Its line in ``heedful --help``."""
+    objective: str | None = None
+    """Of a trainer: the metric on held-out data to report at the end."""
+    serves: bool = False
+    """Whether it needs the packages of heedful[label]."""
+
+
+COMMANDS = {
+    "demo": Command(
+        "configs.tools:DemoConfig", "cli.commands:demo", "watch a tiny model learn from feedback, start to end"
+    ),
+    "tiny": Command("configs.tools:TinyConfig", "cli.commands:make_tiny", "make a tiny random model to try things on"),
+    "sft": Command(
+        "configs.offline:SFTConfig",
+        "algorithms.sft:train_sft",
+        "fine-tune on demonstrations or plain text",
+        "eval/loss",
+    ),
+    "reward": Command(
+        "configs.offline:RewardConfig",
+        "algorithms.reward_model:train_reward",
+        "learn a reward model from preferences",
+        "eval/accuracy",
+    ),
+    "ppo": Command(
+        "configs.online:PPOConfig",
+        "algorithms.ppo:train_ppo",
+        "optimise a policy against a reward",
+        "eval/score_mean",
+    ),
+    "a2c": Command(
+        "configs.online:A2CConfig",
+        "algorithms.ppo:train_ppo",
+        "optimise a policy against a reward, one step per rollout batch",
+        "eval/score_mean",
+    ),
+    "grpo": Command(
+        "configs.online:GRPOConfig",
+        "algorithms.ppo:train_grpo",
+        "optimise a policy against a reward, without a critic",
+        "eval/score_mean",
+    ),
+    "online-dpo": Command(
+        "configs.online:OnlineDPOConfig",
+        "algorithms.online_dpo:train_online_dpo",
+        "optimise a policy on pairs of its own responses, ranked by a reward",
+        "eval/score_mean",
+    ),
+    "dpo": Command(
+        "configs.offline:DPOConfig",
+        "algorithms.dpo:train_dpo",
+        "optimise a policy on preference pairs, without a reward",
+        "eval/loss",
+    ),
+    "kto": Command(
+        "configs.offline:KTOConfig",
+        "algorithms.kto:train_kto",
+        "optimise a policy on single responses labelled good or bad",
+        "eval/loss",
+    ),
+    "sample": Command(
+        "configs.tools:SampleConfig", "cli.commands:sample", "write several answers per prompt, for people to compare"
+    ),
+    "round": Command(
+        "configs.rounds:RoundConfig", "cli.commands:take_round", "run the next human-feedback round of a project"
+    ),
+    "merge": Command("configs.tools:MergeConfig", "cli.commands:merge", "write a plain model from LoRA adapters"),
+    "evaluate accuracy": Command(
+        "configs.evaluate:AccuracyConfig", "cli.commands:evaluate", "how often a reward model orders pairs correctly"
+    ),
+    "evaluate win-rate": Command(
+        "configs.evaluate:WinRateConfig", "cli.commands:evaluate", "compare one policy with another under a reward"
+    ),
+    "evaluate scores": Command(
+        "configs.evaluate:ScoresConfig", "cli.commands:evaluate", "mean score of a policy's responses"
+    ),
+    "evaluate best-of-n": Command(
+        "configs.evaluate:BestOfNConfig",
+        "cli.commands:evaluate",
+        "score of the best of n responses, chosen by a reward",
+    ),
+    "evaluate pass-at-k": Command(
+        "configs.evaluate:PassAtKConfig", "cli.commands:evaluate", "how often one of k responses is correct"
+    ),
+    "evaluate kl": Command("configs.evaluate:KLConfig", "cli.commands:evaluate", "KL of a policy to a reference"),
+    "evaluate perplexity": Command(
+        "configs.evaluate:PerplexityConfig", "cli.commands:evaluate", "perplexity of a model on text"
+    ),
+    "evaluate tasks": Command(
+        "configs.evaluate:TasksConfig", "cli.commands:evaluate", "benchmarks by lm-evaluation-harness, such as gsm8k"
+    ),
+    "serve-reward": Command(
+        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True
+    ),
+    "serve-policy": Command(
+        "configs.tools:ServePolicyConfig",
+        "engines.vllm.command:serve_policy",
+        "start a vLLM server that samples for a trainer",
+    ),
+    **{
+        f"plan {name}": Command(
+            f"configs.plan:Plan{config}", "cli.commands:plan_memory", f"how much memory heedful {name} needs"
+        )
+        for name, config in {
+            "sft": "SFTConfig",
+            "reward": "RewardConfig",
+            "ppo": "PPOConfig",
+            "a2c": "A2CConfig",
+            "grpo": "GRPOConfig",
+            "online-dpo": "OnlineDPOConfig",
+            "dpo": "DPOConfig",
+            "kto": "KTOConfig",
+        }.items()
+    },
+    "label new": Command(
+        "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"
+    ),
+    "label serve": Command(
+        "configs.label_server:LabelServeConfig",
+        "label.server.run:serve",
+        "serve the page on which people label a project",
+        serves=True,
+    ),
+    "label invite": Command(
+        "configs.label_server:InviteConfig",
+        "label.server.run:invite",
+        "add a person to a project and print a sign-in link",
+        serves=True,
+    ),
+    "label import": Command(
+        "configs.label_data:ImportConfig",
+        "label.commands:import_data",
+        "add prompts, answers or preferences to a project",
+    ),
+    "label export": Command(
+        "configs.label_data:ExportConfig", "label.commands:export_data", "write a project's labels as training data"
+    ),
+    "label stats": Command(
+        "configs.label_data:StatsConfig", "label.commands:show_statistics", "show how well people agree"
+    ),
+    "label list": Command(
+        "configs.label_data:ListConfig", "label.commands:list_labels", "show single labels, by person or text"
+    ),
+    "label correct": Command(
+        "configs.label_data:CorrectConfig",
+        "label.commands:correct_label",
+        "put another answer in place of a label's, and keep both",
+    ),
+    "label withdraw": Command(
+        "configs.label_data:WithdrawConfig",
+        "label.commands:withdraw_items",
+        "take wrongly imported items out of a project, or put them back",
+    ),
+    "label simulate": Command(
+        "configs.rounds:SimulateConfig",
+        "cli.commands:simulate_labels",
+        "label in the place of people, to try a project out",
+    ),
+    "label backup": Command(
+        "configs.label:BackupConfig", "label.backups:back_up", "back a project up, also while people label"
+    ),
+    "label restore": Command(
+        "configs.label:RestoreConfig",
+        "label.backups:restore",
+        "put a damaged project right, from a backup and all that can be read",
+    ),
+    "runs": Command(
+        "configs.tools:RunsConfig", "cli.commands:show_runs", "list runs: their state, step and last metric"
+    ),
+    "track": Command(
+        "configs.tracking:TrackConfig",
+        "cli.commands:track",
+        "send a run's metrics to a tracker: wandb, trackio, mlflow, swanlab",
+    ),
+    "push": Command(
+        "configs.tools:PushConfig", "cli.commands:push", "upload a run's model to the Hugging Face Hub, with a card"
+    ),
+    "report": Command("configs.tools:ReportConfig", "cli.commands:report_curves", "draw the learning curves of runs"),
+    "chat": Command("configs.tools:ChatConfig", "cli.commands:chat", "talk to a model in the terminal"),
+}
+GROUPS = {
+    "evaluate": ("measure", "measure one thing at a time"),
+    "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
+    "label": ("command", "have people label, in a project"),
+}
+"""Commands of two words, by the first: what the second is called, and what the first does with it."""
+SHOWN = {
+    "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
+    "more ways to train": ("a2c", "online-dpo", "kto"),
+    "people who label": ("label", "sample", "round"),
+    "runs": ("runs", "report", "track", "push"),
+    "memory and models": ("plan", "merge", "tiny"),
+    "servers": ("serve-reward", "serve-policy"),
+}
+"""Commands and first words of commands, as ``heedful --help`` shows them."""

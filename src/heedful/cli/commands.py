@@ -1,0 +1,214 @@
+"""The function behind each command: it calls a public function and prints the result."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from heedful.cli.chat import chat
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PassAtKConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    TasksConfig,
+    WinRateConfig,
+)
+from heedful.configs.options import RunOptions
+from heedful.configs.plan import PlanConfig
+from heedful.configs.rounds import RoundConfig, SimulateConfig
+from heedful.configs.tools import (
+    DemoConfig,
+    MergeConfig,
+    PushConfig,
+    ReportConfig,
+    RunsConfig,
+    SampleConfig,
+    TinyConfig,
+)
+from heedful.configs.tracking import TrackConfig
+from heedful.display import Screen, harmless
+from heedful.errors import ConfigError
+from heedful.evaluate import policies, reward_models, tasks
+from heedful.evaluate.output import check_output, report
+from heedful.models.adapters import is_adapter
+from heedful.models.merge import merge_model
+from heedful.models.tiny import make_tiny_model
+from heedful.redact import redact
+
+__all__ = ["chat"]
+
+
+def demo(config: DemoConfig) -> None:
+    """Run the demo, which prints what it does."""
+    from heedful.demo.pipeline import run_demo
+
+    run_demo(config)
+
+
+def make_tiny(config: TinyConfig) -> None:
+    """Write a tiny model. Raises ConfigError if the folder is in use."""
+    if config.output.exists() and not config.overwrite:
+        raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
+    if config.output.exists() and not (config.output / "config.json").is_file():
+        raise ConfigError(f"--output {config.output} holds no model, so it is left alone; choose another folder")
+    make_tiny_model(
+        config.architecture,
+        config.output,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        max_length=config.max_length,
+        initializer_range=config.initializer_range,
+        seed=config.seed,
+    )
+    _print(f"a random {config.architecture} model is in {config.output}")
+
+
+def sample(config: SampleConfig) -> None:
+    """Write answers of models into a file and print where they are."""
+    from heedful.rounds.sample import sample as write_answers
+
+    counts = write_answers(config)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    _print(f"{said}; written to {config.output}")
+    _print(f"have them compared:  heedful label import PROJECT --data {config.output}")
+
+
+def take_round(config: RoundConfig) -> None:
+    """Take a project through its round, as far as it goes, and print what to do next."""
+    from heedful.rounds.round import run_round
+
+    run_round(config, _print)
+
+
+def simulate_labels(config: SimulateConfig) -> None:
+    """Label a project in the place of people and print how many labels there are."""
+    from heedful.rounds.judging import simulate
+
+    count, names = simulate(config)
+    _print(f"{count} labels by {', '.join(names)}")
+    if not count:
+        _print(
+            "nothing is left for them: each item has as many labels as the project asks for; add items, or --labellers"
+        )
+
+
+def merge(config: MergeConfig) -> None:
+    """Merge adapters into their model and print where it is."""
+    merge_model(config)
+    _print(f"a plain model is in {config.output}")
+
+
+def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+    """Print what came of a training run, where it is, and what to do next.
+
+    Args:
+        summary: what the trainer returned.
+        objective: the metric on held-out data to report.
+    """
+    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
+    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
+    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
+    models = "final/ and best/" if first is not None else "final/"
+    _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    base = getattr(config, "model", "")
+    if getattr(config, "lora_rank", 0) and is_adapter(base):
+        _print(
+            f"final/ holds adapters whose base is adapters too ({base}): heedful reads both, PEFT's Auto classes "
+            f"leave the earlier ones out. For other tools:  heedful merge --adapter {config.output}/final --output FOLDER"
+        )
+    if summary["algorithm"] == "reward":
+        _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
+    else:
+        _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
+    AccuracyConfig: reward_models.evaluate_accuracy,
+    WinRateConfig: policies.evaluate_win_rate,
+    ScoresConfig: policies.evaluate_scores,
+    BestOfNConfig: policies.evaluate_best_of_n,
+    PassAtKConfig: policies.evaluate_pass_at_k,
+    KLConfig: policies.evaluate_kl,
+    PerplexityConfig: policies.evaluate_perplexity,
+    TasksConfig: tasks.evaluate_tasks,
+}
+
+
+def evaluate(config: Any) -> None:
+    """Print what a measure of ``heedful evaluate`` finds, and save it if ``config.output`` names a file."""
+    check_output(config)
+    report(MEASURES[type(config)](config), config)
+
+
+def plan_memory(config: PlanConfig) -> None:
+    """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
+    from heedful.models.shape import load_shape
+    from heedful.models.source import resolve
+    from heedful.planning.report import plan_report
+    from heedful.planning.shapes import KNOWN, Shape
+
+    def shape(name: str) -> Shape:
+        return KNOWN[name] if name in KNOWN else load_shape(resolve(name, config))
+
+    for line in plan_report(config, cache(shape)):
+        _print(line)
+
+
+def show_runs(config: RunsConfig) -> None:
+    """Print a table of the runs in a folder."""
+    from heedful.display import print_table
+    from heedful.training.runs import find_runs
+
+    rows = [
+        {
+            "run": str(run.path),
+            "command": run.algorithm,
+            "state": run.state,
+            "step": f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
+            "last evaluation": run.metric,
+            "": run.note,
+        }
+        for run in find_runs(config.folder)
+    ]
+    if rows:
+        print_table(Screen(), "", rows)
+    else:
+        _print(f"there are no runs in {config.folder}")
+
+
+def track(config: TrackConfig) -> None:
+    """Send a run's metrics to a tracker and print where to look. Raises ConfigError for a run that is being written."""
+    from heedful.lock import is_locked
+    from heedful.tracking.trackers import send_run
+
+    if is_locked(config.run):
+        raise ConfigError(
+            f"{config.run} is being written; wait for its end, or give the run itself --track {config.to}"
+        )
+    send_run(config)
+    _print(f"{config.to} has all of {config.run}")
+
+
+def push(config: PushConfig) -> None:
+    """Upload a run's model, or write what would go out. Raises ConfigError for a run that is being written."""
+    from heedful.lock import is_locked
+    from heedful.publishing import push as sending
+
+    if is_locked(config.run):
+        raise ConfigError(f"{config.run} is being written; wait for its end")
+    for line in sending.push(config):
+        _print(line)
+
+
+def report_curves(config: ReportConfig) -> None:
+    """Draw learning curves and print where the picture is."""
+    from heedful.evaluate.curves import draw_curves
+
+    draw_curves(config.runs, config.output)
+    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
+
+
+def _print(text: str) -> None:
+    Screen(soft_wrap=True).print(harmless(redact(text)), markup=False, highlight=False)

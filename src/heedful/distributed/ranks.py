@@ -1,0 +1,429 @@
+"""The processes (ranks) of a run, each with its own device: who this one is, what is its part, and what all of them add up.
+
+torchrun --nproc-per-node 2 -m heedful ppo ...
+
+starts them. Every rank reads all of the data and decides everything, from the same numbers; only the expensive passes are
+split. In one process nothing here does anything: `shard_indices` is everything, sums are what they are.
+
+All ranks call the functions that talk (collective operations) in the same order; `rank`, `size`, `is_first`, `shard_indices`
+and `parts` do not. A collective of Gloo that is not completed, because a rank has died, hangs or has failed, raises
+RankError, which names it. One of NCCL waits in the GPU until the launcher (torchrun) ends the process, as it does once a rank
+has ended, or until NCCL's own timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from heedful.errors import ConfigError, HeedfulError, is_out_of_memory
+
+if TYPE_CHECKING:  # torch is imported when there are other ranks to talk to
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+BUCKET = 2**24
+"""Numbers that are added up in one message (64 MiB in float32)."""
+
+
+class _World:
+    """This process among those that have joined; by itself before `join`."""
+
+    rank = 0
+    size = 1
+    is_alone = False
+    uses_nccl = False
+
+
+def launched() -> bool:
+    """True if a launcher such as torchrun has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this rank does everything itself, as if it were the only process, while others do something else or wait."""
+    before, _World.is_alone = _World.is_alone, True
+    try:
+        yield
+    finally:
+        _World.is_alone = before
+
+
+def size() -> int:
+    """How many ranks there are; 1 if this is the only process, or it acts `alone`."""
+    return 1 if _World.is_alone else _World.size
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return _World.rank
+
+
+def is_first() -> bool:
+    """True on rank 0, which alone writes and shows; True if this is the only process."""
+    return _World.rank == 0
+
+
+def join(device: torch.device, timeout: timedelta) -> None:
+    """Become one of the ranks that the launcher's environment names. In one process, and a second time, nothing happens.
+
+    Sums of tensors on CUDA devices go by NCCL, everything else by Gloo.
+
+    Args:
+        device: where this rank computes.
+        timeout: how long the slowest rank may let the others wait before the job ends.
+
+    Raises ConfigError if the environment is incomplete or a port is taken; RankError if the others do not come in time.
+    """
+    if not launched() or size() > 1:
+        return
+    import torch.distributed as dist
+
+    from heedful.display import fall_silent
+    from heedful.distributed import rank_failures
+
+    here, count = number("RANK"), number("WORLD_SIZE")
+    store = rank_failures.open_store(here, count, timeout)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with complete():
+        dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
+    _World.rank, _World.size = here, count
+    _World.uses_nccl = device.type == "cuda"
+    if here:
+        fall_silent()
+
+
+def leave() -> None:
+    """Let go of the other ranks after a run that ended well. Its number stays. All call it: NCCL ends together."""
+    if _World.size > 1:
+        import torch.distributed as dist
+
+        _World.size = 1
+        dist.destroy_process_group()
+
+
+def give_up(error: BaseException) -> None:
+    """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing.
+
+    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not together.
+    """
+    if _World.size > 1:
+        from heedful.distributed import rank_failures
+
+        rank_failures.report(error)
+        if not _World.uses_nccl:
+            leave()
+        _World.size = 1
+
+
+def ends_at_once() -> bool:
+    """True if this process, after an error, must end without the usual clearing up, where NCCL would wait for others."""
+    return _World.uses_nccl
+
+
+def number(name: str) -> int:
+    """A number of the launcher's environment. Raises ConfigError if it is not there."""
+    text = os.environ.get(name, "")
+    if not text.isdigit():
+        got = f"is {text!r}" if text else "is not set"
+        raise ConfigError(
+            f"{name} {got}, though WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes; start "
+            "them with torchrun --nproc-per-node N -m heedful ..., which sets both, or unset WORLD_SIZE for one process"
+        )
+    return int(text)
+
+
+def local_device(device: torch.device) -> torch.device:
+    """The device of this rank: of several CUDA devices that with its number on this machine (LOCAL_RANK), made current.
+
+    Raises ConfigError if a device was chosen that the ranks would share.
+    """
+    if not launched() or device.type == "cpu":
+        return device
+    import torch
+
+    here, count = number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")
+    if device.type != "cuda":
+        raise ConfigError(
+            f"--device {device.type}: {count} ranks cannot share it; start one process, or use --device cpu"
+        )
+    if device.index is not None:
+        raise ConfigError(
+            f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each takes the one of its number "
+            "(CUDA_VISIBLE_DEVICES chooses among them)"
+        )
+    if count > torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {number('RANK')}: {count} ranks on a machine with {torch.cuda.device_count()} CUDA devices; "
+            f"torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+        )
+    device = torch.device("cuda", here)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Inside, each rank has its own stream of torch's random numbers, as for dropout; afterwards all have the same.
+
+    The streams are seeded from the common one, so they are the same when a run goes on from a checkpoint.
+    """
+    if size() == 1:
+        yield
+        return
+    import torch
+
+    seed = int(torch.randint(2**60, ()))
+    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if uses_gpu else None
+    torch.manual_seed(seed + rank())
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+
+
+def shard_indices(costs: Sequence[float]) -> list[int]:
+    """The indices that are this rank's, in ascending order; see `parts`."""
+    return list(range(len(costs))) if size() == 1 else parts(costs, size())[rank()]
+
+
+def parts(costs: Sequence[float], count: int) -> list[list[int]]:
+    """Divide indices among ``count`` ranks so that costs are about equal: the next largest goes to the rank with the least.
+
+    Every index is in one part, and no part is empty if there are enough. Graham 1969 ("Bounds on multiprocessing timing
+    anomalies"): the largest sum is at most 4/3 of the smallest possible. A cost counts as at least 1.
+    """
+    divided: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0.0, number) for number in range(count)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, number = heapq.heappop(loads)
+        divided[number].append(index)
+        heapq.heappush(loads, (load + max(1.0, costs[index]), number))
+    return [sorted(part) for part in divided]
+
+
+def add(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in place; small ones travel together.
+
+    Every rank ends with the same bits. Numbers in half precision are added in float32.
+    """
+    if size() == 1:
+        return
+    import torch
+
+    for bucket in _buckets(tensors):
+        first, is_short = bucket[0], bucket[0].dtype in (torch.float16, torch.bfloat16)
+        if len(bucket) == 1 and first.is_contiguous() and not is_short:
+            _all_reduce(first)
+            continue
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        flat = flat.float() if is_short else flat
+        _all_reduce(flat)
+        for tensor, numbers in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(numbers.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one dtype and device, as many as make a message."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        bucket = kinds.setdefault((tensor.dtype, tensor.device), [])
+        if bucket and sum(one.numel() for one in bucket) + tensor.numel() > BUCKET:
+            yield bucket
+            bucket = kinds[tensor.dtype, tensor.device] = []
+        bucket.append(tensor)
+    yield from kinds.values()
+
+
+def add_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace the gradient of each parameter by its sum over the ranks.
+
+    Those that have a gradient on some ranks count as 0 on the others; those that have none anywhere keep none.
+    """
+    if size() == 1:
+        return
+    import torch
+
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    have = torch.tensor([parameter.grad is not None for parameter in learned], dtype=torch.uint8)
+    _all_reduce(have, largest=True)
+    chosen = [parameter for parameter, has in zip(learned, have.tolist(), strict=True) if has]
+    for parameter in chosen:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    add(parameter.grad for parameter in chosen if parameter.grad is not None)
+
+
+def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
+    """Put the rows of all ranks together, ``[count, ...]``; the rows of several ranks do not overlap.
+
+    ``mine`` are this rank's, ``[len(rows), ...]``, and ``rows`` say where each belongs. The other dimensions are the same on
+    all ranks, also where there are no rows.
+    """
+    import torch
+
+    everything = torch.zeros(count, *mine.shape[1:], dtype=mine.dtype, device=mine.device)
+    everything[torch.tensor(rows, dtype=torch.long, device=mine.device)] = mine
+    if size() > 1:
+        numbers = everything.view(torch.uint8) if everything.dtype == torch.bool else everything
+        _all_reduce(numbers)  # 0 + x is x
+    return everything
+
+
+def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
+    """Put together rows of a tensor, ``[rows, ...]``, of which each rank has filled in its own, in place.
+
+    ``mine`` are the indices of this rank's, in parts; ``among`` those of all ranks, None if together they have all rows.
+    """
+    if size() == 1:
+        return
+    import torch
+
+    kept = torch.zeros_like(numbers)
+    for rows in mine:
+        kept[rows] = numbers[rows]
+    _all_reduce(kept)
+    if among is None:
+        numbers.copy_(kept)
+    else:
+        numbers[among] = kept[among]
+
+
+def broadcast(value: T) -> T:
+    """Rank 0's value, on every rank. It must be something that pickle can hold."""
+    if size() == 1:
+        return value
+    held = [value if is_first() else None]
+    with complete():
+        _dist().broadcast_object_list(held, src=0)
+    return held[0]  # type: ignore[return-value]  # what rank 0 put there
+
+
+def on_rank_zero(work: Callable[[], T]) -> T:
+    """Do it on rank 0 only (`alone`), and return what it gave on every rank. It must be something that pickle can hold.
+
+    An `Exception` that it raised is raised on every rank.
+    """
+    if size() == 1:
+        return work()
+    outcome: tuple[T | None, Exception | None] = (None, None)
+    if is_first():
+        try:
+            with alone():
+                outcome = work(), None
+        except Exception as error:
+            outcome = None, error if isinstance(error, HeedfulError) else _portable(error)
+    value, failure = broadcast(outcome)
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]  # None only beside a failure, raised above
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that pickle can hold: itself, or one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def gather(value: T) -> list[T]:
+    """The values of all ranks, in their order, on every rank. They must be something that pickle can hold."""
+    if size() == 1:
+        return [value]
+    held: list[Any] = [None] * size()
+    with complete():
+        _dist().all_gather_object(held, value)
+    return held
+
+
+def any_of(flag: bool) -> bool:
+    """True on every rank if it is True on any."""
+    return bool(largest(float(flag)))
+
+
+class ElsewhereMemoryError(MemoryError):
+    """Another rank has run out of memory, so that this one starts the same work again with it."""
+
+
+def all_well() -> None:
+    """To call before ranks talk to each other in work that is done again if memory runs out on one of them.
+
+    Raises ElsewhereMemoryError if it did: that rank calls ``any_of(True)`` instead.
+    """
+    if any_of(False):
+        raise ElsewhereMemoryError("out of memory on another rank")
+
+
+def total(value: float) -> float:
+    """The sum of the ranks' numbers, added in their order."""
+    return value if size() == 1 else sum(gather(value))
+
+
+def merged(parts: Mapping[K, T]) -> dict[K, T]:
+    """The entries of all ranks, whose keys differ."""
+    return {key: value for part in gather(dict(parts)) for key, value in part.items()}
+
+
+def largest(value: float) -> float:
+    """The largest of the ranks' numbers."""
+    if size() == 1:
+        return value
+    import torch
+
+    held = torch.tensor([value], dtype=torch.float64)
+    _all_reduce(held, largest=True)
+    return float(held)
+
+
+def check_same(facts: Mapping[str, str], what: Mapping[str, str]) -> None:
+    """Check that every rank has the same facts as rank 0, else ConfigError on every rank.
+
+    ``what`` says of each name, or its first word, how to make it the same.
+    """
+    everywhere = gather(dict(facts))
+    for number, others in enumerate(everywhere):
+        for name, value in everywhere[0].items():
+            if others.get(name) != value:
+                remedy = what.get(name) or what[name.split()[0]]
+                raise ConfigError(
+                    f"rank {number} differs from rank 0 in {name}: {others.get(name)} instead of {value}; {remedy}"
+                )
+
+
+def _dist() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
+    operation = _dist().ReduceOp
+    with complete():
+        _dist().all_reduce(tensor, operation.MAX if largest else operation.SUM)
+
+
+@contextlib.contextmanager
+def complete() -> Iterator[None]:
+    """A collective, which is completed, or raises RankError; or torch's own error if memory runs out on this rank."""
+    try:
+        yield
+    except RuntimeError as error:  # of Gloo and NCCL, DistError among them
+        if is_out_of_memory(error):
+            raise
+        from heedful.distributed import rank_failures
+
+        raise rank_failures.lost(error) from error

@@ -1,0 +1,332 @@
+"""Models divided among the ranks: each holds a part of every weight, gradient and moment of the optimizer (PyTorch's FSDP2).
+
+A block's weights are put together for as long as it computes, and its gradients are summed and divided again. Everything else
+that needs whole weights (sampling, saving) asks for a copy of them, `gathered`.
+
+All ranks call these functions in the same order, with the same arguments, but for those that say otherwise.
+"""
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Literal, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from heedful.configs.options import check_replicas
+from heedful.distributed.ranks import complete, is_first, size
+from heedful.errors import ConfigError
+
+M = TypeVar("M", bound=nn.Module)
+
+SyncEvery = Literal["step", "micro-batch"]
+
+
+class _Divided(NamedTuple):
+    """What is known of a divided model."""
+
+    structure: nn.Module
+    """The same model without numbers; see `gathered`."""
+    sync_every: SyncEvery
+
+
+_DIVIDED: WeakKeyDictionary[nn.Module, _Divided] = WeakKeyDictionary()
+
+
+def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None = None) -> DeviceMesh:
+    """The ranks as FSDP2 sees them: all in a row, or ``replicas`` rows, each of which holds the whole model.
+
+    ``timeout`` is how long ranks of a row or column wait for one another; None is torch's own choice.
+
+    Raises ConfigError if the number of ranks is not a multiple of ``replicas``.
+    """
+    ranks = size()
+    check_replicas(replicas, ranks)
+    if replicas == 1:
+        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
+    mesh = init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    if timeout is not None:
+        for group in mesh.get_all_groups():
+            _set_pg_timeout(timeout, group)
+    return mesh
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
+    """Divide a model among the ranks of a mesh, in place: each block by itself, and all else with the root.
+
+    Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in
+    the dtype that they are stored in, and products run under autocast as before, so the numbers are those of one process up
+    to the order of sums. Gradients in bfloat16 are summed in float32.
+
+    The gradients of a unit travel together, in one dtype. Of what learns in it, the dtype that most numbers have is divided,
+    and the rest stays whole on every rank: with matrices in bfloat16 the norms and biases, which are in float32.
+
+    Args:
+        module: the module whose ``forward`` is called; with whole weights, the same on every rank, on whatever device. Its
+            adapters are on it.
+        mesh: see `make_mesh`. The parts are on its device.
+        sync_every: when gradients are summed, for `passes`.
+
+    Raises ConfigError if the model has no blocks.
+    """
+    _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
+    units = [*blocks(module), *heads(module), module]
+    dtypes, whole = _dtypes(units)
+    for parameter in whole:
+        parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved as it is divided
+    for unit, dtype in zip(units, dtypes, strict=True):
+        sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
+        fully_shard(unit, mesh=mesh, mp_policy=sums, ignored_params=whole)
+    for part in _parts(module):
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it sums
+    for block in blocks(module):
+        block.register_forward_hook(_forget_casts)
+    module.register_forward_hook(_let_go)
+
+
+def _forget_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
+    """A block's forward hook: drop the half-precision copies of its weights that autocast keeps until the pass is over.
+
+    All blocks' together are a whole model. They are kept for as long as the block computes, as in one process: of a weight
+    that is used twice, the two gradients are then added up in half precision, before they become float32.
+    """
+    torch.clear_autocast_cache()
+
+
+def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
+    """The dtype in which most of what learns in each unit is stored, and the parameters that learn in another.
+
+    Args:
+        units: what one holds belongs to no later one. The dtype is None if nothing learns.
+    """
+    dtypes: list[torch.dtype | None] = []
+    others: set[nn.Parameter] = set()
+    seen: set[nn.Parameter] = set()
+    for unit in units:
+        own = [p for p in unit.parameters() if p not in seen]
+        seen.update(own)
+        counts: Counter[torch.dtype] = Counter()
+        for parameter in own:
+            counts[parameter.dtype] += parameter.numel() if parameter.requires_grad else 0
+        most = max(counts, key=lambda dtype: counts[dtype]) if any(p.requires_grad for p in own) else None
+        dtypes.append(most)
+        others.update(p for p in own if p.requires_grad and p.dtype != most)
+    return dtypes, others
+
+
+def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:
+    """A forward hook: without a backward pass to come, the root's weights are divided again at once, as the blocks' are."""
+    if not torch.is_grad_enabled():
+        module.reshard()  # type: ignore[operator]  # an FSDPModule
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The layers of a model: the list of modules that holds most weights. Raises ConfigError if there is none."""
+    lists: list[nn.Module] = [found for found in module.modules() if isinstance(found, nn.ModuleList)]
+    if not lists:
+        raise ConfigError(f"--shard full: {type(module).__name__} has no list of layers to divide; leave out --shard")
+    return list(max(lists, key=_weights).children())
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(int(parameter.numel()) for parameter in module.parameters())
+
+
+def heads(module: nn.Module) -> list[nn.Module]:
+    """Modules that are called by themselves too: a policy's value head learns in passes of its own."""
+    head = getattr(module, "value_head", None)
+    return [head] if isinstance(head, nn.Module) and hasattr(module, "lm") else []
+
+
+def _parts(module: nn.Module) -> Iterator[FSDPModule]:
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a model is divided among ranks. Any rank may ask."""
+    return isinstance(module, FSDPModule)
+
+
+def _without_numbers(module: M) -> M:
+    """A copy of a model whose parameters have shapes and no numbers; buffers are shared."""
+    empty = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in module.parameters()
+    }
+    return copy.deepcopy(module, {id(buffer): buffer for buffer in module.buffers()} | empty)
+
+
+def gathered(module: M, *, convert: Callable[[nn.Module, Tensor], Tensor] | None = None) -> M:
+    """A copy of a divided model with whole weights, as they are now; of one that is not divided, the model itself.
+
+    Weights are put together one after the other, so besides the copy no more than one is held. ``convert``, given the module
+    that holds a weight and the whole weight, returns what the copy holds instead.
+    """
+    if not is_sharded(module):
+        return module
+    filled = _gathered(module, None, convert, keeps=True)
+    assert filled is not None
+    return filled
+
+
+def gathered_on_first(module: M) -> M | None:
+    """`gathered` on rank 0, in main memory; None on the others, which hold one whole weight at a time. For saving."""
+    if not is_sharded(module):
+        return module if is_first() else None
+    return _gathered(module, torch.device("cpu"), None, keeps=is_first())
+
+
+def _gathered(
+    module: M, device: torch.device | None, convert: Callable[[nn.Module, Tensor], Tensor] | None, *, keeps: bool
+) -> M | None:
+    owners: dict[int, list[str]] = {}
+    tensors: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    structure = _DIVIDED[module].structure
+    filled = copy.deepcopy(structure, {id(buffer): buffer for buffer in structure.buffers()}) if keeps else None
+    for key, names in owners.items():
+        full = whole_tensor(tensors[key].detach())
+        if filled is None:
+            continue
+        if not is_divided(tensors[key]):
+            full = full.clone()
+        held = full if device is None else full.to(device)
+        del full
+        made: dict[int, nn.Parameter] = {}  # a tied weight stays one, unless it is converted for one of its owners
+        for name in names:
+            path, _, last = name.rpartition(".")
+            owner = filled.get_submodule(path)
+            tensor = held if convert is None else convert(owner, held)
+            new = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=tensors[key].requires_grad))
+            setattr(owner, last, new)
+    if filled is not None:
+        filled.train(module.training)
+    return filled  # type: ignore[return-value]  # a copy of the module, of its class
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether a tensor is divided among ranks. Any rank may ask."""
+    return isinstance(tensor, DTensor)
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of a tensor, whether or not it is divided."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with complete():
+        return tensor.full_tensor()
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: its part, or all of one that is not divided. They share memory. Any rank may ask."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def first_held(tensor: Tensor) -> int:
+    """Where this rank's part begins among the numbers of a tensor, row by row; 0 if it is not divided. Any rank may ask."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return start[0] * (tensor.numel() // tensor.shape[0])
+
+
+def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None) -> Tensor:
+    """The part of a whole tensor that a rank holds of another of its shape, on a device (None: its own). Nothing is sent.
+
+    If ``like`` is not divided, that is the whole.
+    """
+    if not isinstance(like, DTensor) or isinstance(whole, DTensor):
+        return whole
+    shape, start = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    part = torch.empty_like(like, dtype=whole.dtype, device=device)
+    held(part).copy_(whole[tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))])
+    return part
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients of one module's parameters, divided or not, down to a norm. Returns the norm that they had."""
+    divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
+    with complete() if divided else contextlib.nullcontext():
+        norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for kind in (divided, whole):
+        torch.nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
+    return float(norm)
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together, in at least float32: torch's own has the eight bits of bfloat16, if they do."""
+    if not any(gradient.dtype == torch.bfloat16 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+@torch.no_grad()
+def exchange(one: Tensor, other: Tensor) -> None:
+    """Exchange the numbers of two tensors that are divided in the same way. FSDP2 relies on where weights are: they stay."""
+    mine, its = held(one), held(other)
+    kept = mine.clone()
+    mine.copy_(its)
+    its.copy_(kept)
+
+
+class Passes:
+    """The passes of a loop over micro-batches through divided models: all ranks make the same number.
+
+    Weights are put together by all ranks at once, so a rank with fewer micro-batches passes over nothing instead.
+
+    Args:
+        zeros: what to do for a micro-batch that is not there, in the order in which the passes of one that is there are made:
+            each makes a pass that reads every weight, and returns 0 (such as `Policy.zero`).
+        modules: those that are passed through.
+        sync_every: ``step`` sums gradients over the ranks in the last pass of the loop, which takes memory for those of whole
+            weights until then; ``micro-batch`` in every pass.
+    """
+
+    def __init__(
+        self, zeros: Sequence[Callable[[], Tensor]], modules: Sequence[nn.Module], sync_every: SyncEvery = "step"
+    ) -> None:
+        self.zeros, self.modules, self.sync_every = zeros, modules, sync_every
+
+    def before(self, *, is_last: bool) -> None:
+        """Call before each micro-batch's passes, there or not."""
+        for module in self.modules:
+            module.set_requires_gradient_sync(is_last or self.sync_every == "micro-batch")  # type: ignore[operator]  # an FSDPModule
+
+    def nothing(self) -> None:
+        """Make the passes of a micro-batch that is not there. Gradients stay as they are."""
+        for zero in self.zeros:
+            made = zero()
+            if made.requires_grad:
+                made.backward()
+
+
+def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
+    """`Passes` through models, each with its ``zero``; None if they are not divided, so that ranks need not keep step."""
+    divided = [(module, zero) for module, zero in through if is_sharded(module)]
+    if not divided:
+        return None
+    root = next((known for module, _ in divided if (known := _DIVIDED.get(module)) is not None), None)
+    return Passes(
+        [zero for _, zero in divided], [module for module, _ in divided], "step" if root is None else root.sync_every
+    )
+
+
+def bytes_held(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of this rank's parts of some tensors."""
+    parts = [held(tensor) for tensor in tensors if tensor is not None]
+    return sum(part.numel() * part.element_size() for part in parts)

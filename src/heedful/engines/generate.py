@@ -1,0 +1,198 @@
+"""The sampling loop: it samples one token per row and step, with a key-value cache."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.configs.options import SamplingOptions
+from heedful.core import token_logprobs
+from heedful.data.batches import AdaptiveMicroBatch, collate, rows_by_length
+from heedful.distributed import ranks
+from heedful.engines.decoder import Decoder, SamplingModel
+from heedful.engines.draw import draw, draw_from, filter_logits
+from heedful.engines.rollouts import Rollouts
+from heedful.faults import hit
+from heedful.kernels.device import HALF
+from heedful.models.policy import Policy
+from heedful.types import MicroBatch
+
+MICRO_BATCH = MicroBatch(64)
+CHECK_EVERY = 16
+"""On a GPU, steps between two checks of which rows have ended, because each check waits for the device."""
+ROWS = 8
+"""In half precision the number of rows is a multiple of this, because oneDNN compiles and keeps a product for each number."""
+
+
+def sample(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
+    *,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    generator: torch.Generator,
+    micro_batch: MicroBatch = MICRO_BATCH,
+    room: AdaptiveMicroBatch | None = None,
+) -> Rollouts:
+    """Sample one response to each prompt.
+
+    Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
+    depend only on the seed and the row, not on the device, on the number of ranks, each of which samples some of the rows, or
+    on which rows are sampled together. Those have prompts of similar length, as all of them are padded to the longest.
+
+    Args:
+        policy: the model to sample from.
+        prompts: token ids of each prompt.
+        sampling: temperature, filters and lengths.
+        stop_ids: the tokens that end a response.
+        pad_id: the token that fills padding.
+        generator: the source of random numbers, on the CPU.
+        micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
+            ``max_new_tokens`` together.
+        room: remembers what memory has room for; None forgets it.
+    """
+    rows = len(prompts)
+    uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
+    lengths = torch.full((rows,), sampling.max_new_tokens)
+    stops = stop_ids if sampling.response_length == "stop" else ()
+    model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
+
+    costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
+
+    def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Tokens, log-probs and those of all that was kept ``[rows, max_new_tokens]``; how many of them a response has.
+
+        Of this rank's rows; those of others are not filled in.
+        """
+        tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
+        logprobs = torch.zeros(tokens.shape, device=policy.device)
+        kept = torch.zeros_like(logprobs) if sampling.leaves_out else None
+        counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
+        for part in rows_by_length(costs, limit):
+            steps = decode(
+                model,
+                [prompts[row] for row in part],
+                sampling,
+                uniforms=uniforms[part],
+                lengths=lengths[part],
+                stop_ids=stops,
+                pad_id=pad_id,
+            )
+            where = torch.tensor(part, device=policy.device)
+            for i, step in enumerate(steps):
+                hit("generation")
+                places = where[step.rows]
+                tokens[places, i] = step.tokens
+                logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+                if kept is not None and step.kept is not None:
+                    kept[places, i] = step.kept.to(kept.dtype)
+                counts[places] += step.active
+        return tokens, logprobs, kept, counts
+
+    tokens, logprobs, kept, counts = (room or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
+    if ranks.size() > 1:
+        own = [torch.tensor(ranks.shard_indices(costs), dtype=torch.long, device=policy.device)]
+        for numbers in (tokens, logprobs, kept, counts):
+            if numbers is not None:
+                ranks.put_together(numbers, own)
+    responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+    batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
+    truncated = torch.tensor([response[-1] not in stops for response in responses], device=policy.device)
+
+    def inside(numbers: Tensor) -> Tensor:
+        """Numbers of tokens, cut to the longest response and 0 outside of responses."""
+        return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
+
+    return Rollouts(
+        batch=batch,
+        lengths=counts,
+        truncated=truncated,
+        sampler_logprobs=inside(logprobs),
+        kept_logprobs=None if kept is None else inside(kept),
+    )
+
+
+class Step(NamedTuple):
+    """What one step of `decode` sampled, one entry for each row that is still in the batch."""
+
+    rows: Tensor
+    """Index of the row's prompt."""
+    tokens: Tensor
+    logprobs: Tensor
+    kept: Tensor | None
+    """Log of the probability of all tokens that could be drawn; None if every token could."""
+    active: Tensor
+    """False = the row had ended before, so its token means nothing."""
+
+
+@torch.inference_mode()
+def decode(
+    model: SamplingModel,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
+    *,
+    uniforms: Tensor,
+    lengths: Tensor,
+    stop_ids: Sequence[int],
+    pad_id: int,
+) -> Iterator[Step]:
+    """Yield, step by step, what each row sampled. The loop ends when all rows have ended.
+
+    Rows that have ended leave the batch once they are an eighth of it; until then they read padding. In half precision some
+    of them stay, so that the number of rows is a multiple of `ROWS`.
+
+    Args:
+        model: the copy of the policy that samples.
+        prompts: token ids of each row's prompt.
+        sampling: temperature and filters.
+        uniforms: ``[rows, steps]`` numbers in [0, 1), one for each token.
+        lengths: ``[rows]``, the most tokens of each response.
+        stop_ids: the tokens that end a response.
+        pad_id: the token that fills padding.
+    """
+    device = model.device
+    multiple = ROWS if model.compute_dtype in HALF else 1
+    stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+    lengths = lengths.to(device)
+    uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
+    most = int(lengths.max())
+    decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
+    rows = torch.arange(len(prompts), device=device)
+    active = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    logits = decoder.read_prompts()
+    for step in range(most):
+        tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
+        yield Step(rows, tokens, logprobs, kept, active)
+        active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
+        if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
+            num_active = int(active.sum())
+            if num_active == 0:
+                return
+            num_held = -(-num_active // multiple) * multiple
+            if num_held <= len(rows) * 7 // 8:
+                # the rows that go on, and some that have ended
+                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
+                rows, tokens, active = rows[kept], tokens[kept], active[kept]
+                decoder.keep(kept)
+        logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
+
+
+def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sample tokens. Returns them, their log-probs under the unfiltered distribution at the sampling temperature, and the log
+    of the probability that this gives all tokens that could be drawn; None if every token could.
+    """
+    temperature = sampling.temperature or 1.0
+    scaled = logits if temperature == 1 else logits / temperature
+    if not sampling.leaves_out:  # one softmax does for both
+        probabilities = scaled.softmax(dim=-1)
+        tokens = draw_from(probabilities, uniforms)
+        return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log(), None
+    if sampling.temperature == 0:
+        tokens = logits.argmax(dim=-1)
+        logprobs = token_logprobs(scaled, tokens)
+        return tokens, logprobs, logprobs
+    filtered = filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p)
+    tokens = draw(filtered, uniforms)
+    return tokens, token_logprobs(scaled, tokens), filtered.logsumexp(dim=-1) - scaled.logsumexp(dim=-1)

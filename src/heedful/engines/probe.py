@@ -1,0 +1,96 @@
+"""A check before the first response: does a model sample with the log-probs that it is trained with?"""
+
+import torch
+
+from heedful.core import token_logprobs
+from heedful.data.batches import collate
+from heedful.engines.decoder import Decoder, SamplingModel
+from heedful.engines.kv_cache import make_cache
+from heedful.errors import CheckpointError, is_out_of_memory
+from heedful.kernels.device import HALF
+from heedful.models.policy import Policy
+
+PROVEN = {
+    "gpt2", "llama", "qwen2", "qwen3", "gpt_neox", "gpt_bigcode", "opt", "phi", "phi3", "starcoder2", "gemma",
+    "granite", "cohere", "olmo", "olmo2", "smollm3", "seed_oss", "helium", "glm", "glm4", "hunyuan_v1_dense",
+    "nemotron", "apertus", "arcee", "ernie4_5", "persimmon", "diffllama", "bitnet", "nanochat", "ministral3", "jais2",
+    "doge", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "ernie4_5_moe", "dots1", "glm4_moe",
+    "hunyuan_v1_moe", "minimax_m2", "flex_olmo", "jetmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu",
+    "minicpm3", "longcat_flash",
+}  # fmt: skip
+"""Model types that need no check if their cache is written in place: docs/architectures.md has what was measured."""
+LIMIT, HALF_LIMIT = 1e-3, 0.1
+"""The most that a log-prob may differ, as a share of the standard deviation of the logits. In float32 rounding gives less
+than a tenth of the limit, and a wrong state a hundred times as much. In half precision rounding may also change which
+experts a mixture picks; beyond that limit float32 decides."""
+PROMPT_LENGTHS, NEW_TOKENS = (7, 2), 6
+"""The second prompt is padded beside the first, and shorter than the usual convolution over four tokens."""
+ADVICE = (
+    "docs/architectures.md lists the architectures that work. `heedful sft` and `dpo` need no samples: --sample-every 0 "
+    "trains without this check"
+)
+
+
+def check_sampling(policy: Policy, *, pad_id: int) -> None:
+    """Refuse a model whose log-probs one token at a time, with a cache, are not those of the whole text.
+
+    Args:
+        policy: the model. Its mode stays as it is, and the run's random numbers are not used.
+        pad_id: the token that fills padding.
+
+    It is tried on two short texts of different length, padded to one batch. Architectures that are known to pass are not
+    tried. Raises CheckpointError.
+    """
+    lm, was_training, compute_dtype = policy.lm, policy.training, policy.compute_dtype
+    name = f"{lm.config._name_or_path}: {type(lm).__name__}"
+    try:
+        if lm.config.model_type in PROVEN and make_cache(lm, None)[1]:
+            return
+        policy.eval()
+        for dtype in dict.fromkeys((compute_dtype, torch.float32)):
+            policy.compute_dtype = dtype
+            found, limit = _difference(policy, pad_id), LIMIT if _is_exact(policy) else HALF_LIMIT
+            if found <= limit:
+                return
+    except Exception as error:  # a cache, a mask or arguments of another kind
+        if is_out_of_memory(error):
+            raise
+        first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise CheckpointError(f"{name} cannot be sampled from with a cache: {first_line}. {ADVICE}") from error
+    finally:
+        policy.compute_dtype = compute_dtype
+        policy.train(was_training)
+    raise CheckpointError(
+        f"{name} would sample with other probabilities than it is trained with: log-probs of one token at a time, with a "
+        f"cache, and of whole texts differ by {found:.2g} standard deviations of the logits, more than {limit:g}. {ADVICE}"
+    )
+
+
+@torch.no_grad()
+def _difference(policy: Policy, pad_id: int) -> float:
+    """The largest difference of a log-prob, in standard deviations of the logits. One row is repeated and one dropped."""
+    vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
+    tokens = iter(i % vocabulary for i in range(vocabulary // 2, 2 * vocabulary))  # special ones are at the ends
+    prompts = [[next(tokens) for _ in range(length)] for length in PROMPT_LENGTHS]
+    responses = [[next(tokens) for _ in range(NEW_TOKENS)] for _ in prompts]
+    batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
+    expected = policy(batch.ids, batch.attention_mask, batch.response_mask, with_values=False).logprobs
+    given, rows = batch.ids[:, -NEW_TOKENS:], torch.tensor([0, 1, 0], device=policy.device)
+    decoder = Decoder(SamplingModel(policy), [prompts[row] for row in rows.tolist()], pad_id=pad_id)
+    logits, differences = decoder.read_prompts(), []
+    for step in range(NEW_TOKENS):
+        difference = token_logprobs(logits, given[rows, step]) - expected[rows, step]
+        differences.append(difference.abs().max() / logits.std())
+        if step == NEW_TOKENS // 2:
+            kept = torch.tensor([2, 1], device=policy.device)
+            rows = rows[kept]
+            decoder.keep(kept)
+        logits = decoder.read_tokens(given[rows, step])
+    return float(torch.stack(differences).max())
+
+
+def _is_exact(policy: Policy) -> bool:
+    """Whether a pass computes in float32 throughout: weights may be stored in fewer bits."""
+    return policy.compute_dtype not in HALF and all(
+        p.dtype in (torch.float32, torch.float64) for p in policy.parameters()
+    )

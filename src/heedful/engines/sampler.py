@@ -1,0 +1,104 @@
+"""Sample responses to encoded prompts and decode them to text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from heedful.configs.options import SamplingOptions
+from heedful.data.batches import AdaptiveMicroBatch
+from heedful.data.chat import Renderer, stop_ids
+from heedful.data.loading import EncodedPrompt
+from heedful.engines.generate import MICRO_BATCH, sample
+from heedful.engines.probe import check_sampling
+from heedful.engines.rollouts import Rollouts
+from heedful.models.policy import Policy
+from heedful.models.shape import check_own_tokens, check_rows
+from heedful.types import Completion, MicroBatch
+
+if TYPE_CHECKING:
+    from heedful.engines.vllm.servers import Pending, Servers
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Everything that sampling needs except a policy and prompts."""
+
+    options: SamplingOptions
+    renderer: Renderer
+    stop_ids: tuple[int, ...]
+    """The tokens that end a response."""
+    micro_batch: MicroBatch
+    """The most rows and tokens that are sampled at a time."""
+    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
+    """What memory has room for."""
+    servers: "Servers | None" = None
+    """What samples in the place of this process."""
+
+    def respond(
+        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
+    ) -> tuple[Rollouts, list[Completion]]:
+        """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
+        check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
+        if self.servers is not None:
+            return self.finish(self.begin(policy, prompts, generator), policy, prompts)
+        rollouts = sample(
+            policy,
+            [prompt.ids for prompt in prompts],
+            self.options,
+            stop_ids=self.stop_ids,
+            pad_id=self.renderer.pad_id,
+            generator=generator,
+            micro_batch=self.micro_batch,
+            room=self.room,
+        )
+        return rollouts, self._completions(prompts, rollouts)
+
+    def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> "Pending":
+        """Have servers sample, by the policy as it is now; `finish` waits for them."""
+        assert self.servers is not None
+        return self.servers.begin(policy, [prompt.ids for prompt in prompts], generator)
+
+    def finish(
+        self, pending: "Pending", policy: Policy, prompts: Sequence[EncodedPrompt]
+    ) -> tuple[Rollouts, list[Completion]]:
+        """What `respond` gives, of prompts for which `begin` was called. Raises SamplerError."""
+        assert self.servers is not None
+        rollouts = self.servers.finish(pending, policy.device)
+        return rollouts, self._completions(prompts, rollouts)
+
+    def _completions(self, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> list[Completion]:
+        rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
+        return [
+            Completion(
+                p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt, truncated=cut), ids, truncated=cut
+            )
+            for p, ids, cut in rows
+        ]
+
+
+def make_sampler(
+    options: SamplingOptions,
+    renderer: Renderer,
+    policy: Policy,
+    *,
+    micro_batch: MicroBatch = MICRO_BATCH,
+    is_used: bool = True,
+) -> Sampler:
+    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response.
+
+    Args:
+        options: temperature, filters and lengths.
+        renderer: that of the policy.
+        policy: what will be sampled from, as it is now or with other weights.
+        micro_batch: the most rows and tokens that are sampled at a time.
+        is_used: whether anything will be sampled; the policy is then checked (`check_sampling`).
+
+    Raises CheckpointError if the policy cannot be sampled from, or has no row for a token that ends responses or is padding.
+    """
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
+    if is_used:
+        check_sampling(policy, pad_id=renderer.pad_id)
+    return Sampler(options, renderer, stops, micro_batch)

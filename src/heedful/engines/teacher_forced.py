@@ -1,0 +1,108 @@
+"""The teacher-forced pass: log-probs and values of given responses, in micro-batches."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_of
+from heedful.distributed import ranks
+from heedful.distributed.sharding import Passes, passes
+from heedful.models.policy import Policy, TokenOutputs
+from heedful.models.value_model import ValueModel
+from heedful.types import MicroBatch
+
+
+def micro_batches(
+    batch: Batch, limit: MicroBatch, passes: Passes | None = None, *, at_least_one: bool = False
+) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
+
+    If there are several parts, rows are sorted by length first (`rows_of`). Of several ranks each yields its own rows, and
+    maybe none, or the first if there must be ``at_least_one``; ``passes`` keeps them in step if their models are divided.
+    """
+    lengths = batch.attention_mask.sum(dim=1).tolist()
+    none = [[0]] if at_least_one else []
+    divided = [rows_of(own, lengths, limit) or none for own in ranks.parts(lengths, ranks.size())]
+    for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
+        rows = torch.tensor(part, device=batch.ids.device)
+        yield rows, batch.select(rows)
+
+
+@torch.no_grad()
+def token_outputs(
+    policy: Policy,
+    batch: Batch,
+    *,
+    temperature: float,
+    micro_batch: MicroBatch,
+    room: AdaptiveMicroBatch | None = None,
+    with_entropy: bool = False,
+    with_states: bool = False,
+) -> TokenOutputs:
+    """Compute log-probs, entropy and values of a batch's responses, each ``[batch, time]``, without gradients.
+
+    Several ranks read some rows each, and all have the results of all.
+
+    Module, precision and temperature are those of training, so that the ratio on the first minibatch is 1 up to rounding. The
+    results are on the batch's device, wherever the policy is.
+
+    Args:
+        policy: the model; it returns values only if it has a value head.
+        batch: prompts and responses.
+        temperature: divides the logits.
+        micro_batch: the most rows and tokens at a time.
+        room: remembers what memory has room for; None forgets it.
+        with_entropy: compute the entropy too.
+        with_states: keep what the value head read, ``[batch, time, hidden]``.
+    """
+
+    def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
+        parts = []
+        for rows, here in micro_batches(batch, limit, passes((policy, policy.zero)), at_least_one=True):
+            b = here.to(policy.device)
+            outputs = policy(
+                b.ids,
+                b.attention_mask,
+                b.response_mask,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                with_states=with_states,
+            )
+            parts.append((rows, outputs))
+        return parts
+
+    parts = (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
+    values = [(rows, part.values) for rows, part in parts if part.values is not None]
+    states = [(rows, part.states) for rows, part in parts if part.states is not None]
+    return TokenOutputs(
+        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], batch),
+        entropy=_in_place([(rows, part.entropy) for rows, part in parts], batch),
+        values=_in_place(values, batch) if values else None,
+        states=_in_place(states, batch) if states else None,
+    )
+
+
+@torch.no_grad()
+def token_values(
+    value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, room: AdaptiveMicroBatch | None = None
+) -> Tensor:
+    """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
+
+    def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
+        parts = micro_batches(batch, limit, passes((value_model, value_model.zero)), at_least_one=True)
+        return [(rows, value_model(part.ids, part.attention_mask, part.response_mask)) for rows, part in parts]
+
+    return _in_place((room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)
+
+
+def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
+    """Put the rows of several micro-batches, and of several ranks, in the order of the batch, on its device."""
+    order = torch.cat([rows for rows, _ in parts])
+    numbers = torch.cat([part for _, part in parts]).to(batch.ids.device)
+    if ranks.size() == 1:
+        return numbers[order.argsort()]
+    own = (
+        order.tolist() if ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist()) else []
+    )  # or it read the first
+    return ranks.all_gather_rows(numbers[: len(own)], own, len(batch.ids))

@@ -1,0 +1,71 @@
+"""The models of a run, divided among its ranks (--shard full)."""
+
+from datetime import timedelta
+
+import torch
+
+from heedful.configs.options import ShardOptions
+from heedful.distributed import ranks
+from heedful.distributed.sharding import make_mesh, shard
+from heedful.errors import ConfigError
+from heedful.kernels.device import autocast
+from heedful.kernels.packing import can_pack
+from heedful.models.adapters import expert_parameters
+from heedful.models.policy import Policy
+from heedful.models.reward_model import RewardModel
+from heedful.models.value_model import ValueModel
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What configurations call the number of experts of a mixture."""
+
+
+def divides(config: ShardOptions) -> bool:
+    """Whether a run's models are to be divided. In one process there is nobody to divide them with."""
+    return config.shard == "full" and ranks.size() > 1
+
+
+def loading_device(config: ShardOptions, device: torch.device) -> torch.device:
+    """Where a model is loaded and prepared: in main memory, if only a part of it is to be on the device."""
+    return torch.device("cpu") if divides(config) else device
+
+
+def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueModel | RewardModel | None) -> None:
+    """Divide models among the ranks, in place, if the settings ask for it. Their adapters are on them; None is skipped.
+
+    Raises ConfigError if the number of ranks or a model cannot be divided.
+    """
+    if not divides(config):
+        return
+    if getattr(config, "dtype", None) == "auto" and any(
+        m.compute_dtype == torch.float16 for m in models if m is not None
+    ):
+        raise ConfigError(
+            "--shard full: this GPU computes in float16, whose scaled gradients are untried on divided weights; add --dtype "
+            "float32"
+        )
+    mesh = make_mesh(device, config.replicas, timedelta(minutes=getattr(config, "distributed_timeout_minutes", 30)))
+    for model in models:
+        if model is not None:
+            _find_out(model)
+            shard(model, mesh, sync_every=config.sync_every)
+
+
+def _find_out(model: Policy | ValueModel | RewardModel) -> None:
+    """What is tried once per model is tried now: later, a pass that only some ranks make would hang.
+
+    Raises ConfigError for a mixture whose experts are modules: which of them have gradients differs from rank to rank.
+    """
+    if isinstance(model, RewardModel):
+        model.try_packing()
+        inner = model.classifier
+    else:
+        inner = model.lm if isinstance(model, Policy) else model.trunk
+        trunk = inner.base_model
+        with autocast(trunk.device, model.compute_dtype):
+            can_pack(trunk)
+    settings = inner.config.get_text_config()
+    if any((getattr(settings, name, None) or 0) > 1 for name in EXPERTS) and not expert_parameters(inner):
+        raise ConfigError(
+            f"--shard full: {type(inner).__name__} is a mixture whose experts are modules of their own, and which of them "
+            "learn differs from rank to rank; leave out --shard"
+        )

@@ -1,0 +1,152 @@
+"""Optimizer, schedule and step, shared by every trainer."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from heedful.configs.options import OptimizerOptions, TrainingOptions
+from heedful.distributed import ranks
+from heedful.distributed.sharding import clip_gradients, is_divided
+from heedful.errors import TrainingError
+from heedful.faults import hit
+from heedful.training.compact_adamw import CompactAdamW
+
+FUSED_ON = {"cpu", "cuda", "mps"}
+"""Devices on which torch has AdamW as one kernel, several times as fast as one operation after another."""
+
+
+def seed_everything(seed: int) -> torch.Generator:
+    """Seed Python's and torch's generators and return a CPU generator of its own for sampling."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
+
+
+def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: TrainingOptions) -> torch.optim.Optimizer:
+    """AdamW over the weights that modules have to learn, each with its own peak rate; weight decay acts only on matrices."""
+    parameter_groups = []
+    seen: set[int] = set()
+    for module, learning_rate in groups:
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen] if module else []
+        seen |= {id(p) for p in parameters}
+        for decay, chosen in (
+            (options.weight_decay, [p for p in parameters if p.dim() >= 2]),
+            (0.0, [p for p in parameters if p.dim() < 2]),
+        ):
+            if chosen:
+                parameter_groups.append(
+                    {"params": chosen, "lr": learning_rate, "peak_lr": learning_rate, "weight_decay": decay}
+                )
+    betas = (0.9, options.adam_beta2)
+    if options.optimizer == "adamw-8bit":
+        from bitsandbytes.optim import AdamW8bit  # a GPU's; heedful.models.load has checked that it is there
+
+        eight_bit: torch.optim.Optimizer = AdamW8bit(parameter_groups, betas=betas, eps=options.adam_eps)
+        return eight_bit
+    if options.weights_dtype == "bfloat16" or options.optimizer_device == "cpu":
+        device = torch.device("cpu") if options.optimizer_device == "cpu" else None
+        return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device, seed=options.seed)
+    is_fused = all(p.device.type in FUSED_ON for module, _ in groups if module for p in module.parameters())
+    return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=is_fused)
+
+
+class Schedule:
+    """Sets an optimizer's learning rates before each step: linear warm-up, then the chosen shape down to 0.
+
+    Args:
+        optimizer: each of its groups has a ``peak_lr``.
+        total_steps: steps of the run.
+        options: warm-up and shape.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, total_steps: int, options: OptimizerOptions) -> None:
+        self.optimizer, self.total_steps, self.options = optimizer, total_steps, options
+        self.done = 0
+        """Steps whose learning rate has been set."""
+
+    def advance(self) -> float:
+        """Set the learning rates of the next step; returns the first group's."""
+        factor = lr_factor(self.done, total_steps=self.total_steps, options=self.options)
+        self.done += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        learning_rate: float = self.optimizer.param_groups[0]["lr"]
+        return learning_rate
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.done = state["done"]
+
+
+def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:
+    """What multiplies the peak learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
+    if step < options.warmup_steps:
+        return (step + 1) / (options.warmup_steps + 1)
+    progress = (step - options.warmup_steps) / max(1, total_steps - options.warmup_steps)
+    if options.lr_schedule == "linear":
+        return 1 - progress
+    if options.lr_schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    modules: Sequence[nn.Module],
+    max_grad_norm: float,
+    all_norms: list[float] | None = None,
+) -> float:
+    """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
+
+    Gradients of several ranks, each of its own rows, are added up first.
+
+    The norms of all that learn are appended to ``all_norms``.
+
+    If a norm is not finite, the step is left out for every module, as if it had never been: weights, moments and the
+    optimizer's count of steps stay; that norm is returned. In float16 the scale of the gradients is then halved: that is how
+    the scale is found. Raises TrainingError if a scale below 1 has not helped.
+    """
+    scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
+    ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters() if not is_divided(p)))
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
+    norms = [
+        clip_gradients(parameters, max_grad_norm or math.inf)
+        for parameters in with_gradients
+        if parameters  # a policy stands still while its critic warms up
+    ]
+    if all_norms is not None:
+        all_norms += norms
+    broken = next((norm for norm in norms if not math.isfinite(norm)), None)
+    if broken is not None and scaler is not None and scaler.get_scale() < 1:
+        raise TrainingError(
+            f"the gradient norm is {broken}, so training cannot go on; lower --learning-rate, or try --dtype float32"
+        )
+    hit("update.backward")
+    if scaler is not None:
+        scaler.step(optimizer)  # or not, if a gradient is not finite
+        scaler.update()
+    elif broken is None:
+        optimizer.step()
+    hit("update.stepped")
+    optimizer.zero_grad(set_to_none=True)
+    return norms[0] if broken is None else broken
+
+
+def step_metrics(norms: Sequence[float]) -> dict[str, float]:
+    """Mean gradient norm of optimizer steps, and how many were skipped, if any (see `optimizer_step`)."""
+    mean, skipped = mean_norm(norms), sum(not math.isfinite(norm) for norm in norms)
+    metrics = {} if mean is None else {"optimizer/grad_norm": mean}
+    return metrics | ({"optimizer/skipped_steps": float(skipped)} if skipped else {})
+
+
+def mean_norm(norms: Sequence[float]) -> float | None:
+    """Mean of those that are finite; None if there are none."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return sum(finite) / len(finite) if finite else None

@@ -1,0 +1,280 @@
+"""What a run may do with its output folder: use an empty one, replace a run in it, continue one, or leave it alone.
+
+A run that is replaced (``--overwrite``) moves into the hidden folder ``.replaced`` of the same output folder until the new
+one has its ``final/``. If the new one never comes to its first step, the older one moves back: at once after an error, at the
+next start after a kill.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.names import REMOVED
+from heedful.configs.options import RunOptions
+from heedful.configs.settings import flag
+from heedful.errors import ConfigError
+from heedful.faults import hit
+from heedful.files import blocking_file, read_object, read_record
+from heedful.lock import LOCK, FolderLock, is_locked, owner
+from heedful.training import non_finite
+from heedful.training.provenance import differences, inputs, saved_settings, settings_of
+
+MARKER = "run.json"
+"""The file by which a folder is a run's."""
+LOGS = ("metrics.jsonl", "samples.jsonl")
+NOT_ALWAYS = (non_finite.FILE,)
+"""Logs that are there only if there is something to say."""
+MODELS = ("best", "final")
+CONTENTS = {
+    MARKER,
+    "config.yaml",
+    "environment.json",
+    "summary.json",
+    "tensorboard",
+    "checkpoints",
+    "tracking",
+    "rollouts",
+    *LOGS,
+    *NOT_ALWAYS,
+    *MODELS,
+}
+"""All that a run writes into its folder, besides its lock and temporary names of these."""
+REPLACED = ".replaced"
+"""The folder of the run that another replaces."""
+MOVING = ".replaced-partial"
+"""The same while the run moves into it or out of it; what it lacks is still, or again, in the output folder."""
+
+
+@dataclass(frozen=True)
+class FolderPlan:
+    """What becomes of a run that is already in the output folder."""
+
+    resumes: bool = False
+    replaces: bool = False
+    changes: tuple[str, ...] = ()
+    """Settings that differ from those of the run's beginning, as was allowed."""
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a path at which no folder can be. Raises ConfigError."""
+    if output.is_file():
+        raise ConfigError(f"--output {output} is a file; name a folder")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+
+
+def real_path(output: Path) -> Path:
+    """The folder itself, if the path is a link to it."""
+    return output.resolve() if output.is_symlink() else output
+
+
+def check_output(config: RunOptions) -> FolderPlan:
+    """Decide what becomes of what is in the output folder, before any work is done. Raises ConfigError.
+
+    What a kill cut short is repaired first: a replaced run whose successor never came to its first step moves back, and a new
+    run without its first files is removed.
+    """
+    check_folder(config.output)
+    output = real_path(config.output)
+    cache: Path | None = getattr(config, "judge_cache", None)
+    if cache is not None and cache.resolve().is_relative_to(output.resolve()):
+        raise ConfigError(
+            f"--judge-cache {cache} is in the folder of the run; name a file elsewhere, for other runs too"
+        )
+    _repair(output)
+    found = set(_foreign(output)) | {path.name for path in _contents(output)}
+    if not found:
+        if config.resume not in ("auto", "never"):
+            raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
+        return FolderPlan()
+    if not found & {MARKER, "environment.json"}:
+        raise ConfigError(
+            f"--output {output} holds files that are not a heedful run, so it is left alone; choose another folder"
+        )
+    if is_locked(output):
+        raise ConfigError(
+            f"--output {output} is being written by another run ({owner(output)}); wait for it, end it, or choose another "
+            "folder"
+        )
+    if config.overwrite:
+        _check_replaceable(output, config)
+        return FolderPlan(replaces=True)
+    return _check_resumable(output, config)
+
+
+def _check_replaceable(output: Path, config: RunOptions) -> None:
+    if config.resume not in ("auto", "never"):
+        raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
+    for path in inputs(config):
+        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+            raise ConfigError(
+                f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
+                "folder"
+            )
+    foreign = sorted(_foreign(output))
+    if foreign:
+        raise ConfigError(
+            f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
+            "away, or choose another folder"
+        )
+
+
+def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
+    others = "choose another folder, or add --overwrite to replace it"
+    if config.resume == "never":
+        raise ConfigError(f"--output {output} already holds a run; {others}")
+    if not (output / MARKER).exists():
+        raise ConfigError(f"--output {output} already holds a run, of a heedful that could not resume; {others}")
+    if config.resume != "auto":
+        path = Path(config.resume)
+        if path.resolve().parent != (output / "checkpoints").resolve():
+            raise ConfigError(
+                f"--resume {path} is not a checkpoint of the run in --output {output}; name one of its checkpoints/"
+            )
+    elif (output / "summary.json").exists():
+        raise ConfigError(f"--output {output} already holds a run, which is finished; {others}")
+    changes = differences(saved_settings(output), settings_of(config))
+    refused = {name: values for name, values in changes.items() if name not in config.allow_change}
+    if refused:
+        listing = "\n".join(
+            f"  {flag(name)}: {old!r} in the run, "
+            + (f"and no setting any more: {REMOVED[name].use}" if name in REMOVED else f"{new!r} now")
+            for name, (old, new) in refused.items()
+        )
+        raise ConfigError(
+            f"--output {output} holds an unfinished run with other settings, so it does not go on with these:\n{listing}\n"
+            f"Use the run's settings, choose another folder, add --overwrite to replace it, or change it on purpose with "
+            f"--allow-change {' '.join(name.replace('_', '-') for name in refused)}"
+        )
+    return FolderPlan(resumes=True, changes=tuple(changes))
+
+
+def finished(config: RunOptions) -> dict[str, Any] | None:
+    """The summary of a finished run of these settings in the output folder; None if there is none. Raises ConfigError."""
+    path = config.output / "summary.json"
+    if not path.exists() or is_locked(config.output):
+        return None
+    changes = differences(saved_settings(config.output), settings_of(config))
+    if changes:
+        name, (old, new) = next(iter(changes.items()))
+        raise ConfigError(
+            f"--output {config.output} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
+            "another folder"
+        )
+    return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
+
+
+def holds_models(output: Path) -> bool:
+    """True if a run has left models to which no checkpoint leads: a last one, or anything among its checkpoints."""
+    checkpoints = output / "checkpoints"
+    return (output / "final").exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def has_begun(output: Path) -> bool:
+    """True if a run has done its first step."""
+    if any((output / name).exists() for name in ("checkpoints", "final", "summary.json")):
+        return True
+    return any(record["step"] > 0 for record in logged(output))
+
+
+def logged(run: Path, after: int = 0) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl from a byte on. One that a kill has torn is left out, as is a file that cannot be read."""
+    try:
+        lines = (run / "metrics.jsonl").read_bytes()[after:].split(b"\n")
+    except OSError:
+        return
+    for record in map(read_record, lines):
+        if record is not None and isinstance(record.get("step"), int):
+            yield record
+
+
+def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
+    """Remove what a run wrote into its folder, but for its lock and the run that it replaces.
+
+    Here and below, ``contents`` are the names of what belongs to it, if it is not a run.
+    """
+    for path in _contents(output, contents):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def set_aside(output: Path, contents: Set[str] = CONTENTS) -> None:
+    """Move the run in a folder, and what it had replaced itself, into `REPLACED`."""
+    (output / MOVING).mkdir()
+    for path in [*_contents(output, contents), *output.glob(REPLACED)]:
+        path.rename(output / MOVING / path.name)
+        hit("run.moving")
+    (output / MOVING).rename(output / REPLACED)
+    hit("run.aside")
+
+
+def bring_back(output: Path, contents: Set[str] = CONTENTS) -> None:
+    """Move the run that was set aside back, in the place of one that never came to its first step; if there is one."""
+    if not (output / MOVING).exists():
+        if not (output / REPLACED).exists():
+            return
+        clear(output, contents)
+        (output / REPLACED).rename(output / MOVING)
+    for path in (output / MOVING).iterdir():
+        path.rename(output / path.name)
+    (output / MOVING).rmdir()
+
+
+def drop_replaced(output: Path) -> None:
+    """Remove the run that this one replaces."""
+    shutil.rmtree(output / REPLACED, ignore_errors=True)
+
+
+def _repair(output: Path) -> None:
+    """Bring a folder that a kill left in the middle of something to a state in which it is a run, or empty."""
+    adopt_sibling(output)
+    is_cut_short = (output / MOVING).exists()
+    if not is_cut_short and has_begun(output):
+        return
+    has_first_files = all((output / name).exists() for name in ("environment.json", "config.yaml"))
+    if is_cut_short or (output / REPLACED).exists() or ((output / MARKER).exists() and not has_first_files):
+        with FolderLock(output):  # refused if another process is only just writing them
+            if (output / MARKER).exists() and not has_first_files and not is_cut_short:
+                clear(output)
+            bring_back(output)
+
+
+def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
+    """Move a run that an earlier version set aside beside the folder, as .NAME.replaced-XXXXXXXX, to where this one looks."""
+    name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
+    try:
+        found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
+    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
+        return
+    runs = sorted((path for path in found if (path / marker).exists()), key=lambda p: p.stat().st_ctime_ns)
+    if runs and not (output / REPLACED).exists():
+        output.mkdir(exist_ok=True)
+        with FolderLock(output):
+            runs[-1].rename(output / REPLACED)
+
+
+def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:
+    """What a run wrote into its folder."""
+    return [path for path in _entries(output) if path.name in contents or _is_temporary(path.name, contents)]
+
+
+def _foreign(output: Path) -> list[str]:
+    """The names of what no run wrote."""
+    ours = {*CONTENTS, LOCK, REPLACED, MOVING}
+    return [path.name for path in _entries(output) if path.name not in ours and not _is_temporary(path.name)]
+
+
+def _entries(output: Path) -> Iterator[Path]:
+    return output.iterdir() if output.is_dir() else iter(())
+
+
+def _is_temporary(name: str, contents: Set[str] = CONTENTS) -> bool:
+    """Whether a name is that of something of a run while it is written or replaced."""
+    begin, _, end = name.rpartition(".")
+    return begin.startswith(".") and begin[1:] in contents and end in ("heedful-partial", "heedful-replaced")

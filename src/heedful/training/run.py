@@ -1,0 +1,437 @@
+"""A run: its folder, its display, its evaluations, its checkpoints, and what is left of it however it ends.
+
+with Run(config, learner, "sft", steps, ...) as run:
+    for step in run.steps():
+        if run.needs_update(step):
+            with run.update():
+                run.log(step, learn(...))
+        if run.samples_due(step):
+            run.show_samples(step, ...)
+        if run.evaluation_due(step):
+            run.evaluate(step, evaluate(...))
+return run.summary
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from heedful.configs.options import TrainingOptions
+from heedful.display import Display
+from heedful.distributed import ranks
+from heedful.distributed.rank_failures import all_stop
+from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
+from heedful.faults import hit
+from heedful.models.save import check_saving
+from heedful.signals import Stops
+from heedful.tracking.trackers import Trackers
+from heedful.training.checkpoints import (
+    RESUME,
+    RunLearner,
+    check_space,
+    checkpoint_path,
+    holds_divided,
+    read_state,
+    write_parts_of,
+)
+from heedful.training.early_stopping import EarlyStopping
+from heedful.training.output_folder import drop_replaced
+from heedful.training.provenance import Artifact
+from heedful.training.rank_consistency import check_same_weights
+from heedful.training.run_folder import RunFolder
+
+Numbers = Mapping[str, float]
+
+
+class Run:
+    """An open run. As a context manager it ends well or leaves what it takes to continue.
+
+    An unfinished run in the output folder continues from its newest checkpoint, with the same numbers, bit for bit, as if it
+    had not been cut short (on a CPU in float32).
+
+    If the run ends early after its first step, by an exception, Ctrl-C or a request to terminate, a checkpoint of the last
+    whole step is saved, and the display says where. If an error falls into the middle of an update, so that there is no
+    whole step, the model as it is goes to ``checkpoints/step-N-partial``, and the run continues from the checkpoint before.
+    If it fails before its first step, the folder is as it was before. ``final/`` is written right after the last step, before
+    anything that may still fail.
+
+    Of several ranks the first writes and shows; it decides whether the run continues from a checkpoint, which the others read
+    too. A request to end that reaches any of them ends all, at the next place where they ask each other.
+
+    Args:
+        config: the settings; its ``output`` is the folder.
+        learner: what is saved.
+        algorithm: the command's name.
+        total_steps: optimizer steps (rollout batches for online algorithms) if nothing stops it early.
+        objective: the metric of the evaluations that decides which model is best.
+        higher_is_better: whether it should rise.
+        shown: metrics of the progress bar, with their labels.
+        parents: the models that the run starts from; their hashes are written down.
+        facts: what is known before the run and belongs in its summary, such as counts of records.
+        notes: further lines to show at the start.
+        more_data: what the run is made from besides ``data`` and ``eval_data``, mostly files.
+        can_evaluate: whether anything is held out.
+
+    Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
+    CheckpointError if its model could not be saved, or an unfinished run has no checkpoint that can be used; MachineError if
+    the disk is too full.
+    """
+
+    def __init__(
+        self,
+        config: TrainingOptions,
+        learner: RunLearner,
+        algorithm: str,
+        total_steps: int,
+        *,
+        objective: str,
+        higher_is_better: bool,
+        shown: Mapping[str, str],
+        parents: Sequence[str],
+        facts: Mapping[str, Any],
+        notes: Sequence[str] = (),
+        more_data: Sequence[str | Artifact] = (),
+        can_evaluate: bool,
+    ) -> None:
+        if config.patience and not can_evaluate:
+            raise ConfigError(
+                "--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data"
+            )
+        self.config, self.learner, self.total_steps, self.objective = config, learner, total_steps, objective
+        self.summary: dict[str, Any] = {"algorithm": algorithm, **facts}
+        self.done = 0
+        self._looked_at = -1
+        """The last step whose samples and evaluation are done; 0 is the model before its first."""
+        self._stopping = EarlyStopping(config.patience, higher_is_better=higher_is_better)
+        self._first_evaluation: Numbers | None = None
+        self._last_evaluation: Numbers = {}
+        self._last_step: Numbers = {}
+        self._has_final = False
+        self._already_reported: list[str] = []
+        self._seconds_before = 0.0
+        self._stops = Stops(waits=ranks.size() > 1)
+        ranks.on_rank_zero(lambda: check_saving(*learner.parts()))
+        ranks.on_rank_zero(lambda: check_space(config, learner))
+        self._display = Display(algorithm, total_steps, shown)
+        self._folder: RunFolder | None = None
+        """The run's folder, on rank 0: the others write nothing."""
+
+        def open_folder() -> tuple[Path, list[str], Path | None, list[str]]:
+            data = [one for one in (config.data, config.eval_data, *more_data) if one]
+            about = {"total_steps": total_steps, "objective": objective}
+            folder = self._folder = RunFolder(config, algorithm, data=data, models=parents, facts=about)
+            found = folder.checkpoint
+            return folder.path, folder.unchanged, found.path if found else None, folder.notes
+
+        self.path, self._unchanged, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
+        self._trackers = Trackers(config, self.path)
+        self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *folder_notes]
+
+    def __enter__(self) -> "Run":
+        self._display.__enter__()
+        try:
+            if self._continues_from is not None:
+                self._resume(self._continues_from)
+                ranks.any_of(False)  # all have read it
+            check_same_weights(self.learner.optimizer)
+            for line in self._opening:
+                self._display.note(line)
+            self._has_moved = False
+            self._hook = self.learner.optimizer.register_step_pre_hook(self._moves)
+            self._started = self._last_saved = time.monotonic()
+            self._mark()
+            self._stops.open()
+            hit("run.started")
+        except BaseException as error:
+            self._stops.close()
+            self._display.__exit__(type(error), error, None)
+            self._close_folder(error)
+            raise
+        return self
+
+    def _resume(self, checkpoint: Path) -> None:
+        """Continue from a checkpoint. Raises CheckpointError if it cannot be read here, or is not of this learner."""
+        if not checkpoint.is_dir():
+            raise CheckpointError(
+                f"rank {ranks.rank()} sees no {checkpoint}, which rank 0 goes on from; --output must be a folder that all "
+                "machines see"
+            )
+        checked = self._folder.checkpoint if self._folder else None
+        state = checked.state if checked else read_state(checkpoint / RESUME)
+        try:
+            self.learner.load_state_dict(state["learner"])
+            run = state["run"]
+            self.done, self._looked_at = run["done"], run["looked_at"]
+            self._first_evaluation, self._last_evaluation = run["first_evaluation"], run["last_evaluation"]
+            self._last_step, self._already_reported = run["last_step"], list(run["suppressed"])
+            self._stopping.load_state_dict(run["patience"])
+            self._seconds_before = run["seconds"]
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.path}: its checkpoint does not fit this run: {error}; start anew with --overwrite"
+            ) from error
+        if self._folder:
+            self._opening += self._folder.rewind(self._stopping, self.objective)
+        self._stopping.best = ranks.broadcast(self._stopping.best)
+        if run["made_from"] not in self._unchanged:
+            self._stopping.best = None
+            self._opening.append("best/ is chosen anew, as settings, data or models have changed")
+        self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
+
+    def _moves(self, *_: Any) -> None:
+        """Before each step of the optimizer: whatever happens in it, the weights are not those of the last mark."""
+        self._has_moved = True
+
+    def _mark(self) -> None:
+        """Take down where the run is: from here it can continue. Tensors are not copied; they hold until the next update."""
+        self._state = {
+            "learner": self.learner.state_dict(),
+            "run": {
+                "done": self.done,
+                "looked_at": self._looked_at,
+                "first_evaluation": self._first_evaluation,
+                "last_evaluation": self._last_evaluation,
+                "last_step": self._last_step,
+                "suppressed": list(self._already_reported),
+                "patience": self._stopping.state_dict(),
+                "seconds": self._seconds(),
+                "made_from": self._unchanged[0],
+            },
+            "logs": self._folder.log_sizes() if self._folder else {},
+        }
+        self._has_moved = False
+
+    def _seconds(self) -> float:
+        return round(self._seconds_before + time.monotonic() - self._started, 2)
+
+    def steps(self) -> Iterator[int]:
+        """0 for the model before its first step, then 1, 2, ... up to the last, or until evaluations stop improving.
+
+        A run that continues begins after its last step, or with it, if it was cut short while that was evaluated.
+        """
+        first = self.done if self._looked_at < self.done else self.done + 1
+        for step in range(first, self.total_steps + 1):
+            if self._stopping.exhausted:
+                self._display.note(
+                    f"stopped at step {self.done}: {self.config.patience} evaluations in a row without improvement"
+                )
+                break
+            yield step
+            self._looked_at = step
+            self._mark()
+            self._save_if_due(step)
+            self._stops.poll(ranks.largest)
+        self._save_final()
+        hit("run.learned")
+
+    def needs_update(self, step: int) -> bool:
+        """True if a step is still to be learned; False for 0, and for one that is only to be evaluated."""
+        return step > self.done
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Around all that moves weights, the step's `log` and checks: a request to end waits until it is done."""
+        before = self.done
+        self._stops.poll(ranks.largest)
+        with self._stops.shield():
+            try:
+                yield
+            finally:
+                if self.done != before:  # it was logged, so it is whole
+                    self._mark()
+        self._stops.poll(ranks.largest)
+
+    def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
+        """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
+        hit("step.learned")
+        self._write(step, metrics)
+        self.done, self._last_step = step, dict(metrics)
+        hit("step.logged")
+        self._display.update(step, metrics)
+        if ranks.is_first():
+            self._trackers.follow()
+        if note is not None and note not in self._already_reported:
+            self._already_reported.append(note)
+            self._display.note(f"step {step}: {note}")
+        self._mark()
+        if step == self.total_steps:
+            self._save_final()
+
+    def samples_due(self, step: int) -> bool:
+        """True every ``sample_every`` steps and at the last one; never if that is 0."""
+        return step > 0 and self.config.sample_every > 0 and self._due(step, self.config.sample_every)
+
+    def evaluation_due(self, step: int) -> bool:
+        """True before the first step, every ``eval_every`` steps and at the last one."""
+        return step == 0 or self._due(step, self.config.eval_every)
+
+    def _due(self, step: int, every: int) -> bool:
+        return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show a table of samples and write it down."""
+        if rows:
+            if self._folder:
+                self._folder.log_samples(step, rows)
+            self._display.table(f"step {step}", rows)
+
+    def evaluate(self, step: int, metrics: Numbers) -> None:
+        """Write down metrics on held-out data, and keep the model as ``best/`` if no earlier one was better.
+
+        Without metrics (nothing is held out) this does nothing.
+        """
+        if not metrics:
+            return
+        hit("evaluation")
+        check_same_weights(self.learner.optimizer)
+        metrics = ranks.broadcast(dict(metrics))
+        if self._first_evaluation is None:
+            self._first_evaluation = dict(metrics)
+        self._last_evaluation = dict(metrics)
+        self._write(step, metrics)
+        self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        if self._stopping.update(metrics[self.objective], step):
+            with self._stops.shield():
+                self._save("best")
+        hit("evaluated")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_divided = holds_divided(self._state)
+        are_all_here = error is not None and is_divided and all_stop(error)
+        if error is not None and not are_all_here:
+            ranks.give_up(error)
+        try:
+            if error is None:
+                try:
+                    self._finish()
+                except BaseException as late:
+                    if ranks.is_first() and not is_divided:
+                        self._save_what_was_learned(late)
+                    raise
+            elif self.done and (are_all_here or ranks.is_first()):
+                if are_all_here or not is_divided:
+                    self._save_what_was_learned(error)
+                else:
+                    self._report_end(
+                        error,
+                        "the other ranks, which hold parts of the model, have not come to the same end, so it is not saved; "
+                        + self._where_it_continues(),
+                    )
+            if isinstance(error, HeedfulError) and error.status != MachineError.status:
+                error.status = max(error.status, TrainingError.status)  # the run had begun
+        finally:
+            self._stops.close()
+            self._hook.remove()
+            self._display.__exit__(kind, error, trace)
+            self._close_folder(error)
+            if ranks.is_first():
+                for line in self._trackers.close(finished=error is None):
+                    self._display.note(line)
+
+    def _write(self, step: int, metrics: Numbers) -> None:
+        if self._folder:
+            self._folder.log(step, metrics)
+
+    def _close_folder(self, error: BaseException | None) -> None:
+        if self._folder:
+            self._folder.close(error)
+
+    def _finish(self) -> None:
+        self.summary |= {
+            "steps": self.done,
+            "stopped_early": self.done < self.total_steps,
+            "seconds": self._seconds(),
+            "first_evaluation": dict(self._first_evaluation or {}),
+            "last_evaluation": dict(self._last_evaluation),
+            "best": {"step": self._stopping.best_step, self.objective: self._stopping.best},
+            "last_step": dict(self._last_step),
+        }
+        if self._folder:
+            self._folder.finish(self.summary)
+        hit("run.finished")
+
+    def _report_end(self, error: BaseException, what_is_left: str) -> None:
+        self._display.note(
+            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; {what_is_left}"
+        )
+
+    def _where_it_continues(self) -> str:
+        last = self._last_checkpoint()
+        return f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
+
+    def _last_checkpoint(self) -> Path | None:
+        return self._folder.checkpoints[-1] if self._folder and self._folder.checkpoints else None
+
+    def _save_what_was_learned(self, error: BaseException) -> None:
+        again = "the same command"
+        if self.config.overwrite:
+            again += " without --overwrite"
+        elif self.config.resume != "auto":
+            again += " without --resume"
+        try:
+            if self._has_moved:
+                name = f"checkpoints/step-{self.done + 1:06d}-partial"
+                self._save(name)
+                left = (
+                    f"in the middle of an update; {self._where_it_continues()}, and the model as it was is "
+                    f"{self.path / name}"
+                )
+            else:
+                with self._stops.shield():
+                    path = self._save_checkpoint(self.done)
+                left = f"{again} goes on from {path}"
+                if self._has_final:
+                    left = f"the model is {self.path / 'final'}, and {again} does what is left"
+        except Exception as second:  # a full disk, say: the first error is the one to report
+            last = self._last_checkpoint()
+            newest = f"; {last} is the newest that is there" if last else ""
+            left = f"no checkpoint could be saved: {type(second).__name__}: {second}{newest}"
+        self._report_end(error, left)
+
+    def _save_if_due(self, step: int) -> None:
+        """Write a checkpoint if its step or time has come. A disk that is full ends no run: the next is tried in its turn."""
+        minutes = (time.monotonic() - self._last_saved) / 60
+        by_time = ranks.broadcast(0 < self.config.save_minutes <= minutes and step < self.total_steps)
+        if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
+            return
+        self._last_saved = time.monotonic()
+        with self._stops.shield():
+            try:
+                self._save_checkpoint(step)
+            except OSError as error:
+                self._display.note(
+                    f"step {step}: the checkpoint could not be written: {error}; the run goes on without it"
+                )
+
+    def _save(self, name: str) -> None:
+        """Write the model to a folder of the run: rank 0 does, once all have given it their parts of what is divided."""
+        model = self.learner.unsharded()
+        if self._folder:
+            with ranks.alone():
+                self._folder.save(model, name)
+
+    def _save_checkpoint(self, step: int) -> Path:
+        """Write a checkpoint of a step, unless it is there: rank 0 does, and all their parts of what is divided."""
+        is_divided = holds_divided(self._state)
+        path = checkpoint_path(self.path, step)
+        is_there = is_divided and ranks.broadcast(path.exists())
+        if is_divided and not is_there:
+            write_parts_of(self.path, step, self._state)
+        model = self.learner if is_there else self.learner.unsharded()
+        if self._folder:
+            with ranks.alone():
+                self._folder.save_checkpoint(step, model, self._state)
+        return path
+
+    def _save_final(self) -> None:
+        if not self._has_final:
+            with self._stops.shield():
+                self._save("final")
+                self._has_final = True
+                if self._folder:
+                    drop_replaced(self.path)

@@ -1,0 +1,318 @@
+"""The folder of a run: configuration, environment, metrics, samples, models, checkpoints, summary."""
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from heedful.configs.options import RunOptions
+from heedful.configs.parse import to_yaml
+from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.faults import hit
+from heedful.files import (
+    complete_or_absent,
+    in_words,
+    naming,
+    read_object,
+    recover,
+    sync,
+    to_json,
+    write_json,
+    write_text,
+)
+from heedful.lock import FolderLock
+from heedful.redact import redact, without_secrets_of
+from heedful.training.checkpoints import SCHEMA, Checkpoint, Checkpoints, Writes, checkpoint_path
+from heedful.training.early_stopping import EarlyStopping
+from heedful.training.output_folder import (
+    LOGS,
+    MARKER,
+    MODELS,
+    NOT_ALWAYS,
+    bring_back,
+    check_output,
+    clear,
+    holds_models,
+    logged,
+    real_path,
+    set_aside,
+)
+from heedful.training.provenance import (
+    ANEW,
+    OF_THIS_CALL,
+    SOURCES,
+    Artifact,
+    check_same_sources,
+    environment,
+    made_from,
+    settings_of,
+    written_settings,
+)
+
+NO_LOCKS = (
+    "the file system of --output has no locks, so nothing keeps a second process out of the folder: start one at a time"
+)
+
+
+class RunFolder:
+    """An open run folder: a new run, or an unfinished one that continues. Made when everything else has been checked.
+
+    If a new run fails before its first step, the folder is as it was: empty, absent, or with the run that was replaced.
+
+    Args:
+        config: the run's settings.
+        command: the trainer's name.
+        data: what the run is made from, mostly files; their hashes are written down, and an unfinished run continues only
+            with these.
+        models: models that it is made from, likewise.
+        facts: what else to write into run.json, for those who list runs.
+
+    Raises ConfigError if the folder cannot be used, CheckpointError if an unfinished run has no checkpoint that verifies.
+    """
+
+    def __init__(
+        self,
+        config: RunOptions,
+        command: str,
+        *,
+        data: Sequence[str | Artifact],
+        models: Sequence[str],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._config = config
+        self._environment = environment(command, config, data=data, models=models)  # which may take minutes
+        self.made_from = made_from(settings_of(config), self._environment)
+        """A sum of settings, data and models, for checkpoints."""
+        plan = check_output(config)
+        self.unchanged = [self.made_from]
+        """Such sums of this very run, also by earlier versions, which had other settings or another order of them. Another
+        in a checkpoint means that settings, data or models have changed since."""
+        self.path = real_path(config.output)
+        self.notes: list[str] = []
+        self.checkpoint: Checkpoint | None = None
+        """What the run continues from; None if it is new."""
+        self._lock: FolderLock | None = None
+        self._resumes = plan.resumes
+        self._is_new_folder = not self.path.exists()
+        self._has_stepped = False
+        self._logs = contextlib.ExitStack()
+        try:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = FolderLock(self.path)  # refused if another process writes to it
+                if plan.replaces:
+                    set_aside(self.path)
+            except OSError as error:
+                if isinstance(error, HeedfulError):
+                    raise
+                raise ConfigError(f"--output {self.path} cannot be made: {in_words(error)}") from error
+            if not self._lock.keeps_others_out:
+                self.notes.append(NO_LOCKS)
+            if plan.resumes:
+                self._find_checkpoint(has_changes=bool(plan.changes))
+            if self.checkpoint is None:
+                self._begin(command, facts or {})
+                self._open_logs()
+            hit("run.opened")
+        except BaseException:  # a full disk, say
+            self._undo()
+            raise
+
+    def _find_checkpoint(self, *, has_changes: bool) -> None:
+        """Read the checkpoint to continue from, if the run has come to one. Raises CheckpointError, ConfigError."""
+        config = self._config
+        identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
+        self._checkpoints = Checkpoints(self.path, identity, config.keep)
+        before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
+        self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
+        if not has_changes and all(before.get(kind) == self._environment[kind] for kind in SOURCES):
+            earlier = [*before.get("unchanged", []), made_from(written_settings(self.path), before)]
+            self.unchanged = list(dict.fromkeys([self.made_from, *earlier]))
+            self._environment["unchanged"] = self.unchanged
+        self._goes_back = config.resume not in ("auto", "never")
+        if self._goes_back:
+            path = Path(config.resume)
+            try:
+                self.checkpoint = self._checkpoints.read(path)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"--resume {path}: {error}; choose another checkpoint, or --resume auto"
+                ) from error
+        else:
+            self.checkpoint, damaged = self._checkpoints.newest()
+            self.notes += damaged
+            self._goes_back = bool(damaged)
+            if self.checkpoint is None and (damaged or holds_models(self.path)):
+                reason = "; ".join(damaged) or "it was cut short before its first checkpoint"
+                raise CheckpointError(
+                    f"--output {self.path} holds models of an unfinished run, but no checkpoint to go on from ({reason}); "
+                    "choose another folder, or add --overwrite to start anew"
+                )
+        self._has_stepped = self.checkpoint is not None
+        if self.checkpoint is None:  # it was killed before it had anything to keep
+            clear(self.path)
+
+    def rewind(self, stopping: EarlyStopping, objective: str) -> list[str]:
+        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns notes on what was done.
+
+        If that is not the newest that there was, best/ and final/ of later steps are set aside, and best/ is chosen anew: the
+        one that the checkpoint knows of is gone. After a mere kill the run comes to the same ones again.
+
+        Args:
+            stopping: what the checkpoint knows of best/.
+            objective: the metric by which that was chosen.
+        """
+        assert self.checkpoint is not None
+        sizes = self.checkpoint.state["logs"]
+        check_logs(self.path, sizes)  # from here on the folder changes
+        notes = [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
+        (self.path / "summary.json").unlink(missing_ok=True)
+        for name in MODELS:
+            recover(self.path / name)
+        if self._goes_back:
+            later = list(logged(self.path, after=sizes["metrics.jsonl"]))
+            if any(record["step"] > self.checkpoint.step for record in later):
+                notes += self._checkpoints.set_model_aside("final")
+            if stopping.would_improve(record[objective] for record in later if objective in record):
+                notes += self._checkpoints.set_model_aside("best")
+        if not (self.path / "best").is_dir():  # set aside now, or when the run continued before
+            stopping.best = None
+        self._write_settings()
+        notes += cut_logs(self.path, sizes)
+        _await_later_second(self.path / "tensorboard")
+        self._open_logs()
+        self.checkpoint = None  # its tensors are in the learner now
+        return notes
+
+    def _begin(self, command: str, facts: Mapping[str, Any]) -> None:
+        """Write what is known before the first step."""
+        identity = uuid.uuid4().hex
+        write_json(self.path / MARKER, {"schema": SCHEMA, "run": identity, "algorithm": command, **facts})
+        self._checkpoints = Checkpoints(self.path, identity, self._config.keep)
+        hit("run.named")
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        write_json(self.path / "environment.json", self._environment)
+        write_text(self.path / "config.yaml", to_yaml(self._config, leave_out=OF_THIS_CALL, without_secrets=True))
+
+    def _open_logs(self) -> None:
+        """Open what is written to in every step."""
+        self._metrics = self._logs.enter_context((self.path / "metrics.jsonl").open("ab"))
+        self._samples = self._logs.enter_context((self.path / "samples.jsonl").open("ab"))
+        self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
+        self._logs.callback(self._tensorboard.close)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line of metrics.jsonl, and the same numbers for TensorBoard."""
+        self._has_stepped = self._has_stepped or step > 0
+        _write_line(self._metrics, {"step": step, **metrics})
+        for name, value in metrics.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write lines of samples.jsonl."""
+        for sample in samples:
+            _write_line(self._samples, {"step": step, **sample}, without_secrets_of(self._config))
+
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of every log as it is now, so that a run that continues from here can cut off what came later."""
+        self._tensorboard.flush()
+        files = [self.path / name for name in (*LOGS, *NOT_ALWAYS) if (self.path / name).exists()]
+        files += sorted((self.path / "tensorboard").iterdir())
+        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
+
+    def save_checkpoint(self, step: int, model: Writes, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, unless it is there. The logs are on the disk before it. Raises OSError."""
+        if not checkpoint_path(self.path, step).exists():
+            for name in state["logs"]:
+                sync(self.path / name)
+            self._checkpoints.save(step, model, state)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that are there, in the order of their steps."""
+        return [checkpoint_path(self.path, step) for step in self._checkpoints.steps()]
+
+    def save(self, model: Writes, name: str) -> None:
+        """Write a model to a folder of the run."""
+        with complete_or_absent(self.path / name) as partial:
+            model.save(partial)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json: the run is complete."""
+        write_json(self.path / "summary.json", redact(summary))
+
+    def close(self, error: BaseException | None) -> None:
+        """Close the folder of a run that ends, by an error or without."""
+        if error is not None and not self._has_stepped:
+            self._undo()
+            return
+        with contextlib.suppress(OSError):  # a full disk, which was reported when the line was written
+            self._logs.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _undo(self) -> None:
+        """Leave the older run, or nothing, or the unfinished run as it is."""
+        with contextlib.suppress(OSError):
+            self._logs.close()
+        if self._lock is not None:  # else the folder is another process's
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                if not self._resumes:
+                    clear(self.path)
+                    bring_back(self.path)
+            self._lock.release()
+            if self._is_new_folder:
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
+
+
+def _await_later_second(events: Path) -> None:
+    """Wait until a new file of events has a later second in its name: TensorBoard reads files in the order of their names."""
+    newest = max((int(path.name.split(".")[3]) for path in events.glob("events.out.tfevents.*")), default=0)
+    time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))  # a clock that was set back is not waited for
+
+
+def _write_line(file: IO[bytes], record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
+    with naming(Path(file.name)):
+        file.write((hide(to_json(record)) + "\n").encode("utf-8", "backslashreplace"))
+        file.flush()
+
+
+def check_logs(run: Path, sizes: Mapping[str, int]) -> None:
+    """Check that the logs of a run can be cut back to sizes they had. Raises CheckpointError."""
+    for name, size in sizes.items():
+        path = run / name
+        if path.is_symlink() or not path.resolve().is_relative_to(run.resolve()):
+            raise CheckpointError(f"{path} is outside of its run")
+        if name in LOGS and not _has(path, size):
+            raise CheckpointError(
+                f"{path} is missing or shorter than it was at the checkpoint; bring it back, or start anew with "
+                "--overwrite"
+            )
+
+
+def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Cut the logs of a run back to sizes they had, and remove those that are newer. Returns what could not be done."""
+    notes = []
+    for name, size in sizes.items():
+        path = run / name
+        if _has(path, size):
+            os.truncate(path, size)
+            continue
+        lost = "TensorBoard will not show the earlier steps" if path.parent != run else "its earlier lines are lost"
+        notes.append(f"{path} is missing or was changed: {lost}")
+    for path in [*(run / "tensorboard").glob("events.*"), *(run / name for name in NOT_ALWAYS)]:
+        if path.relative_to(run).as_posix() not in sizes:
+            path.unlink(missing_ok=True)
+    return notes
+
+
+def _has(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size >= size

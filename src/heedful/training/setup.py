@@ -1,0 +1,213 @@
+"""Loading and preparing the models of a run, with the options that save memory or time."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import RolloutConfig
+from heedful.distributed import ranks
+from heedful.distributed.ranks import local_device
+from heedful.errors import ConfigError
+from heedful.kernels.attention import ATTENTION, attention
+from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
+from heedful.kernels.weights import halve_frozen, hold_untrained_rows, same_weights
+from heedful.models.adapters import add_adapters
+from heedful.models.heads import checkpoint_layers
+from heedful.models.load import check_bitsandbytes, four_bit, load_policy
+from heedful.models.policy import Policy, freeze
+from heedful.models.reward_model import RewardModel
+from heedful.models.source import Source, resolve
+from heedful.models.value_model import ValueModel
+from heedful.tracking.trackers import check_trackers
+from heedful.training.fsdp import divides, loading_device
+from heedful.training.output_folder import FolderPlan, check_output
+from heedful.training.rank_consistency import join_ranks
+
+Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
+"""What starts from a model."""
+
+
+def check_start(config: Config) -> FolderPlan:
+    """Check what can be checked before anything is loaded: the output folder, and the trackers. Ranks meet first.
+
+    Returns what becomes of a run that is already in the output folder. Raises ConfigError; see also `join_ranks`.
+    """
+    join_ranks(config)
+
+    def check() -> FolderPlan:
+        plan = check_output(config)
+        check_trackers(config)
+        return plan
+
+    return ranks.on_rank_zero(check)
+
+
+def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
+    device = local_device(resolve_device(config.device))
+    check_bitsandbytes(config, quantized(config), device)
+    if config.compile:
+        check_compiler(device)
+    if config.optimizer_device == "cpu" and device.type == "cpu":
+        raise ConfigError("--optimizer-device cpu moves nothing: the run is on the CPU; leave it out")
+    dtype = resolve_dtype(config.dtype, device)
+    if config.weights_dtype == "bfloat16" and dtype != torch.bfloat16:
+        how = "add --dtype bfloat16, or leave it out" if config.dtype == "auto" else "leave out one of the two"
+        raise ConfigError(
+            f"--weights-dtype bfloat16 needs products in bfloat16, and here they are in {str(dtype).removeprefix('torch.')} "
+            f"(--dtype {config.dtype} on {device.type}); {how}"
+        )
+    return device, dtype
+
+
+def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the matrices that a run trains. Under adapters they are frozen, and on a GPU as the products read them."""
+    if config.lora_rank:
+        return frozen_dtype(device, compute_dtype)
+    return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
+
+
+def float32_experts(config: Config) -> str:
+    """The experts of what a run trains that stay in float32, as ``--lora-targets`` names them.
+
+    PEFT folds an expert's adapters into its matrix, in the dtype of that: in half precision all steps would be rounded away
+    that are small beside the matrix. Without adapters they are stored as all matrices are.
+    """
+    return config.lora_targets if config.lora_rank else ""
+
+
+def quantized(config: Config) -> list[str]:
+    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU stays whole."""
+    names = ["model", "value_model"]
+    if getattr(config, "reference_device", "cpu") == "same":
+        names.append("reference")
+    return [name for name in (getattr(config, field, None) for field in names) if name]
+
+
+def load_trained(
+    config: Config, source: Source, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False
+) -> Policy:
+    """The policy that a run trains, as it starts, in 4 bits if the options say so. Raises CheckpointError."""
+    return load_policy(
+        source,
+        device=loading_device(config, device),
+        compute_dtype=dtype,
+        with_value_head=with_value_head,
+        four_bit=four_bit(config, device, dtype),
+        stored=stored_dtype(config, device, dtype),
+        float32_experts=float32_experts(config),
+    )
+
+
+def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
+    """Prepare a model for training: untrained rows of its embedding (`hold_untrained_rows`), and what the options ask for:
+    adapters, gradient checkpointing, compilation, gradient scaler.
+
+    ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
+    Raises ConfigError.
+    """
+    model = _transformer(module)
+    hold_untrained_rows(model, base)
+    if config.lora_rank:
+        add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+        module.train()
+    if config.compile:
+        compile_layers(model)
+    if module.compute_dtype == torch.float16:  # small gradients would be 0 there
+        module.grad_scaler = torch.amp.GradScaler(model.device.type)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile one addition. Raises ConfigError if torch cannot, for example without a C++ compiler."""
+
+    def add_one(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    try:
+        torch.compile(add_one)(torch.zeros(2, device=device))
+    except Exception as error:  # of every kind: a compiler, its headers or Triton may be missing or too old
+        first_line = str(error).partition("\n")[0]
+        needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++ or clang++)"
+        raise ConfigError(
+            f"--compile: torch.compile does not work: {first_line}; it needs {needed}: install it, or leave out --compile"
+        ) from error
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each repeated layer of a model, in place. Names of parameters and saved files stay the same.
+
+    A layer is compiled at its first pass. `heedful.kernels.attention` stays uncompiled. So do copies of the model, such
+    as the one that samples: torch leaves compiled code out of a copy.
+
+    Raises ConfigError if the model has no repeated layers.
+    """
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, torch.compiler.disable(attention))
+    for layer in repeated_layers(model):
+        layer.compile(dynamic=True)
+
+
+def repeated_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of layers of one class that holds most of a model's weights. Raises ConfigError if there is none."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+    if not alike:
+        raise ConfigError(f"--compile: {type(model).__name__} has no list of repeated layers; leave out --compile")
+    return max(alike, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
+
+
+def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
+    """The pretrained model in a module."""
+    if isinstance(module, Policy):
+        return module.lm
+    return module.trunk if isinstance(module, ValueModel) else module.classifier
+
+
+def load_reference(
+    config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy, device: torch.device | None = None
+) -> Policy:
+    """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
+
+    For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
+    ranks shares no weights, so then the model is loaded once more. Loaded once more, it is rounded as the policy is
+    (``weights_dtype``, frozen matrices under adapters), so it gives the log-probs that the policy starts with.
+
+    ``device`` is where the run computes; None is where the policy is, which for one that is to be divided is not the same.
+    """
+    if config.reference is None and config.lora_rank and not divides(config):
+        reference = same_weights(policy)
+        reference.value_head = None
+    else:
+        device = reference_device(config, device or policy.device)
+        dtype = policy.compute_dtype  # the KL before the first update is 0
+        is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
+        experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # as the policy's are
+        smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
+        reference = load_policy(
+            resolve(config.reference, config) if config.reference else source,
+            device=loading_device(config, device),
+            compute_dtype=dtype,
+            four_bit=smaller,
+            stored=torch.bfloat16 if is_rounded else frozen_dtype(device, dtype),
+            float32_experts="" if config.reference else experts,
+        )
+        if device.type == "cpu":
+            halve_reference(reference)
+    freeze(reference)
+    return reference
+
+
+def halve_reference(reference: Policy) -> Policy:
+    """A policy that is never trained with its matrices in the compute dtype, in place, if that saves memory."""
+    head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
+    # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
+    halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
+    return reference
+
+
+def reference_device(config: RolloutConfig | DPOConfig | KTOConfig, device: torch.device) -> torch.device:
+    """Where the reference lives, the policy being on ``device``."""
+    return torch.device("cpu") if config.reference_device == "cpu" else device

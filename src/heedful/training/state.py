@@ -1,0 +1,95 @@
+"""The state of a run in memory: trained weights and random generators, read and set bit for bit.
+
+What is read are the tensors themselves, as torch's own ``state_dict`` gives them: a copy needs ``copy.deepcopy``.
+"""
+
+import copy
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.distributed.sharded_files import as_held
+from heedful.training.compact_adamw import CompactAdamW
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Set the weights that learn. Raises KeyError if they are not those of this module."""
+    own = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if own.keys() != weights.keys():
+        raise KeyError(f"the state holds other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
+    for name, parameter in own.items():
+        parameter.copy_(as_held(weights[name], parameter))
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state; its tensors change with each step, its numbers do not."""
+    return {**optimizer.state_dict(), "param_groups": copy.deepcopy(optimizer.state_dict()["param_groups"])}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Set it again. The optimizer takes a copy, so that its steps leave ``state`` as it is; it keeps its own settings."""
+    own = [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    device = optimizer.device if isinstance(optimizer, CompactAdamW) else None
+    moments = {i: _held(values, parameters[i], device) for i, values in state["state"].items()}
+    optimizer.load_state_dict({**state, "param_groups": copy.deepcopy(state["param_groups"]), "state": moments})
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+
+
+def _held(values: Mapping[str, Any], parameter: Tensor, device: torch.device | None) -> dict[str, Any]:
+    """A copy of an optimizer's state of one weight; what has the weight's shape is divided as the weight is."""
+    return {
+        name: as_held(value, parameter, device).clone()
+        if getattr(value, "shape", None) == parameter.shape
+        else copy.deepcopy(value)
+        for name, value in values.items()
+    }
+
+
+def random_state(generator: torch.Generator) -> dict[str, Any]:
+    """States of a run's own generator, of torch's and of Python's."""
+    devices = (
+        [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return {
+        "generator": generator.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": devices,
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
+    """Go on with the random numbers that `random_state` saw."""
+    generator.set_state(state["generator"])
+    torch.set_rng_state(state["torch"])
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    for i, device_state in zip(devices, state["cuda"], strict=False):  # there may be fewer than there were
+        torch.cuda.set_rng_state(device_state, i)
+    random.setstate(state["python"])
+
+
+def scaler_state(module: nn.Module) -> dict[str, Any]:
+    """State of a module's gradient scaler; empty if it has none."""
+    scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
+    return {} if scaler is None else scaler.state_dict()
+
+
+def load_scaler_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Set it again."""
+    scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
+    if scaler is not None:
+        scaler.load_state_dict(state)

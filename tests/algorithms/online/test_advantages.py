@@ -1,0 +1,40 @@
+"""The table of advantage estimators: numbers by hand, and that each is spread over a response's tokens."""
+
+import typing
+
+import pytest
+import torch
+
+from heedful import GRPOConfig
+from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
+from heedful.configs.online import ESTIMATORS, Advantage
+
+
+def of_scores(scores, settings):
+    """Advantages of responses of two and three tokens in turn, ``[batch, time]``, and the mask."""
+    scores = torch.tensor(scores)
+    mask = torch.arange(3) < (2 + torch.arange(len(scores)) % 2).unsqueeze(1)
+    nowhere = torch.full(mask.shape, torch.nan)
+    return ADVANTAGES[settings.advantage](Rewards(nowhere, scores, None, mask), settings), mask
+
+
+def test_advantages_by_hand(config):
+    """Scores 1, 2, 3, 6 of a group: mean 3, deviations -2, -1, 0, 3, sample variance 14 / 3; the others' means 11/3, 10/3,
+    3, 2. The second group's scores are equal."""
+    scores = [1.0, 2.0, 3.0, 6.0, 5.0, 5.0, 5.0, 5.0]
+    deviation = (14 / 3) ** 0.5 + 1e-4
+    for advantage, expected in {
+        "group": [-2 / deviation, -1 / deviation, 0.0, 3 / deviation],
+        "group-mean": [-2.0, -1.0, 0.0, 3.0],
+        "leave-one-out": [1 - 11 / 3, 2 - 10 / 3, 0.0, 4.0],
+    }.items():
+        (found, returns), mask = of_scores(scores, config(GRPOConfig, advantage=advantage, kl_in="loss"))
+        assert found[:, 0].tolist() == pytest.approx([*expected, 0, 0, 0, 0], abs=1e-5), advantage
+        assert torch.equal(found, torch.where(mask, found[:, :1], 0.0)), "each token has its response's"
+        assert returns is None
+    (found, _), _ = of_scores(scores, config(GRPOConfig, advantage="batch-mean", samples_per_prompt=1))
+    assert found[:, 0].tolist() == pytest.approx([-3, -2, -1, 2, 1, 1, 1, 1], abs=1e-5), "the mean of all eight is 4"
+
+
+def test_every_estimator_of_the_settings_has_its_function():
+    assert set(ADVANTAGES) == set(ESTIMATORS) == set(typing.get_args(Advantage))

@@ -1,0 +1,140 @@
+"""Which model is best/: not the one with the highest score at any price, but by the objective, or by a judge."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_online_dpo
+from heedful.algorithms.online.evaluation import evaluate
+from heedful.algorithms.ppo import train_online
+from heedful.configs.online import OnlineConfig
+from heedful.core import ScoreNorm
+
+JUDGE = """
+def brief(completions):
+    return [-len(c) for c in completions]
+"""
+
+
+@pytest.fixture
+def judge(tmp_path):
+    """The string of a judge that likes the opposite of what `length` likes."""
+    (tmp_path / "法官.py").write_text(JUDGE, encoding="utf-8")
+    return f"python:{tmp_path / '法官.py'}:brief"
+
+
+def measured(make_learner, config, settings, **changes):
+    known = settings if isinstance(settings, OnlineConfig) else config(PPOConfig)
+    learner = replace(make_learner(known, noise=0.3, **changes), config=settings)
+    found = evaluate(learner, learner.prompts.prompts)
+    assert found["eval/kl"] > 0.05, "no KL to have a price"
+    return found
+
+
+@pytest.mark.parametrize(("kind", "price"), [(PPOConfig, {"kl_coef": 0.5}), (GRPOConfig, {"kl_coef": 0.25}),
+                                             (OnlineDPOConfig, {"beta": 0.75})])  # fmt: skip
+def test_the_objective_by_hand(make_learner, config, kind, price):
+    """Score, minus the penalty of responses that were cut, minus the price of a nat times the nats."""
+    found = measured(make_learner, config, config(kind, missing_eos_penalty=2.0, **price))
+    (each,) = price.values()
+    cut = 1 - found["eval/eos_frac"]
+    assert cut > 0, "nothing was cut"
+    expected = found["eval/score_mean"] - 2.0 * cut - each * found["eval/kl"]
+    assert found["eval/objective"] == pytest.approx(expected, rel=1e-6)
+    assert "eval/judge_mean" not in found
+
+
+def test_the_objective_is_in_the_unit_of_the_score(make_learner, config):
+    """Under normalisation penalty and price are in standard deviations: times the deviation, the mean being no matter."""
+    settings = config(kl_coef=0.5, missing_eos_penalty=2.0)
+    found = measured(make_learner, config, settings, score_norm=ScoreNorm(mean=7.0, std=3.0))
+    spent = 2.0 * (1 - found["eval/eos_frac"]) + 0.5 * found["eval/kl"]
+    assert found["eval/objective"] == pytest.approx(found["eval/score_mean"] - 3.0 * spent, rel=1e-6)
+
+
+def test_clipping_and_replacing_count_as_in_training(make_learner, config):
+    """All scores are 5, kept to 3; a response that was cut has minus the penalty in their place."""
+    five = [Reward("five", lambda completions: [5.0] * len(completions))]
+    settings = config(kl_coef=0.0, score_clip=3.0)
+    assert measured(make_learner, config, settings, rewards=five)["eval/objective"] == pytest.approx(3.0)
+    settings = config(kl_coef=0.0, missing_eos_penalty=1.0)
+    found = measured(make_learner, config, settings, rewards=five)
+    cut = 1 - found["eval/eos_frac"]
+    assert found["eval/objective"] == pytest.approx(5.0 - 1.0 * cut, rel=1e-6)
+    assert found["eval/score_mean"] == 5.0
+
+
+def evaluations(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return {line["step"]: line for line in lines if "eval/kl" in line}
+
+
+def highest(found, metric):
+    return max(found, key=lambda step: (found[step][metric], -step))
+
+
+RUN = {
+    "steps": 6,
+    "eval_every": 1,
+    "save_every": 1,
+    "keep": 0,
+    "learning_rate": 5e-3,
+    "lr_schedule": "constant",
+    "kl_coef": 2.0,
+}
+
+
+def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
+    """The price of KL, which is high here, puts another model first than the score does."""
+    settings = config(**RUN, response_length="fixed")
+    summary = train_online(settings, rewards=[length])
+    found = evaluations(settings.output)
+    best = highest(found, "eval/objective")
+    assert summary["best"] == {"step": best, "eval/objective": found[best]["eval/objective"]}
+    assert best not in (0, highest(found, "eval/score_mean")), "the run no longer tells the two apart"
+    name = "model.safetensors"
+    kept = settings.output / "checkpoints" / f"step-{best:06d}" / name
+    assert (settings.output / "best" / name).read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [PPOConfig, OnlineDPOConfig])
+def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
+    """By --best-by the model is best that the judge likes most; what is learned stays, bit for bit."""
+    train = train_online_dpo if kind is OnlineDPOConfig else train_online
+    run = {name: value for name, value in RUN.items() if kind is PPOConfig or name != "kl_coef"} | {"save_every": 0}
+    judged = config(kind, **run, best_by=(judge,))
+    plain = config(kind, **run, output=judged.output.parent / "plain")
+    summary = train(judged, rewards=[length])
+    train(plain, rewards=[length])
+    found = evaluations(judged.output)
+    best = highest(found, "eval/judge_mean")
+    assert summary["best"] == {"step": best, "eval/judge_mean": found[best]["eval/judge_mean"]}
+    assert all(line["eval/judge_mean"] == pytest.approx(-line["eval/score_mean"]) for line in found.values())
+    assert len({line["eval/judge_mean"] for line in found.values()}) > 1
+    weights = [(s.output / "final" / "model.safetensors").read_bytes() for s in (judged, plain)]
+    assert weights[0] == weights[1]
+
+
+def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
+    with pytest.raises(ConfigError, match=r"^--best-by rule:digits is one of --rewards: what the policy is trained on"):
+        config(rewards=("rule:digits", "rule:json"), best_by=(judge, "rule:digits"))
+    with pytest.raises(
+        ConfigError, match=r"^--best-by judges held-out responses, .* set --eval-fraction or --eval-data"
+    ):
+        train_online(config(best_by=(judge,), eval_fraction=0.0), rewards=[length])
+    with pytest.raises(ConfigError, match=r"^--best-by: 'digits' is not a reward; use model:PATH"):
+        train_online(config(best_by=("digits",)), rewards=[length])
+    with pytest.raises(ConfigError, match=r"^--best-by: .* has no function 'long'"):
+        train_online(config(best_by=(judge.replace(":brief", ":long"),)), rewards=[length])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_judges_file_is_not_deleted_by_overwrite(config, length, judge, tmp_path):
+    settings = config(steps=1, best_by=(judge,))
+    train_online(settings, rewards=[length])
+    (settings.output / "法官.py").write_text(JUDGE, encoding="utf-8")
+    inside = f"python:{settings.output / '法官.py'}:brief"
+    with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
+        train_online(config(steps=1, best_by=(inside,), overwrite=True), rewards=[length])

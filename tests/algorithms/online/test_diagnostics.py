@@ -1,0 +1,188 @@
+"""What a step says of itself: ratios, lengths, repetition, the critic's gradient, speed and memory, by hand."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
+from heedful.algorithms.online.metrics import critic_metrics, ratio_metrics, with_effective_frac
+from heedful.algorithms.online.update import Update
+from heedful.algorithms.ppo import backward_minibatch, learn
+from heedful.training.metric_sums import MetricSums
+from heedful.training.performance import online_performance
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+def test_golden_explained_variance(scale):
+    """Returns 1, 2, 3 and values 1, 1, 3: errors 0, 1, 0 of variance 2/9, a third of 2/3. The unit does not matter."""
+    returns, values = scale * torch.tensor([[1.0, 2.0, 3.0, 99.0]]), scale * torch.tensor([[1.0, 1.0, 3.0, 0.0]])
+    found = critic_metrics(values, returns, torch.tensor([[True, True, True, False]]))
+    assert found == pytest.approx({"value/mean": scale * 5 / 3, "value/explained_variance": 2 / 3}, rel=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "is_there"), [(0.0, False), (5e-7, False), (2e-6, True), (1e-3, True)])
+def test_returns_that_differ_only_by_rounding_have_no_explained_variance(spread, is_there):
+    """Half of the returns are that share above 0.1 and half of them below, so it is their deviation."""
+    signs = torch.tensor([[1.0, -1.0] * 8], dtype=torch.float64)
+    found = critic_metrics(torch.zeros(1, 16), 0.1 * (1 + spread * signs), torch.ones(1, 16, dtype=torch.bool))
+    assert ("value/explained_variance" in found) is is_there
+
+
+def test_golden_ratio_metrics():
+    """Ratios 2, 1/2, 1, 4 with advantages 1, 1, -1, -2 and bounds 0.2: the first is clipped from above, none from below.
+
+    With the third's ratio 1/2, it is clipped from below. Mean ratio 7.5 / 4 and 7 / 4, mean squares 21.25 / 4 and 20.5 / 4.
+    """
+    log_ratio = torch.tensor([[2.0, 0.5, 1.0, 4.0, 99.0], [2.0, 0.5, 0.5, 4.0, 99.0]]).log()
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -2.0, 0.0]]).expand(2, 5)
+    mask = torch.tensor([[True] * 4 + [False]] * 2)
+    surrogate = core.clipped_ratio(log_ratio, torch.zeros(2, 5), advantages, mask, core.Bounds(0.2, 0.2))
+    found = ratio_metrics(surrogate, lambda x, m: core.masked_mean(x, m, count=8), 8)
+    found = with_effective_frac({name: float(value) for name, value in found.items()})
+    assert found.pop("policy/approx_kl") > 0
+    assert found == pytest.approx(
+        {
+            "policy/clip_frac": 3 / 8,
+            "policy/clip_frac_low": 1 / 8,
+            "policy/clip_frac_high": 2 / 8,
+            "policy/ratio_max": 4.0,
+            "policy/effective_frac": 14.5**2 / (8 * 41.75),
+        }
+    )
+
+
+def test_a_loss_without_a_ratio_has_none_of_them():
+    plain = core.policy_gradient(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
+    assert ratio_metrics(plain, core.masked_mean, 2) == {}
+    assert with_effective_frac({"loss/policy": 1.0}) == {"loss/policy": 1.0}
+
+
+def test_a_ratio_too_large_for_a_square_is_still_a_number():
+    """Ratio e^60: its square is none in float32. An update with one ratio per response is not left out for that."""
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = core.clipped_sequence_ratio(
+        torch.tensor([[30.0, 30.0]]), torch.zeros(1, 2), torch.ones(1, 2), mask, core.Bounds(0.2, 0.2)
+    )
+    assert all(bool(value.isfinite()) for value in ratio_metrics(found, core.masked_mean, 1).values())
+
+
+def test_maxima_are_kept_and_not_divided():
+    sums = MetricSums()
+    for ratio, loss in ((1.5, 1.0), (3.0, 2.0), (2.0, 3.0)):
+        sums.add({"policy/ratio_max": torch.tensor(ratio), "loss/policy": torch.tensor(loss)})
+    assert sums.means(3) == {"policy/ratio_max": 3.0, "loss/policy": 2.0}
+
+
+@pytest.mark.parametrize("changes", [{}, {"action": "response"}, {"aggregate": "sequence"}], ids=str)
+def test_micro_batches_do_not_change_them(config, make_learner, experience_of, moved, gradient, changes):
+    """Against all ratios at once, by their definition."""
+    settings = config(PPOConfig, **changes)
+    learner = make_learner(settings)
+    experience = moved(experience_of(learner))
+    names = ("clip_frac", "clip_frac_low", "clip_frac_high", "ratio_max")
+    found = []
+    for size in (8, 3):
+        _, metrics, _ = gradient(learner, experience, micro_batch_size=size)
+        found.append(with_effective_frac(metrics))
+    for name in (*names, "effective_frac"):
+        assert found[0][f"policy/{name}"] == pytest.approx(found[1][f"policy/{name}"], rel=1e-9), name
+    assert found[0]["policy/clip_frac_low"] > 0
+    assert found[0]["policy/clip_frac"] == pytest.approx(
+        found[0]["policy/clip_frac_low"] + found[0]["policy/clip_frac_high"]
+    )
+    batch, mask = experience.batch, experience.batch.response_mask
+    with torch.no_grad():
+        logprobs = learner.policy(batch.ids, batch.attention_mask, mask).logprobs
+    log_ratio = torch.where(mask, logprobs - experience.old_logprobs, 0.0)
+    ratio = log_ratio.sum(dim=1).exp() if changes.get("action") else log_ratio.exp()[mask]
+    assert found[0]["policy/ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-6)
+    expected = float(ratio.mean() ** 2 / ratio.square().mean())
+    assert found[0]["policy/effective_frac"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_lengths_and_repetition_of_a_batch(config, make_learner, experience_of):
+    learner = make_learner(config(GRPOConfig, max_new_tokens=20))
+    object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 12)))
+    experience = experience_of(learner)
+    mask = experience.batch.response_mask
+    lengths = mask.sum(dim=1).double()
+    for name, q in (("length_p10", 0.1), ("length_p50", 0.5), ("length_p90", 0.9), ("length_max", 1.0)):
+        assert experience.metrics[f"rollout/{name}"] == pytest.approx(float(lengths.quantile(q)), rel=1e-6), name
+    ids = experience.batch.ids[:, -mask.shape[1] :]
+    shares = []
+    for row, m in zip(ids, mask, strict=True):
+        own = row[m].tolist()
+        grams = [tuple(own[i : i + 4]) for i in range(len(own) - 3)]
+        shares.append(1 - len(set(grams)) / len(grams) if grams else 0.0)
+    assert experience.metrics["rollout/repeated_frac"] == pytest.approx(sum(shares) / len(shares))
+
+
+def norm_of(module):
+    return math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None))
+
+
+def test_the_norm_of_a_critic_with_its_own_network(config, make_learner, experience_of):
+    settings = config(PPOConfig, critic="separate", ppo_epochs=1)
+    learner = make_learner(settings)
+    experience = experience_of(learner)
+    backward_minibatch(learner, experience, Update(learner, experience.kl), learner.micro_batch)
+    critic, policy = norm_of(learner.critic), norm_of(learner.policy)
+    learner.optimizer.zero_grad(set_to_none=True)
+    metrics = learn(learner, experience).metrics
+    assert metrics["value/grad_norm"] == pytest.approx(critic, rel=1e-6)
+    assert metrics["optimizer/grad_norm"] == pytest.approx(policy, rel=1e-6)
+    assert critic != pytest.approx(policy)
+
+
+def test_the_norm_of_a_value_head(config, make_learner, experience_of):
+    """Of the head's own passes; the mean over them."""
+    learner = make_learner(config(PPOConfig, value_epochs=1))
+    experience = experience_of(learner)
+    head, mask = learner.policy.value_head, experience.batch.response_mask
+    values = head(experience.states, mask)
+    values = values if values.dim() == 2 else torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
+    loss, _ = core.value_loss(
+        values, experience.old_values, experience.returns, mask, clip_range=learner.config.value_clip_range
+    )
+    loss.backward()
+    expected = norm_of(head)
+    learner.optimizer.zero_grad(set_to_none=True)
+    assert learn(learner, experience).metrics["value/grad_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_speed_of_each_phase():
+    seconds = {"time/rollout": 2.0, "time/score": 1.0, "time/update": 5.0}
+    found = online_performance(seconds, 80.0, torch.device("cpu"), sampled_tokens=240.0)
+    assert found.pop("perf/memory_gb") > 0.05
+    assert found == {
+        "perf/tokens_per_second": 10.0,
+        "perf/rollout_tokens_per_second": 120.0,
+        "perf/score_tokens_per_second": 80.0,
+        "perf/update_tokens_per_second": 16.0,
+    }
+
+
+RUNS = {
+    "ppo": (PPOConfig, train_ppo, {"kl_target": 6.0, "approx_kl_limit": 9.0, "target_entropy": 1.0, "top_p": 0.9}),
+    "separate": (PPOConfig, train_ppo, {"critic": "separate", "importance": "token-truncate", "top_k": 50}),
+    "grpo": (GRPOConfig, train_grpo, {"dynamic_sampling_rounds": 1, "mask_truncated": True, "score_clip": 9.0}),
+    "online-dpo": (OnlineDPOConfig, train_online_dpo, {"overlong_buffer": 3}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_metric_of_a_run_is_on_the_page(config, length, name):
+    kind, train, changes = RUNS[name]
+    settings = config(kind, **changes)
+    train(settings, rewards=[length])
+    lines = (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = {metric for line in lines for metric in json.loads(line)} - {"step"}
+    on_page = set(re.findall(r"`([a-z]+/\w+)`", PAGE))
+    assert logged - on_page == set()
+    assert len(logged) > 25

@@ -1,0 +1,114 @@
+"""Online training learns: a letter's share rises with every kind of loss, and penalties hold a policy back."""
+
+from dataclasses import replace
+
+import pytest
+
+from heedful import A2CConfig, GRPOConfig, PPOConfig
+from heedful.algorithms.ppo import train_online
+from heedful.core.surrogates import SURROGATES
+
+LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
+LEARNERS = {
+    "ppo-0": (PPOConfig, {"seed": 0}),
+    "ppo-1": (PPOConfig, {"seed": 1}),
+    "ppo-2": (PPOConfig, {"seed": 2}),
+    "response": (PPOConfig, {"steps": 24, "action": "response"}),
+    "a2c": (A2CConfig, LONG_A2C),
+    "a2c-response": (A2CConfig, {**LONG_A2C, "action": "response"}),
+    "grpo": (GRPOConfig, {}),
+    "dr-grpo": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
+    "dapo": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28}),
+    "rloo": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
+    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "clip_range": 0.02}),
+    "reinforce": (GRPOConfig, {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"}),
+}
+
+
+@pytest.fixture
+def settings(config):
+    """``settings(Config, **changes)`` of a run that learns a share of a letter."""
+
+    def make(kind=PPOConfig, **changes):
+        run = {
+            "steps": 40,
+            "rollout_batch_size": 64,
+            "samples_per_prompt": 8,
+            "minibatch_size": 32,
+            "micro_batch_size": 32,
+            "learning_rate": 2e-3,
+            "lr_schedule": "constant",
+            "kl_coef": 0.0,
+            "response_length": "fixed",
+        }
+        own = {"ppo_epochs": 2} if kind is GRPOConfig else {"value_learning_rate": 1e-2}
+        return config(kind, **(run | own | changes))
+
+    return make
+
+
+def gain(summary):
+    first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
+    return last - first
+
+
+QUICK = {"ppo-0"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in LEARNERS]
+)
+def test_raises_the_share_of_a_letter(settings, share_of_a, name):
+    kind, changes = LEARNERS[name]
+    assert gain(train_online(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.exhaustive
+def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(settings, share_of_a, monkeypatch, kind):
+    """Negative control of the learning test: with the sign flipped the score does not rise by 0.3."""
+    right = SURROGATES["clip", "token"]
+
+    def wrong(*tensors):
+        surrogate = right(*tensors)
+        return surrogate._replace(objective=-surrogate.objective)
+
+    monkeypatch.setitem(SURROGATES, ("clip", "token"), wrong)
+    assert gain(train_online(settings(kind), rewards=[share_of_a])) < 0.3
+
+
+PENALTIES = {
+    "ppo": (PPOConfig, {}, 0.2),
+    "grpo-loss": (GRPOConfig, {"kl_in": "loss", "advantage": "group"}, 0.3),
+    "grpo-reward": (GRPOConfig, {"kl_in": "reward", "advantage": "group-mean"}, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in PENALTIES])
+def test_a_kl_penalty_keeps_the_policy_near_its_reference(settings, share_of_a, tmp_path, name):
+    kind, changes, share = PENALTIES[name]
+    kl = {}
+    for coef in (0.0, 3.0):
+        run = settings(kind, kl_coef=coef, output=tmp_path / str(coef), **changes)
+        run = replace(run, reference=run.model)  # at a price of 0 only a named one is measured against
+        kl[coef] = train_online(run, rewards=[share_of_a])["last_evaluation"]["eval/kl"]
+    assert kl[3.0] < share * kl[0.0]
+
+
+@pytest.mark.exhaustive
+def test_a_penalty_in_the_loss_keeps_the_policy_near_its_reference(settings, share_of_a, tmp_path):
+    """PPO's, of kind k2. A price too small to hold anything back is what makes reference/kl a metric."""
+    kl = {}
+    for coef in (1e-9, 30.0):
+        run = settings(kl_in="loss", kl_kind="k2", kl_coef=coef, steps=10, output=tmp_path / str(coef))
+        kl[coef] = train_online(run, rewards=[share_of_a])["last_step"]["reference/kl"]
+    assert kl[30.0] < 0.2 * kl[1e-9]
+
+
+@pytest.mark.exhaustive
+def test_entropy_bonus_keeps_the_policy_diverse(settings, share_of_a, numbers, tmp_path):
+    entropy = {}
+    for coef in (0.0, 1.0):
+        train_online(settings(entropy_coef=coef, output=tmp_path / str(coef)), rewards=[share_of_a])
+        entropy[coef] = numbers(tmp_path / str(coef))[-2]["policy/entropy"]
+    assert entropy[1.0] > entropy[0.0] + 1.0

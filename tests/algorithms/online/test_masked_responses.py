@@ -1,0 +1,233 @@
+"""With --mask-truncated, what was cut is learned from nowhere and seen everywhere: in metrics, tables, files and counts."""
+
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful import (
+    A2CConfig,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    Reward,
+    TrainingError,
+    core,
+    make_tiny_model,
+    train_online_dpo,
+)
+from heedful.algorithms.online import online_dpo
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.online.update import shuffled
+from heedful.algorithms.ppo import learn, make_experience, train_online
+from heedful.rewards import Ensemble
+from jsonl import read_jsonl, read_metrics
+
+IN_THE_LOSS = {"mask_truncated": True, "kl_in": "loss", "kl_kind": "k3", "kl_coef": 0.1}
+ONE_UPDATE = {
+    "ppo": (PPOConfig, {"critic": "separate", "ppo_epochs": 1}),
+    "a2c": (A2CConfig, {"critic": "separate"}),
+    "grpo": (GRPOConfig, {}),
+}
+"""The algorithms that can mask, each in one update per rollout batch."""
+EIGHT = {"rollout_batch_size": 8, "minibatch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A policy that now and then ends a response within 60 tokens, and a reference that is far from it."""
+    root = tmp_path_factory.mktemp("远")
+    for name, scale in (("policy", 0.02), ("reference", 0.2)):
+        make_tiny_model("gpt2", root / name, hidden_size=16, num_layers=1, max_length=128, initializer_range=scale)
+    return {name: str(root / name) for name in ("policy", "reference")}
+
+
+@pytest.fixture
+def some_end(config, apart):
+    """``some_end(kind, **changes)``: settings of two steps, in which most of 16 responses are cut."""
+
+    def make(kind, **changes):
+        sizes = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 60}
+        models = {"model": apart["policy"], "reference": apart["reference"], "learning_rate": 1e-3}
+        return config(kind, **models | sizes | {"eval_fraction": 0.0} | IN_THE_LOSS | changes)
+
+    return make
+
+
+def varied(completions, **_):
+    """A number that hardly two responses share."""
+    return [float(sum(map(ord, completion)) % 101) for completion in completions]
+
+
+@pytest.mark.parametrize("name", ONE_UPDATE)
+def test_every_response_is_written_down_with_its_kl(some_end, name):
+    """Also those that were cut, and the metrics of a step are those of all of them."""
+    kind, changes = ONE_UPDATE[name]
+    settings = some_end(kind, **changes, rollouts="all")
+    train_online(settings, [varied])
+    for step, metrics in enumerate(read_metrics(settings.output), 1):
+        rows = pq.read_table(settings.output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+        cut = sum(row["finish_reason"] == "length" for row in rows) / 16
+        assert cut == pytest.approx(metrics["rollout/masked_frac"])
+        assert 0 < cut < 1
+        assert len({row["kl"] for row in rows}) == 16
+        assert sum(row["kl"] for row in rows) / 16 == pytest.approx(metrics["reference/kl"], rel=1e-4)
+        assert sum(row["length"] for row in rows) / 16 == pytest.approx(metrics["rollout/response_length"])
+
+
+@pytest.mark.parametrize("name", ONE_UPDATE)
+def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, name):
+    """Worked out by passes of policy and reference before the update."""
+    kind, changes = ONE_UPDATE[name]
+    learner = make_learner(config(kind, **changes, **IN_THE_LOSS), noise=0.1)
+    object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
+    scored = rollout(learner, [p for p in learner.prompts.prompts for _ in range(learner.config.samples_per_prompt)])
+    experience, rollouts = make_experience(learner, scored), scored.rollouts
+    assert 0 < len(experience.completions) < len(rollouts.lengths)
+    batch, mask = rollouts.batch, rollouts.batch.response_mask
+    with torch.no_grad():
+        ours, theirs = (
+            model(batch.ids, batch.attention_mask, mask, with_entropy=True)
+            for model in (learner.policy, learner.reference)
+        )
+    differences = torch.where(mask, ours.logprobs - theirs.logprobs, 0.0)
+    metrics = learn(learner, experience).metrics
+    assert metrics["reference/kl"] == pytest.approx(float(differences.sum(dim=1).mean()), rel=1e-5)
+    assert metrics["policy/entropy"] == pytest.approx(float(ours.entropy[mask].mean()), rel=1e-5)
+    mismatch = (rollouts.sampler_logprobs - ours.logprobs).abs()[mask].mean()
+    assert metrics["rollout/sampler_mismatch"] == pytest.approx(float(mismatch), abs=1e-9)
+
+
+def test_a_policy_that_never_stops_is_stopped_by_its_kl(some_end):
+    """All its responses are cut, so nothing is learned; KL is measured all the same."""
+    settings = some_end(GRPOConfig, max_new_tokens=3, steps=6, max_kl=1e-4, seed=1, **EIGHT)
+    with pytest.raises(TrainingError, match=r"at step 3, has been above --max-kl 0\.0001 in 3 steps"):
+        train_online(settings, [varied])
+    assert [step["rollout/masked_frac"] for step in read_metrics(settings.output)] == [1.0] * 3
+
+
+def first_fails(completions):
+    """On the first response to each prompt; not in the trial of the rewards."""
+    return [math.nan if i % 4 == 0 and len(completions) == 16 else float(i) for i in range(len(completions))]
+
+
+def second_fails(completions):
+    """On a response to the second prompt."""
+    return [math.nan if i == 5 and len(completions) == 16 else float(i) for i in range(len(completions))]
+
+
+ALONE = {"advantage": "batch-mean", "kl_in": "reward"}
+TABLES = {
+    "masked": (GRPOConfig, IN_THE_LOSS, varied, [0, 4, 8]),
+    "a reward that fails": (GRPOConfig, ALONE, first_fails, [1, 5, 9]),
+    "groups, a reward that fails": (GRPOConfig, {}, second_fails, [0, 8, 12]),
+    "pairs, a reward that fails": (OnlineDPOConfig, {}, second_fails, [0, 8, 12]),
+}
+"""The rows that are shown, among all that were sampled."""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_of_samples_has_a_response_to_each_of_the_first_prompts(config, apart, name):
+    """The first that has a score, whether it was cut or not."""
+    kind, changes, reward, shown = TABLES[name]
+    sizes = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1}
+    tables = {"rollouts": "all", "sample_every": 1, "num_samples": 3, "eval_fraction": 0.0, "max_failed_rewards": 0.5}
+    settings = config(kind, model=apart["policy"], **sizes | tables | changes)
+    (train_online_dpo if kind is OnlineDPOConfig else train_online)(settings, [reward])
+    everything = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
+    rows = [everything[row] for row in shown]
+    assert "length" in {row["finish_reason"] for row in (everything if reward is second_fails else rows)}
+    samples = read_jsonl(settings.output / "samples.jsonl")
+    named = ("prompt", "response", "score", "kl")
+    assert [[one[name] for name in named] for one in samples] == [[row[name] for name in named] for row in rows]
+
+
+# ---------------------------------------------------------------------------------------------- minibatches and weights
+
+
+@given(st.integers(0, 200), st.integers(1, 64), st.integers(0, 3))
+def test_minibatches_are_as_few_and_as_equal_as_can_be(count, size, seed):
+    """Every row once; a whole batch is cut as it always was."""
+    parts = shuffled(count, size, torch.Generator().manual_seed(seed))
+    assert sorted(row for part in parts for row in part.tolist()) == list(range(count))
+    assert len(parts) == math.ceil(count / size)
+    lengths = [len(part) for part in parts]
+    assert max(lengths, default=0) <= size
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    if count % size == 0:
+        assert all(map(torch.equal, parts, order.split(size)))
+
+
+@pytest.mark.parametrize("changes", [{"mask_truncated": True}, {"mask_truncated": False}], ids=["masked", "failed"])
+def test_no_step_is_made_of_a_rest(config, make_learner, experience_of, passes, length, changes):
+    """Rows of each pass of the update over what is left of 16 responses, in minibatches of 8."""
+
+    def fails(completions):
+        return [math.nan if i in (3, 5) else one for i, one in enumerate(length(completions))]
+
+    settings = config(PPOConfig, ppo_epochs=1, minibatch_size=8, samples_per_prompt=4, micro_batch_size=16, **changes)
+    rewards = {} if settings.mask_truncated else {"rewards": Ensemble((Reward("fails", fails),), max_failed=0.5)}
+    learner = make_learner(settings, **rewards)
+    object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
+    experience = experience_of(learner)
+    left = len(experience.rows)
+    assert 9 <= left <= 14
+    seen = passes(learner.policy)
+    learn(learner, experience)
+    assert [rows for rows, _ in seen] == [math.ceil(left / 2), left // 2]
+
+
+def test_no_step_is_made_of_a_rest_of_the_pairs(config, passes):
+    """One of four prompts ties: three pairs in minibatches of two would leave one; with five of eight, 2, 2 and 1."""
+    sizes = {"samples_per_prompt": 2, "rollout_batch_size": 16, "minibatch_size": 8, "ppo_epochs": 2}
+
+    def some_tie(completions):
+        return [float(i % 2) if i < 10 else 0.0 for i in range(len(completions))]
+
+    settings = config(OnlineDPOConfig, micro_batch_size=16, eval_fraction=0.0, **sizes)
+    learner = start(settings, [some_tie]).learner
+    experience = online_dpo.make_experience(learner, rollout(learner, next(learner.prompts)))
+    seen = passes(learner.policy)
+    online_dpo.learn(learner, experience)
+    assert [rows for rows, _ in seen] == [6, 4] * 2, "five pairs in minibatches of at most four"
+
+
+@pytest.mark.parametrize("importance", ["token-truncate", "sequence-truncate"])
+def test_importance_weights_are_those_of_what_is_learned_from(config, make_learner, experience_of, importance):
+    """Their mean, which normalises them and is logged, is over responses that are not masked."""
+
+    def made(**changes):
+        torch.manual_seed(0)
+        settings = config(PPOConfig, samples_per_prompt=4, top_k=20, mask_truncated=True, gamma=0.9, **changes)
+        learner = make_learner(settings)
+        object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
+        return experience_of(learner)
+
+    plain = made()
+    mask = plain.batch.response_mask
+    if importance.startswith("sequence"):
+        mask = core.first_in_mask(mask)
+    assert 0 < len(plain.rows) < 16
+    for normalise in (True, False):
+        weighed = made(importance=importance, importance_high=1e9, importance_normalise=normalise)
+        mean = float((weighed.advantages / plain.advantages)[mask].mean())
+        assert weighed.metrics["importance/weight_mean"] == pytest.approx(mean, rel=1e-4)
+        assert (mean == pytest.approx(1, rel=1e-4)) == normalise
+
+
+def test_no_weights_are_measured_if_everything_is_masked(some_end):
+    settings = some_end(PPOConfig, max_new_tokens=1, importance="token-truncate", steps=1, **EIGHT)
+    train_online(settings, [varied])
+    (metrics,) = read_metrics(settings.output)
+    assert metrics["rollout/masked_frac"] == 1
+    assert not any(name.startswith("importance/") for name in metrics)

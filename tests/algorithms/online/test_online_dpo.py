@@ -1,0 +1,172 @@
+"""Online DPO: pairs of the policy's own responses, the loss of DPO on them, and that it learns."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful import ConfigError, OnlineDPOConfig, core, train_online_dpo
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.online.update import Update
+from heedful.algorithms.online_dpo import backward_minibatch, best_and_worst, learn, make_experience
+
+
+def varied(completions, **_):
+    """A number that hardly two responses share."""
+    return [float(sum(map(ord, completion)) % 101) for completion in completions]
+
+
+def nothing(completions, **_):
+    return [0.0] * len(completions)
+
+
+@pytest.fixture
+def pairs_config(config):
+    """``pairs_config(**changes)``: settings of online DPO with three responses to a prompt."""
+
+    def make(**changes):
+        sizes = {"rollout_batch_size": 12, "samples_per_prompt": 3, "minibatch_size": 12, "max_new_tokens": 8}
+        return config(OnlineDPOConfig, **(sizes | {"learning_rate": 1e-3, "device": "cpu"} | changes))
+
+    return make
+
+
+def test_the_best_and_the_worst_of_each_group():
+    """Groups of 3: rows 1 and 0; rows 3 (the first of equal ones) and 5; the third ties and makes no pair."""
+    scores = torch.tensor([0.0, 2.0, 1.0, 5.0, 5.0, -1.0, 3.0, 3.0, 3.0])
+    assert best_and_worst(scores, 3) == [(1, 0), (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("groups.argmax(dim=1)", "groups.argmin(dim=1)"),
+        ("groups.argmin(dim=1)", "groups.argmax(dim=1)"),
+        (" if best != worst", ""),
+        ("(i * group_size + best, i * group_size + worst)", "(i * group_size + worst, i * group_size + best)"),
+        ("(i * group_size + best", "(best"),
+    ],
+    ids=["the worst is best", "the best is worst", "ties make pairs", "the order", "rows of the first group"],
+)
+def test_a_mistake_in_the_choice_of_pairs_is_noticed(mistake, old, new):
+    def found():
+        return best_and_worst(torch.tensor([0.0, 2.0, 1.0, 5.0, 5.0, -1.0, 3.0, 3.0, 3.0]), 3)
+
+    assert found() == [(1, 0), (3, 5)]
+    mistake(best_and_worst, old, new)
+    assert found() != [(1, 0), (3, 5)]
+
+
+def ready(config):
+    """A learner in float64 whose reference is a little away from it, and a rollout batch."""
+    _, learner, _, _ = start(config, [varied])
+    learner.policy.double()
+    learner.reference = start(config, [varied]).learner.reference.double()
+    with torch.no_grad():
+        for parameter in learner.reference.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+    assert len(best_and_worst(experience.scored.shaped, 3)) > 2
+    return learner, experience
+
+
+def gradient(learner, experience, pairs, **changes):
+    learner.policy.zero_grad()
+    learner.config = replace(learner.config, **changes)
+    update = Update(learner, experience.kl)
+    backward_minibatch(learner, experience, pairs, update, learner.micro_batch)
+    flat = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    return flat, update.sums.means(1)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "ipo-sum", "hinge"])
+def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
+    """IPO, as in its authors' runs, takes the mean over each response's tokens; ipo-sum does not."""
+    learner, experience = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
+    scored = experience.scored
+    pairs = best_and_worst(scored.shaped, 3)
+    ours, metrics = gradient(learner, experience, pairs)
+    batch, mask = scored.batch, scored.batch.response_mask
+    learner.policy.zero_grad()
+    logprobs = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.8).logprobs.sum(dim=1)
+    ref = experience.ref_logprobs.sum(dim=1)
+    best, worst = ([pair[i] for pair in pairs] for i in (0, 1))
+    tokens = mask.sum(dim=1) if loss == "ipo" else torch.ones(len(mask))
+    ratio = (logprobs - ref) / tokens
+    nothing_off, kind = torch.zeros(len(pairs), dtype=torch.float64), loss.removesuffix("-sum")
+    value, expected = core.dpo_loss(ratio[best], ratio[worst], nothing_off, nothing_off, beta=0.3, kind=kind)
+    value.backward()
+    theirs = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-10
+    assert metrics["reward/margin"] == pytest.approx(float(expected["reward/margin"]), rel=1e-9)
+
+
+def test_micro_batches_do_not_change_the_gradient(pairs_config):
+    learner, experience = ready(pairs_config())
+    pairs = best_and_worst(experience.scored.shaped, 3)
+    whole, _ = gradient(learner, experience, pairs, micro_batch_size=8)
+    for changes in ({"micro_batch_size": 1}, {"micro_batch_size": 8, "micro_batch_tokens": 40}):
+        split, _ = gradient(learner, experience, pairs, **changes)
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+
+
+def test_at_the_start_it_is_the_gradient_of_the_log_odds(pairs_config):
+    """Policy = reference: L = log 2, and the gradient is -beta/2 that of the mean log odds of the pairs."""
+    _, learner, _, _ = start(pairs_config(beta=0.5), [varied])
+    scored = rollout(learner, next(learner.prompts))
+    pairs = best_and_worst(scored.shaped, 3)
+    ours, metrics = gradient(learner, make_experience(learner, scored), pairs)
+    assert metrics["loss/dpo"] == pytest.approx(0.693147, abs=1e-5)
+    batch = scored.rollouts.batch
+    learner.policy.zero_grad()
+    logprobs = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs.sum(dim=1)
+    (-0.25 * sum(logprobs[best] - logprobs[worst] for best, worst in pairs) / len(pairs)).backward()
+    theirs = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
+
+
+def test_responses_that_all_tie_teach_nothing(pairs_config):
+    _, learner, _, _ = start(pairs_config(), [nothing])
+    before = [p.detach().clone() for p in learner.policy.parameters()]
+    metrics = learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics
+    assert metrics["reward/tied_frac"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+
+
+def test_a_run_says_that_it_learns_nothing_from_ties(pairs_config, capsys):
+    train_online_dpo(pairs_config(steps=1), rewards=[nothing])
+    assert "all responses to each prompt scored equally" in capsys.readouterr().err
+
+
+def test_it_raises_the_share_of_a_letter(pairs_config, share_of_a, tmp_path):
+    settings = pairs_config(
+        steps=40,
+        rollout_batch_size=64,
+        samples_per_prompt=8,
+        minibatch_size=16,
+        micro_batch_size=32,
+        learning_rate=5e-3,
+        lr_schedule="constant",
+        response_length="fixed",
+    )
+    summary = train_online_dpo(settings, rewards=[share_of_a])
+    first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
+    assert last - first >= 0.3
+    assert summary["algorithm"] == "online-dpo"
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
+    assert environment["command"] == "heedful online-dpo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples_per_prompt": 1}, "--samples-per-prompt is 1, but a pair needs two"),
+        ({"minibatch_size": 4}, "--minibatch-size 4 is not a multiple of --samples-per-prompt 3"),
+        ({"beta": 0.0}, "--beta must be greater than 0"),
+    ],
+)
+def test_settings_that_make_no_pairs_are_refused(pairs_config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        pairs_config(**changes)

@@ -1,0 +1,309 @@
+"""Every option in every preset: it has an effect, or it is refused with a reason. docs/options.md is this table.
+
+`python tests/algorithms/online/test_options.py` writes the page again; the tests hold each of its cells against the code.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
+from heedful.algorithms.online import online_dpo, ppo
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
+
+PRESETS = {
+    "PPO": (PPOConfig, {}),
+    "response-level PPO": (PPOConfig, {"action": "response"}),
+    "A2C": (A2CConfig, {}),
+    "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}),
+    "GRPO": (GRPOConfig, {}),
+    "Dr. GRPO": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
+    "DAPO": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
+    "CISPO": (GRPOConfig, {"policy_loss": "cispo", "aggregate": "token", "clip_range": 1.0, "kl_coef": 0.0}),
+    "GSPO": (
+        GRPOConfig,
+        {"ratio": "sequence-mean", "clip_range": 3e-4, "clip_range_high": 4e-4, "kl_coef": 0.0},
+    ),
+    "RLOO": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
+    "REINFORCE": (GRPOConfig, {"advantage": "batch-mean", "kl_in": "reward", "samples_per_prompt": 1}),
+    "online DPO": (OnlineDPOConfig, {}),
+}
+COMMANDS = {PPOConfig: "ppo", A2CConfig: "a2c", GRPOConfig: "grpo", OnlineDPOConfig: "online-dpo"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A setting to try in each preset."""
+
+    settings: dict
+    beside: dict = dataclasses.field(default_factory=dict)
+    """What the option needs to mean anything; the comparison is with a run that has this too."""
+    reward: str = "length"
+
+
+KL = {"kl_coef": 0.5}
+FILTERED = {"top_p": 0.5, "temperature": 0.5}
+MOVED = {"ppo_epochs": 6, "minibatch_size": 1}
+"""Ratios of bad responses rise only while others are learned from."""
+OPTIONS = {
+    "gamma": Option({"gamma": 0.7}),
+    "gae-lambda": Option({"gae_lambda": 0.5}),
+    "whiten-rewards": Option({"whiten_rewards": True}),
+    "whiten-advantages": Option({"whiten_advantages": ...}),
+    "a reward per token": Option({}, reward="dense"),
+    "aggregate": Option({"aggregate": ...}),
+    "ratio": Option({"ratio": ...}),
+    "clip-range": Option({"clip_range": 1e-5}),
+    "clip-range-high": Option({"clip_range_high": 1e-5}),
+    "dual-clip": Option({"dual_clip": 1.00001}, MOVED),
+    "entropy-coef": Option({"entropy_coef": 0.5}),
+    "target-entropy": Option({"target_entropy": 9.0}),
+    "importance": Option({"importance": ...}, FILTERED),
+    "importance-low": Option({"importance_low": 0.55}, FILTERED | {"importance": ...}),
+    "importance-high": Option({"importance_high": 0.016}, FILTERED | {"importance": ...}),
+    "importance-normalise": Option({"importance_normalise": True}, FILTERED | {"importance": ...}),
+    "approx-kl-limit": Option({"approx_kl_limit": 1e-12}),
+    "ppo-epochs": Option({"ppo_epochs": 3}),
+    "kl-coef": Option({"kl_coef": 0.7}),
+    "kl-in": Option({"kl_in": ..., "kl_kind": "k2"}, KL | {"kl_kind": "k2"}),
+    "kl-kind": Option({"kl_kind": "k2"}, KL),
+    "kl-target": Option({"kl_target": 0.01, "kl_horizon": 20}, KL),
+    "critic separate": Option({"critic": "separate"}),
+    "value-coef": Option({"value_coef": 0.9}),
+    "value-epochs": Option({"value_epochs": 3}),
+    "value-clip-range": Option({"value_clip_range": 1e-6}),
+    "value-learning-rate": Option({"value_learning_rate": 0.1}),
+    "critic-warmup-steps": Option({"critic_warmup_steps": 1}),
+    "score-norm-samples": Option({"score_norm_samples": 6}),
+    "score-clip": Option({"score_clip": 4.5}),
+    "missing-eos-penalty": Option({"missing_eos_penalty": 3.0}),
+    "overlong-buffer": Option({"overlong_buffer": 5}, {"response_length": "stop"}),
+    "overlong-penalty": Option({"overlong_penalty": 3.0}, {"response_length": "stop", "overlong_buffer": 5}),
+    "mask-truncated": Option({"mask_truncated": True}, {"response_length": "stop"}),
+    "dynamic-sampling-rounds": Option({"dynamic_sampling_rounds": 2}, reward="ties"),
+    "ptx-data": Option({"ptx_data": ..., "ptx_coef": 1.0}),
+    "ema-decay": Option({"ema_decay": 0.5}),
+    "reference": Option({"reference": ...}, KL),
+    "max-prompt-tokens": Option({"max_prompt_tokens": 4, "too_long": "truncate"}),
+    "beta": Option({"beta": 0.9}),
+    "loss": Option({"loss": "ipo"}),
+}
+
+
+def length(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+def dense(completion_ids, **_):
+    """Each token's place among a response's counts for it; sums as in `length` would not tell places apart."""
+    return [[float(i % 3) for i, _ in enumerate(ids)] for ids in completion_ids]
+
+
+def ties(completions, **_):
+    return [float(len(completion) > 4) for completion in completions]
+
+
+REWARDS = {"length": length, "dense": dense, "ties": ties}
+
+
+@cache
+def folder():
+    """A tiny policy, a reference that differs from it, prompts and demonstrations."""
+    root = Path(tempfile.mkdtemp())
+    for name, seed in (("policy", 0), ("reference", 1)):
+        make_tiny_model(
+            "gpt2", root / name, hidden_size=16, num_layers=1, max_length=64, initializer_range=0.2, seed=seed
+        )
+    records = [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "苹果", "梨")]
+    (root / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    records = [{"prompt": f"q{i}", "completion": f"answer {i}"} for i in range(8)]
+    (root / "demonstrations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return root
+
+
+def make(preset, settings):
+    """The preset's configuration with settings; ``...`` is whatever the preset does not have."""
+    config_class, own = PRESETS[preset]
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    unknown = [name for name in settings if name not in fields]
+    if unknown:
+        raise ConfigError(f"heedful {COMMANDS[config_class]} has no --{unknown[0].replace('_', '-')}")
+    common = {
+        "model": str(folder() / "policy"),
+        "data": str(folder() / "prompts.jsonl"),
+        "output": folder() / "never-written",
+        "steps": 2,
+        "eval_fraction": 0.0,
+        "rollout_batch_size": 6,
+        "minibatch_size": 6,
+        "max_new_tokens": 6,
+        "learning_rate": 0.02,
+        "lr_schedule": "constant",
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    if config_class is not A2CConfig:
+        common["ppo_epochs"] = 2
+    if own.get("samples_per_prompt", 2) > 1 and config_class is not PPOConfig:
+        common["samples_per_prompt"] = 3
+    chosen = common | own
+    default = {f.name: f.default for f in dataclasses.fields(config_class)} | chosen
+    is_whole = "sequence" in (default.get("ratio"), {"response": "sequence"}.get(default.get("action")))
+    others = {
+        "ratio": "sequence-mean" if is_whole else "sequence",
+        "whiten_advantages": not default.get("whiten_advantages"),
+        "aggregate": "sequence" if default.get("aggregate") != "sequence" else "token",
+        "importance": "sequence-mask" if is_whole or default.get("ratio") == "sequence-mean" else "token-mask",
+        "kl_in": "loss" if default.get("kl_in") == "reward" else "reward",
+        "ptx_data": str(folder() / "demonstrations.jsonl"),
+        "reference": str(folder() / "reference"),
+    }
+    return config_class(**chosen | {name: others[name] if value is ... else value for name, value in settings.items()})
+
+
+def trace(config, reward):
+    """Everything that two steps leave: state and metrics, without seconds."""
+    _, learner, _, _ = start(config, [REWARDS[reward]])
+    left = []
+    for _ in range(config.steps):
+        prompts = next(learner.prompts)
+        if isinstance(config, OnlineDPOConfig):
+            metrics = online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
+        else:
+            metrics = ppo.learn(learner, ppo.make_experience(learner, rollout(learner, prompts))).metrics
+        left.append({name: value for name, value in metrics.items() if not name.startswith(("time/", "perf/"))})
+    state = learner.state_dict()
+    tensors = [*state["policy"].values(), *(state["critic"] or {}).values(), *(state["average"] or {}).values()]
+    return left, torch.cat([tensor.flatten() for tensor in tensors])
+
+
+@cache
+def plain(preset, beside, reward):
+    return trace(make(preset, dict(beside)), reward)
+
+
+def outcome(preset, option):
+    """ "yes" if the option changes weights or metrics, else why it is refused, else "no effect"."""
+    tried = OPTIONS[option]
+    try:
+        config = make(preset, tried.beside | tried.settings)
+        metrics, weights = trace(config, tried.reward)
+    except (ConfigError, RewardError) as error:
+        return str(error)
+    if tried.reward == "dense":  # against the same sums without their places
+        before, old_weights = trace_of_sums(preset)
+    else:
+        before, old_weights = plain(preset, tuple(tried.beside.items()), tried.reward)
+    if weights.shape != old_weights.shape or not torch.equal(weights, old_weights) or metrics != before:
+        return "yes"
+    return "as its sum" if tried.reward == "dense" else "no effect"
+
+
+def trace_of_sums(preset):
+    REWARDS["sums"] = lambda completion_ids, **_: [float(sum(row)) for row in dense(completion_ids)]
+    return trace(make(preset, {}), "sums")
+
+
+def table():
+    """The page's cells: {option: {preset: "yes" or "refused"}}."""
+    matrix = PAGE.read_text(encoding="utf-8").partition("## The matrix")[2].partition("## ")[0]
+    lines = [line for line in matrix.splitlines() if line.startswith("| ")]
+    presets = [cell.strip() for cell in lines[0].split("|")[2:-1]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[1:]]
+    return {
+        row[0].strip("`-"): dict(zip(presets, row[1:], strict=True)) for row in rows if len(row) == len(presets) + 1
+    }
+
+
+CELLS = [(preset, option) for option in OPTIONS for preset in PRESETS]
+
+
+VARIANTS = set(PRESETS) - {"PPO", "GRPO"}
+"""Presets that are another one with settings changed; their cells are read in full by the exhaustive tests."""
+
+
+@pytest.mark.parametrize(
+    ("preset", "option"),
+    [pytest.param(*cell, marks=[pytest.mark.exhaustive] if cell[0] in VARIANTS else []) for cell in CELLS],
+    ids=lambda name: name.replace(" ", "_"),
+)
+def test_a_cell_of_the_page(preset, option):
+    said, found = table()[option][preset], outcome(preset, option)
+    if said in ("yes", "as its sum"):
+        assert found == said, f"{option} in {preset}: {found}"
+    else:
+        assert said == "refused"
+        assert found not in ("yes", "no effect"), f"{option} in {preset} is not refused: {found}"
+        assert "--" in found, "a refusal names a flag"
+
+
+def test_the_page_has_every_cell():
+    cells = table()
+    assert list(cells) == list(OPTIONS)
+    assert all(list(row) == list(PRESETS) for row in cells.values())
+
+
+def test_an_option_without_effect_would_be_noticed(monkeypatch):
+    """The check can fail: an option that the engine ignores is "no effect"."""
+    monkeypatch.setitem(OPTIONS, "num-samples", Option({"num_samples": 3}))
+    assert outcome("PPO", "num-samples") == "no effect"
+
+
+def write():
+    """Write the page. Every cell must have an effect or be refused."""
+    flags = {
+        name: " ".join(
+            f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
+            for key, value in own.items()
+        )
+        for name, (_, own) in PRESETS.items()
+    }
+    rows, reasons, silent = [], {}, []
+    for option in OPTIONS:
+        cells = []
+        for preset in PRESETS:
+            found = outcome(preset, option)
+            if found == "no effect":
+                silent.append(f"{option} in {preset} has no effect and is not refused")
+            cells.append(found if found in ("yes", "as its sum") else "refused")
+            if cells[-1] == "refused":
+                reasons.setdefault(option, {}).setdefault(re.sub(r"^--\S+ \S+ ", "", found), []).append(preset)
+        name = option if " per " in option else f"`--{option}`"
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+        print(rows[-1], file=sys.stderr)
+    if silent:
+        raise SystemExit("\n".join(silent))
+    presets = "\n".join(
+        f"| {name} | `{f'heedful {COMMANDS[config_class]} {flags[name]}'.strip()}` |"
+        for name, (config_class, _) in PRESETS.items()
+    )
+    why = "\n".join(
+        f"- `--{option}`: " + " ".join(f"{', '.join(where)}: {reason}." for reason, where in found.items())
+        for option, found in reasons.items()
+    )
+    PAGE.write_text(
+        "# Options and presets\n\n"
+        "Which option works in which preset. *yes*: it changes what is learned, and a test has seen it do so. *refused*: it "
+        "would have no\nmeaning there, and the command says why before anything is written. *as its sum*: a reward per "
+        "token counts as one number per\nresponse, because the preset compares whole responses.\n\n"
+        "This page is written by `python tests/algorithms/online/test_options.py`, and that file's tests hold every "
+        "cell against the code.\n\n"
+        "## The presets\n\n| preset | command |\n|---|---|\n" + presets + "\n\n"
+        "## The matrix\n\n| option | " + " | ".join(PRESETS) + " |\n" + "|---" * (len(PRESETS) + 1) + "|\n"
+        + "\n".join(rows) + "\n\n## Why an option is refused\n\n" + why + "\n",
+        encoding="utf-8",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,335 @@
+"""The sampling loop against `model.generate`, against itself one row at a time, and against the teacher-forced pass."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+
+from heedful import Prompt, make_tiny_model
+from heedful.configs.options import SamplingOptions
+from heedful.core import token_logprobs
+from heedful.data.chat import Renderer
+from heedful.data.loading import EncodedPrompt
+from heedful.engines import decoder, generate
+from heedful.engines.decoder import SamplingModel
+from heedful.engines.generate import decode, sample
+from heedful.engines.rollouts import Rollouts
+from heedful.engines.sampler import make_sampler
+from heedful.engines.teacher_forced import token_outputs
+from heedful.models import byte_tokenizer, load_policy
+from heedful.types import MicroBatch
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
+PAD, EOS = 0, 1
+
+
+def roll(
+    policy,
+    prompts=PROMPTS,
+    *,
+    stop_ids=(EOS,),
+    pad_id=PAD,
+    seed=0,
+    micro_batch_size=64,
+    micro_batch_tokens=None,
+    **options,
+):
+    generator = torch.Generator().manual_seed(seed)
+    return sample(
+        policy,
+        prompts,
+        SamplingOptions(**options),
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        generator=generator,
+        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
+    )
+
+
+def responses(rollouts):
+    return rollouts.responses(with_stop=True)
+
+
+def stops_midway(policy, **options):
+    """Two tokens that end some responses early, some late and one not at all, found by sampling without an end."""
+    free = responses(roll(policy, response_length="fixed", **options))
+    for pair in itertools.combinations(sorted({token for response in free for token in response}), 2):
+        ends = [next((i for i, token in enumerate(r) if token in pair), None) for r in free]
+        found = {end for end in ends if end is not None and end + 1 < len(free[0])}
+        if None in ends and len(found) >= 2 and max(found) >= 2:
+            return pair
+    raise AssertionError("no stop tokens found that end the responses at different places")
+
+
+def generate_one(policy, prompt, stop_ids, max_new_tokens):
+    """Greedy decoding of one unpadded row by transformers."""
+    ids = torch.tensor([prompt])
+    output = policy.lm.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(stop_ids),
+        pad_token_id=PAD,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def test_greedy_is_generate_token_for_token(policy):
+    """In one ragged batch, with two stop ids that end rows at different steps."""
+    stop_ids = stops_midway(policy, temperature=0.0, max_new_tokens=24)
+    rollouts = roll(policy, stop_ids=stop_ids, temperature=0.0, max_new_tokens=24)
+    expected = [generate_one(policy, prompt, stop_ids, 24) for prompt in PROMPTS]
+    assert responses(rollouts) == expected
+    assert rollouts.truncated.tolist() == [response[-1] not in stop_ids for response in expected]
+    assert len(set(map(len, expected))) >= 3
+
+
+def test_greedy_of_a_padded_batch_is_generates_too(policy):
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[EOS] * (width - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
+    output = policy.lm.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=EOS
+    )
+    rollouts = roll(policy, stop_ids=(), pad_id=EOS, temperature=0.0, max_new_tokens=20)
+    assert responses(rollouts) == output[:, width:].tolist()
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 12}, {"top_p": 0.8}])
+def test_a_row_does_not_depend_on_its_batch(policy, filters):
+    """Every row has its own uniform numbers: one at a time, in twos, within so many tokens and all together are the same."""
+    stop_ids = stops_midway(policy, max_new_tokens=24, **filters)
+    together = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **filters)
+    for limit in ({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 70}):
+        other = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **limit, **filters)
+        assert responses(other) == responses(together)
+        assert torch.equal(other.batch.ids, together.batch.ids)
+        assert torch.equal(other.truncated, together.truncated)
+        torch.testing.assert_close(other.sampler_logprobs, together.sampler_logprobs, rtol=1e-5, atol=1e-5)
+    assert len(set(map(len, responses(together)))) >= 3
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_samples_are_the_inverse_of_the_cumulative_distribution(policy, temperature):
+    """Against plain transformers without a cache: each token is the first whose cumulative probability passes u."""
+    rollouts = roll(policy, stop_ids=(), temperature=temperature, max_new_tokens=8, seed=3)
+    uniforms = torch.rand(len(PROMPTS), 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for row, prompt in enumerate(PROMPTS):
+        ids = list(prompt)
+        for step in range(8):
+            with torch.no_grad():
+                logits = policy.lm(input_ids=torch.tensor([ids])).logits[0, -1].double() / temperature
+            ids.append(int((logits.softmax(-1).cumsum(-1) <= uniforms[row, step]).sum()))
+        assert responses(rollouts)[row] == ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20, "top_p": 0.9}])
+def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy, filters):
+    """Unfiltered and at the temperature: filters change what is drawn, never a log-prob."""
+    stop_ids = stops_midway(policy, temperature=0.7, max_new_tokens=24, **filters)
+    rollouts = roll(policy, stop_ids=stop_ids, temperature=0.7, max_new_tokens=24, **filters)
+    forced = token_outputs(policy, rollouts.batch, temperature=0.7, micro_batch=MicroBatch(64))
+    torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
+    assert forced.logprobs[rollouts.batch.response_mask].min() < -1
+
+
+def test_filters_shape_what_is_drawn(policy):
+    """With top-k 3 every token is among the three likeliest of its step; without, many are not."""
+
+    def ranks(rollouts):
+        for row, prompt in enumerate(PROMPTS):
+            response = responses(rollouts)[row]
+            with torch.no_grad():
+                logits = policy.lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            yield from (logits > logits.gather(1, torch.tensor(response).unsqueeze(1))).sum(1).tolist()
+
+    options = {"stop_ids": (), "max_new_tokens": 16}
+    assert set(ranks(roll(policy, top_k=3, **options))) == {0, 1, 2}
+    assert set(ranks(roll(policy, top_p=1e-9, **options))) == {0}
+    assert max(ranks(roll(policy, **options))) > 2
+
+
+def test_a_response_ends_with_its_stop_token(policies):
+    policy = policies["qwen3"]
+    stop_ids = stops_midway(policy, max_new_tokens=24)
+    free = responses(roll(policy, response_length="fixed", max_new_tokens=24))
+    rollouts = roll(policy, stop_ids=stop_ids, max_new_tokens=24)
+    with_stop, without = (rollouts.responses(with_stop=flag) for flag in (True, False))
+    for row, whole in enumerate(free):
+        end = next((i for i, token in enumerate(whole) if token in stop_ids), None)
+        expected = whole if end is None else whole[: end + 1]
+        assert with_stop[row] == expected
+        assert without[row] == (expected if end is None else whole[:end])
+        assert bool(rollouts.truncated[row]) == (end is None)
+        assert rollouts.lengths[row] == len(expected) == rollouts.batch.response_mask[row].sum()
+    assert set(rollouts.truncated.tolist()) == {True, False}
+
+
+def test_a_stop_token_at_the_last_allowed_place_is_no_truncation(policies):
+    """One row, so that a shorter limit reads the same uniform numbers."""
+    options = {"seed": 5, "prompts": PROMPTS[:1]}
+    free = responses(roll(policies["gpt2"], response_length="fixed", max_new_tokens=8, **options))[0]
+    n = next(i for i in range(1, 8) if free[i] not in free[:i])
+    for stop, truncated in ((free[n], False), (261, True)):
+        rollouts = roll(policies["gpt2"], stop_ids=(stop,), max_new_tokens=n + 1, **options)
+        assert responses(rollouts) == [free[: n + 1]]
+        assert rollouts.truncated.tolist() == [truncated]
+        assert rollouts.responses(with_stop=False)[0] == (free[: n + 1] if truncated else free[:n])
+
+
+def test_fixed_length_ignores_stop_tokens(policy):
+    stop_ids = stops_midway(policy, max_new_tokens=24)
+    rollouts = roll(policy, stop_ids=stop_ids, response_length="fixed", max_new_tokens=24)
+    assert rollouts.lengths.tolist() == [24] * len(PROMPTS)
+    assert rollouts.truncated.all()
+    assert any(stop in response[:-1] for stop in stop_ids for response in responses(rollouts))
+    assert rollouts.responses(with_stop=False) == responses(rollouts)
+
+
+def noted(monkeypatch):
+    """The prompts of every micro-batch that is decoded from now on."""
+    seen, right = [], generate.decode
+
+    def decode(model, prompts, *arguments, **options):
+        seen.append(prompts)
+        return right(model, prompts, *arguments, **options)
+
+    monkeypatch.setattr(generate, "decode", decode)
+    return seen
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(64, 130), (3, None), (3, 90), (64, 1)])
+def test_rows_are_sampled_in_order_of_length_within_the_limits(policies, monkeypatch, rows, tokens):
+    """A prompt takes the room of the longest beside it, and max_new_tokens more; one that has too many goes by itself."""
+    seen = noted(monkeypatch)
+    asked = [[7] * length for length in (30, 2, 17, 2, 25, 3, 40, 16)]
+    roll(policies["gpt2"], asked, max_new_tokens=12, stop_ids=(), micro_batch_size=rows, micro_batch_tokens=tokens)
+    assert [len(prompt) for part in seen for prompt in part] == sorted(map(len, asked))
+    assert len(seen) > 1
+    for part in seen:
+        widest = max(map(len, part)) + 12
+        assert len(part) == 1 or (len(part) <= rows and len(part) * widest <= (tokens or math.inf))
+
+
+def test_one_micro_batch_keeps_the_order_of_its_rows(policies, monkeypatch):
+    seen = noted(monkeypatch)
+    roll(policies["gpt2"], max_new_tokens=2)
+    assert seen == [list(PROMPTS)]
+
+
+def test_the_same_seed_gives_the_same_rollouts(policy):
+    first, again, other = (roll(policy, max_new_tokens=16, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.batch.ids, again.batch.ids)
+    assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
+    assert responses(first) != responses(other)
+
+
+def test_the_global_random_state_is_neither_read_nor_moved(policies):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = roll(policies["gpt2"], max_new_tokens=8)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert responses(roll(policies["gpt2"], max_new_tokens=8)) == responses(first)
+
+
+def test_padding_with_the_end_of_sequence_token(policy):
+    """The layout differs in the padding alone; an EOS that was sampled counts, one that pads does not."""
+    stop = stops_midway(policy, max_new_tokens=24)[0]
+    with_pad, with_stop = (roll(policy, stop_ids=(stop,), pad_id=pad, max_new_tokens=24) for pad in (PAD, stop))
+    assert responses(with_pad) == responses(with_stop)
+    assert torch.equal(with_pad.batch.attention_mask, with_stop.batch.attention_mask)
+    assert torch.equal(with_pad.truncated, with_stop.truncated)
+    assert torch.equal(with_pad.sampler_logprobs, with_stop.sampler_logprobs)
+
+
+def test_the_batch_holds_prompts_and_responses(policy):
+    rollouts = roll(policy, max_new_tokens=6)
+    for row, prompt in enumerate(PROMPTS):
+        kept = rollouts.batch.ids[row][rollouts.batch.attention_mask[row]].tolist()
+        assert kept == prompt + responses(rollouts)[row]
+        assert not rollouts.sampler_logprobs[row, len(responses(rollouts)[row]) :].any()
+        assert 1 <= len(responses(rollouts)[row]) <= 6
+
+
+def test_the_weights_are_copied_once_for_all_micro_batches(policies, monkeypatch):
+    """In half precision a copy converts every matrix."""
+    copies, right = [], decoder.inference_copy
+    monkeypatch.setattr(decoder, "inference_copy", lambda *a: copies.append(1) or right(*a))
+    roll(policies["llama"], max_new_tokens=4, micro_batch_size=2)
+    assert len(PROMPTS) > 2
+    assert len(copies) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
+    """Also in the middle of the loop."""
+    policy = copy.deepcopy(policies["gpt2"]).train(training)
+    dropout = policy.lm.transformer.drop
+    assert dropout.p > 0
+    first, again = (roll(policy, max_new_tokens=8) for _ in range(2))
+    assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
+    assert policy.training == dropout.training == training
+    steps = decode(
+        SamplingModel(policy),
+        PROMPTS,
+        SamplingOptions(max_new_tokens=8),
+        uniforms=torch.rand(len(PROMPTS), 8),
+        lengths=torch.full((len(PROMPTS),), 8),
+        stop_ids=(),
+        pad_id=PAD,
+    )
+    next(steps)
+    assert policy.training == dropout.training == training
+
+
+def test_sampling_does_not_switch_dropout_on(tmp_path):
+    """A language model loads in evaluation mode; putting the mode back after sampling must not put it in training."""
+    make_tiny_model("gpt2", tmp_path / "m", hidden_size=16, num_layers=1)
+    policy = load_policy(str(tmp_path / "m"), device=torch.device("cpu"), compute_dtype=torch.float32)
+    rollouts = roll(policy, stop_ids=(), max_new_tokens=8)
+    forced = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(64))
+    torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_can_be_selected(policies):
+    rollouts = roll(policies["gpt2"], max_new_tokens=6)
+    chosen = rollouts.select(torch.tensor([3, 0, 3]))
+    assert isinstance(chosen, Rollouts)
+    assert responses(chosen) == [responses(rollouts)[row] for row in (3, 0, 3)]
+    assert torch.equal(chosen.sampler_logprobs, rollouts.sampler_logprobs[[3, 0, 3]])
+
+
+def test_a_sampler_reads_responses_as_text(policies):
+    """Without the stop token that ended them; every end that config, tokenizer and template know is a stop."""
+    policy, renderer = policies["qwen3"], Renderer(TOKENIZER)
+    prompts = [EncodedPrompt(Prompt(str(i), "x:1"), ids) for i, ids in enumerate(PROMPTS)]
+    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
+    assert sampler.stop_ids == (EOS, TOKENIZER.convert_tokens_to_ids("<|end|>"))
+    policy = copy.deepcopy(policy)
+    policy.lm.generation_config.eos_token_id = list(stops_midway(policy, max_new_tokens=12))
+    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
+    rollouts, completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(0))
+    assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
+    for row, (completion, ids) in enumerate(zip(completions, rollouts.responses(with_stop=False), strict=True)):
+        assert completion.prompt is prompts[row].prompt
+        assert completion.response == TOKENIZER.decode(ids)
+        assert completion.truncated == bool(rollouts.truncated[row])
+    assert {c.truncated for c in completions} == {True, False}
+
+
+def test_half_precision_logits_are_read_in_float32(policies):
+    """The sampler's log-probs are those of the same bfloat16 pass of transformers, summed in float32."""
+    policy = copy.deepcopy(policies["llama"])
+    policy.compute_dtype = torch.bfloat16
+    rollouts = roll(policy, PROMPTS[:1], stop_ids=(), max_new_tokens=1)
+    ids = torch.tensor(PROMPTS[:1])
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = policy.lm(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1]
+    assert logits.dtype is torch.bfloat16
+    expected = token_logprobs(logits.float(), rollouts.batch.ids[:, -1])
+    torch.testing.assert_close(rollouts.sampler_logprobs[:, 0], expected, rtol=1e-6, atol=1e-6)

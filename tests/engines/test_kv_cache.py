@@ -1,0 +1,332 @@
+"""The cache written in place, and the loop on it: the numbers of a cache that grows by concatenation, and fewer rows read."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from heedful.configs.options import SamplingOptions
+from heedful.engines.decoder import Decoder, SamplingModel
+from heedful.engines.generate import decode, sample
+from heedful.engines.kv_cache import BLOCK, InPlaceLayer, capacity, make_cache
+from heedful.kernels.attention import use_attention
+from heedful.models import Policy, byte_tokenizer
+from heedful.types import MicroBatch
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
+PAD = 0
+
+
+@pytest.mark.parametrize(("length", "places"), [(0, 0), (1, BLOCK), (BLOCK, BLOCK), (BLOCK + 1, 2 * BLOCK)])
+def test_capacity_is_the_next_whole_number_of_blocks(length, places):
+    assert capacity(length) == places
+
+
+# -------------------------------------------------------------------------------------------------------------- layer
+
+
+def both_layers(dtype=None):
+    return InPlaceLayer(dtype), DynamicLayer()
+
+
+def step(layers, rows, tokens, dtype=torch.float32):
+    """The same new keys and values to both layers; what the one returned has places beyond the length, all zeros."""
+    states = [torch.randn(rows, 2, tokens, 4, dtype=dtype) for _ in range(2)]
+    is_first = layers[0].get_seq_length() == 0
+    ours, grown = (layer.update(*states) for layer in layers)
+    length = layers[0].get_seq_length()
+    for mine, theirs in zip(ours, grown, strict=True):
+        assert length == layers[1].get_seq_length() == theirs.shape[2]
+        assert torch.equal(mine[:, :, :length], theirs)
+        assert not mine[:, :, length:].any()
+        assert mine.shape[2] == (tokens if is_first else capacity(length))
+
+
+@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_a_layer_holds_what_a_growing_one_holds(prompt):
+    """Over more steps than two blocks, one token at a time and three at once, from prompts that end beside a block's end."""
+    layers = both_layers()
+    step(layers, 3, prompt)
+    for _ in range(2 * BLOCK + 3):
+        step(layers, 3, 1)
+    step(layers, 3, 3)
+    step(layers, 3, BLOCK + 1)
+
+
+def test_rows_are_selected_repeated_and_reordered():
+    layers = both_layers()
+    step(layers, 3, BLOCK - 1)
+    for rows in ([2, 0, 0, 1, 2], [4, 1], [0, 1], [1]):
+        for layer in layers:
+            layer.batch_select_indices(torch.tensor(rows))
+        for _ in range(3):
+            step(layers, len(rows), 1)
+
+
+def test_a_token_is_written_in_place():
+    """Storage is new where a block begins, and the same in between."""
+    layer = InPlaceLayer(None)
+    storages = []
+    for tokens in (BLOCK - 2, 1, 1, 1, *[1] * (BLOCK - 1), 1):
+        layer.update(*torch.randn(2, 3, 2, tokens, 4))
+        storages.append((layer.length, layer.keys.data_ptr(), layer.values.data_ptr()))
+    blocks = {}
+    for length, *pointers in storages:
+        blocks.setdefault(capacity(length), set()).add(tuple(pointers))
+    assert sorted(blocks) == [BLOCK, 2 * BLOCK, 3 * BLOCK]
+    assert [len(found) for found in blocks.values()] == [1, 1, 1]
+
+
+def test_an_empty_layer_has_no_tokens_and_may_be_selected_from():
+    layer = InPlaceLayer(None)
+    assert layer.get_seq_length() == 0
+    layer.batch_select_indices(torch.tensor([0]))
+    step((layer, DynamicLayer()), 2, 3)
+
+
+def test_what_is_stored_has_the_layers_dtype():
+    """The first tokens come back as they were, without rounding: they attend to themselves."""
+    states = torch.randn(2, 1, 2, 3, 4)
+    layer = InPlaceLayer(torch.bfloat16)
+    first = layer.update(*states)
+    assert torch.equal(torch.stack(first), states)
+    keys, values = layer.update(*torch.randn(2, 1, 2, 1, 4))
+    assert keys.dtype == values.dtype == torch.bfloat16
+    assert torch.equal(torch.stack([keys, values])[..., :3, :], states.bfloat16())
+    layer = InPlaceLayer(None)
+    layer.update(*states.double())
+    assert layer.keys.dtype == layer.values.dtype == torch.float64
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+
+SHAPE = {
+    "vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1,
+}  # fmt: skip
+WINDOWS = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=6)),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SHAPE,
+            sliding_window=6,
+            query_pre_attn_scalar=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+    ),
+}
+
+
+def sharpened(lm):
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+    return lm.eval()
+
+
+@pytest.fixture(params=[*WINDOWS, "eager", "in place", "sdpa"])
+def attending(request, policies):
+    """Policies whose layers attend in every way, and whether their cache can be written in place."""
+    if request.param in WINDOWS:
+        return Policy(sharpened(use_attention(WINDOWS[request.param]()))), False
+    lm = copy.deepcopy(policies["llama"].lm)
+    if request.param != "in place":
+        lm.set_attn_implementation(request.param)
+    return Policy(lm), request.param == "in place"
+
+
+def test_the_cache_is_in_place_where_every_layer_attends_to_all(attending):
+    policy, expected = attending
+    cache, in_place = make_cache(policy.lm, torch.bfloat16)
+    assert in_place == expected
+    assert len(cache.layers) == policy.lm.config.num_hidden_layers or not in_place
+    assert any(isinstance(layer, InPlaceLayer) for layer in cache.layers) == expected
+    assert all(layer.stored_dtype == torch.bfloat16 for layer in cache.layers if expected)
+
+
+def test_windows_are_windows():
+    """Negative control of the shapes above: each has a layer that slides, and texts are longer than its window."""
+    for make in WINDOWS.values():
+        assert any(isinstance(layer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=make().config).layers)
+    assert max(map(len, PROMPTS)) > 6
+
+
+def generate_one(lm, prompt, new_tokens):
+    ids = torch.tensor([prompt])
+    output = lm.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens,
+        eos_token_id=None, pad_token_id=PAD,
+    )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
+def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, micro_batch_tokens=None, **options):
+    return sample(
+        policy,
+        prompts,
+        SamplingOptions(**options),
+        stop_ids=stop_ids,
+        pad_id=PAD,
+        generator=torch.Generator().manual_seed(seed),
+        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
+    )
+
+
+def responses(rollouts):
+    return rollouts.responses(with_stop=True)
+
+
+def test_greedy_tokens_are_those_of_generate(attending):
+    """In a batch padded on the left, with every prompt twice and rows that are let go, over a block's end."""
+    policy, _ = attending
+    n = BLOCK + 4
+    expected = [generate_one(policy.lm, prompt, n) for prompt in PROMPTS]
+    prompts = [*PROMPTS, *PROMPTS]
+    assert responses(roll(policy, prompts, temperature=0.0, max_new_tokens=n)) == [*expected, *expected]
+    stop = expected[1][3]
+    ended = responses(roll(policy, prompts, stop_ids=(stop,), temperature=0.0, max_new_tokens=n))
+    cut = [row[: row.index(stop) + 1] if stop in row else row for row in expected]
+    assert ended == [*cut, *cut]
+    assert len({tuple(row) for row in expected}) > 1
+
+
+# --------------------------------------------------------------------------------------------------------------- loop
+
+
+def reads_of(policy, run):
+    """``(rows, tokens)`` of each forward pass that ``run`` makes; a hook on the policy is on its copy too."""
+    seen = []
+    hook = policy.lm.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    result = run()
+    hook.remove()
+    return seen, result
+
+
+def steps_of(policy, prompts, lengths, **options):
+    return list(
+        decode(
+            SamplingModel(policy),
+            prompts,
+            SamplingOptions(max_new_tokens=max(lengths), **options),
+            uniforms=torch.rand(len(prompts), max(lengths), dtype=torch.float64),
+            lengths=torch.tensor(lengths),
+            stop_ids=(),
+            pad_id=PAD,
+        )
+    )
+
+
+def test_rows_that_ended_are_let_go(policy):
+    """Sixteen rows of 1 to 16 tokens; they go when at least an eighth of those held has ended, and none is read after."""
+    lengths = list(range(1, 17))
+    prompts = [PROMPTS[i % 5] for i in range(16)]
+    seen, steps = reads_of(policy, lambda: steps_of(policy, prompts, lengths))
+    held, rows = 16, []
+    for t in range(1, 16):  # after t tokens the rows of t and fewer have ended
+        left = 16 - t
+        held = left if left <= held * 7 // 8 else held
+        rows.append((held, 1))
+    assert seen == [(5, max(map(len, PROMPTS))), *rows]
+    assert rows[0] == (16, 1)
+    assert rows[1] == (14, 1)
+    assert rows[-1] == (1, 1)
+    counts = torch.zeros(16, dtype=torch.long)
+    for at, found in enumerate(steps):
+        assert found.rows[found.active].tolist() == [i for i in range(16) if lengths[i] > at]
+        counts[found.rows] += found.active
+    assert counts.tolist() == lengths
+
+
+def test_half_precision_holds_multiples_of_eight_rows(policies):
+    """Rows that ended fill up those that go on, which all stay, in their order; fewer than eight stay as they are."""
+    policy = copy.deepcopy(policies["llama"])
+    policy.compute_dtype = torch.bfloat16
+    lengths = [1 + 7 * i % 20 for i in range(20)]
+    seen, steps = reads_of(policy, lambda: steps_of(policy, [PROMPTS[i % 5] for i in range(20)], lengths))
+    assert [rows for rows, _ in seen[1:]] == [20] * 3 + [16] * 8 + [8] * 8
+    for at, found in enumerate(steps):
+        assert found.rows[found.active].tolist() == [i for i in range(20) if lengths[i] > at]
+    seen, _ = reads_of(policy, lambda: steps_of(policy, PROMPTS, [1, 2, 3, 4, 5]))
+    assert [rows for rows, _ in seen[1:]] == [5] * 4
+
+
+def test_the_loop_ends_with_its_last_row(policies):
+    """Of a limit of 24 tokens, with every token a stop: one token each, and nothing read but the prompts."""
+    policy = policies["llama"]
+    every = tuple(range(len(TOKENIZER)))
+    seen, rollouts = reads_of(policy, lambda: roll(policy, stop_ids=every, max_new_tokens=24))
+    assert rollouts.lengths.tolist() == [1] * 5
+    assert seen == [(5, max(map(len, PROMPTS)))]
+
+
+def test_a_prompt_is_read_once_for_all_its_samples(policy):
+    """Four of each, not side by side: three rows are read. Every response and log-prob is that of its row by itself."""
+    prompts = PROMPTS[:3] * 4
+    options = {"max_new_tokens": 12, "seed": 4}
+    seen, together = reads_of(policy, lambda: roll(policy, prompts, **options))
+    assert seen[0] == (3, max(map(len, PROMPTS[:3])))
+    assert seen[1] == (12, 1)
+    seen, alone = reads_of(policy, lambda: roll(policy, prompts, micro_batch_size=1, **options))
+    assert seen.count((1, len(PROMPTS[1]))) == 4
+    assert responses(together) == responses(alone)
+    torch.testing.assert_close(together.sampler_logprobs, alone.sampler_logprobs, rtol=1e-5, atol=1e-5)
+    assert len({tuple(row) for row in responses(together)}) == 12
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("implementation", ["heedful", "eager"])
+def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_dtype, implementation):
+    """Left padding, rows selected and repeated on the way, and more tokens than a block, one given token at a time."""
+    policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=compute_dtype).eval()
+    policy.lm.set_attn_implementation(implementation)
+    decoder = Decoder(SamplingModel(policy), [*PROMPTS[:3], PROMPTS[0]], pad_id=PAD)
+    assert decoder.in_place == (implementation == "heedful")
+    texts = [list(prompt) for prompt in [*PROMPTS[:3], PROMPTS[0]]]
+    tolerance = 1e-4 if compute_dtype == torch.float32 else 0.05
+    found = decoder.read_prompts()
+    for at in range(BLOCK + 8):
+        if at % 4 == 0:
+            with torch.no_grad():
+                whole = torch.stack([policy.lm(input_ids=torch.tensor([text])).logits[0, -1] for text in texts])
+            torch.testing.assert_close(found, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
+        if at in {5, BLOCK}:
+            chosen = [2, 0, 0, 1] if at == 5 else [3, 1]
+            decoder.keep(torch.tensor(chosen))
+            texts = [list(texts[row]) for row in chosen]
+        tokens = torch.randint(8, len(TOKENIZER), (len(texts),))
+        for text, token in zip(texts, tokens.tolist(), strict=True):
+            text.append(token)
+        found = decoder.read_tokens(tokens)
+        assert found.dtype == torch.float32
+
+
+def test_padding_in_a_prompt_changes_nothing(policies):
+    """What stands to the left of a short prompt beside a long one: another padding token, the same logits."""
+    found = [Decoder(SamplingModel(policies["gpt2"]), PROMPTS, pad_id=pad).read_prompts() for pad in (0, 99)]
+    assert torch.equal(*found)
+
+
+def test_the_weights_are_those_of_the_moment(policies):
+    """A decoder made after an optimizer step reads with the new weights, in half precision too."""
+    policy = Policy(copy.deepcopy(policies["llama"].lm), compute_dtype=torch.bfloat16).eval()
+    before = Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts()
+    with torch.no_grad():
+        policy.lm.model.layers[0].self_attn.q_proj.weight.add_(0.1)
+    assert (Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts() - before).abs().max() > 0.01

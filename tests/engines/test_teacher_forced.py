@@ -1,0 +1,86 @@
+"""The teacher-forced pass: what one call of the policy says, whatever the micro-batches."""
+
+import copy
+
+import pytest
+import torch
+
+from heedful.data.batches import collate
+from heedful.engines.teacher_forced import micro_batches, token_outputs, token_values
+from heedful.models import ValueModel, byte_tokenizer
+from heedful.types import MicroBatch
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
+RESPONSES = [[*TOKENIZER(text).input_ids, 1] for text in ("很好！", "晴", "🙂 ok, 当然", "", "bye")]
+BATCH = collate(PROMPTS, RESPONSES, pad_id=1)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 5, 64])
+def test_micro_batches_change_nothing(policy, micro_batch_size):
+    with torch.no_grad():
+        direct = policy(BATCH.ids, BATCH.attention_mask, BATCH.response_mask, temperature=0.7, with_entropy=True)
+    options = {"temperature": 0.7, "with_entropy": True}
+    outputs = token_outputs(policy, BATCH, micro_batch=MicroBatch(micro_batch_size), **options)
+    for x, y in zip(outputs[:3], direct[:3], strict=True):
+        assert not x.requires_grad
+        # Numbers up to 20: the relative 1e-6 is of the largest, since a sum over hidden states may cancel.
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6 * max(1.0, float(y.abs().max())))
+    if micro_batch_size >= 5:
+        assert all(torch.equal(x, y) for x, y in zip(outputs[:3], direct[:3], strict=True))
+
+
+def test_the_temperature_and_entropy_are_handed_on(policies):
+    cold, warm = (
+        token_outputs(policies["gpt2"], BATCH, temperature=t, micro_batch=MicroBatch(2), with_entropy=True)
+        for t in (0.5, 2.0)
+    )
+    assert (warm.entropy > cold.entropy)[BATCH.response_mask].all()
+    assert not token_outputs(policies["gpt2"], BATCH, temperature=1.0, micro_batch=MicroBatch(2)).entropy.any()
+
+
+def test_no_values_without_a_head(policies):
+    policy = copy.deepcopy(policies["gpt2"])
+    policy.value_head = None
+    assert token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(2)).values is None
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
+def test_values_of_a_model_of_its_own(policy, micro_batch_size):
+    policy = copy.deepcopy(policy)
+    torch.nn.init.zeros_(policy.value_head.out.weight)  # what is left of its head is linear, as the model's
+    model = ValueModel(policy.lm.base_model, 32)
+    model.value_head.load_state_dict({name: policy.value_head.state_dict()[name] for name in ("weight", "bias")})
+    values = token_values(model, BATCH, micro_batch=MicroBatch(micro_batch_size))
+    shared = token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(5)).values
+    torch.testing.assert_close(values, shared, rtol=1e-6, atol=1e-5)
+    assert not values.requires_grad
+
+
+def test_micro_batches_cover_all_rows_once():
+    parts = list(micro_batches(BATCH, MicroBatch(2)))
+    assert [len(rows) for rows, _ in parts] == [2, 2, 1]
+    order = torch.cat([rows for rows, _ in parts])
+    assert sorted(order.tolist()) == list(range(5))
+    for name in ("ids", "attention_mask", "response_mask"):
+        assert torch.equal(torch.cat([getattr(part, name) for _, part in parts]), getattr(BATCH, name)[order])
+    lengths = BATCH.attention_mask.sum(dim=1)[order].tolist()
+    assert lengths == sorted(lengths) != BATCH.attention_mask.sum(dim=1).tolist()
+
+
+def test_a_limit_of_tokens_splits_further():
+    lengths = BATCH.attention_mask.sum(dim=1)
+    shortest, *_, longest = lengths.sort().values.tolist()
+    for tokens in (1, 2 * shortest + 2, 2 * longest):
+        parts = [rows for rows, _ in micro_batches(BATCH, MicroBatch(5, tokens))]
+        taken = [len(rows) * int(lengths[rows].max()) for rows in parts]
+        assert all(len(rows) == 1 or used <= tokens for rows, used in zip(parts, taken, strict=True))
+        assert torch.cat(parts).tolist() == lengths.argsort(stable=True).tolist()
+        assert 1 < len(parts) <= 5
+
+
+@pytest.mark.parametrize("limit", [MicroBatch(5), MicroBatch(5, 5 * int(BATCH.attention_mask.sum(dim=1).max()))])
+def test_one_micro_batch_is_the_batch_as_it_stands(limit):
+    [(rows, part)] = micro_batches(BATCH, limit)
+    assert rows.tolist() == list(range(5))
+    assert torch.equal(part.ids, BATCH.ids)

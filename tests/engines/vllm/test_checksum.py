@@ -1,0 +1,58 @@
+"""The checksum of weights: the same however they are stored, another for any other weights."""
+
+import pytest
+import torch
+
+from heedful.engines.vllm.extension.heedful_vllm import checksum
+
+MASK = (1 << 64) - 1
+
+
+def splitmix(x):
+    """splitmix64's finaliser in Python's whole numbers."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_it_is_the_sum_of_hashes_of_the_bits(dtype):
+    weights = torch.randn(5, 7).to(dtype)
+    bits = weights.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]).flatten().tolist()
+    assert checksum([weights]) == f"{sum(splitmix(b & MASK) for b in bits) & MASK:016x}"
+
+
+def test_the_hash_is_splitmix64():
+    """Its first numbers from seed 0 (Vigna's splitmix64.c): the state is a multiple of the golden gamma."""
+    gamma = 0x9E3779B97F4A7C15
+    assert [splitmix(gamma * k & MASK) for k in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    one = torch.tensor([gamma - (1 << 64)], dtype=torch.int64).view(torch.float64)
+    assert checksum([one]) == "e220a8397b1dcdaf"
+
+
+def test_how_weights_are_stored_does_not_matter():
+    """Stacked, transposed, padded with zeros, in parts, with -0.0."""
+    q, k, zeros = torch.randn(4, 8), torch.randn(2, 8), torch.zeros(3, 8)
+    expected = checksum([q, k])
+    assert checksum([torch.cat([q, k, zeros]).T.contiguous()]) == expected
+    assert checksum([k, q, -zeros]) == expected
+    assert checksum([q.bfloat16().float()], torch.bfloat16) == checksum([q], torch.bfloat16) == checksum([q.bfloat16()])
+
+
+def test_every_change_shows():
+    weights = torch.randn(64, 64)
+    expected = checksum([weights])
+    flipped = weights.clone()
+    flipped.view(torch.int32)[13, 7] ^= 1
+    up_and_down = weights.clone()  # a sum of bits would not see these two
+    up_and_down.view(torch.int32)[0, 0] += 1
+    up_and_down.view(torch.int32)[0, 1] -= 1
+    changed = [flipped, up_and_down, weights[:-1], torch.cat([weights, weights[:1]]), weights * (1 + 1e-6)]
+    assert len({checksum([one]) for one in changed} | {expected}) == len(changed) + 1
+
+
+def test_large_tensors_are_read_in_parts(monkeypatch):
+    weights = torch.randn(1000)
+    expected = checksum([weights])
+    monkeypatch.setattr("heedful.engines.vllm.extension.heedful_vllm.PART", 7)
+    assert checksum([weights]) == expected

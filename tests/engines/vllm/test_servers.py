@@ -1,0 +1,308 @@
+"""Rows are drawn once each, by the trainer's weights, whatever becomes of a server; what does not fit is refused."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import LoraModel
+
+from heedful import ConfigError
+from heedful.core import token_logprobs
+from heedful.engines.draw import filter_logits
+from heedful.engines.teacher_forced import token_outputs
+from heedful.errors import SamplerError
+from heedful.models import Policy, load_causal_lm
+from heedful.types import MicroBatch
+
+
+def assert_same(found, expected):
+    """The same rollouts, row for row."""
+    assert torch.equal(found.batch.ids, expected.batch.ids)
+    assert torch.equal(found.lengths, expected.lengths)
+    torch.testing.assert_close(found.sampler_logprobs, expected.sampler_logprobs, rtol=1e-5, atol=1e-5)
+
+
+def forced(policy, rollouts, temperature=1.0):
+    return token_outputs(policy, rollouts.batch, temperature=temperature, micro_batch=MicroBatch(64)).logprobs
+
+
+@pytest.fixture
+def one(server, connected, policy, draw):
+    """``one(**changes)``: a server, the connection to it, and what it draws."""
+
+    def of(**changes):
+        first = server()
+        servers = connected(first, policy=policy, **changes)
+        return first, servers, draw(servers)
+
+    return of
+
+
+@pytest.fixture
+def expected(server, connected, policy, draw):
+    """What is drawn if nothing fails."""
+    return draw(connected(server(9), policy=policy))
+
+
+def test_log_probs_are_those_of_the_policy(one, policy, prompts):
+    """Not of the weights that the server began with; the prompts come back as they were, and every row has its response."""
+    _, servers, found = one(temperature=0.7)
+    torch.testing.assert_close(found.sampler_logprobs, forced(policy, found, 0.7), rtol=1e-5, atol=1e-5)
+    longest = found.batch.ids.shape[1] - found.batch.response_mask.shape[1]
+    rows = zip(found.batch.ids[:, :longest], found.batch.attention_mask[:, :longest], strict=True)
+    assert [ids[mask].tolist() for ids, mask in rows] == prompts
+    assert found.lengths.tolist() == found.batch.response_mask.sum(dim=1).tolist()
+    other = Policy(load_causal_lm(servers.config.model))
+    assert float((forced(other, found, 0.7) - found.sampler_logprobs).abs().max()) > 0.1, "the test tells them apart"
+
+
+def test_several_servers_draw_what_one_does(server, connected, policy, draw, expected):
+    both = [server(0), server(1)]
+    assert_same(draw(connected(*both, policy=policy)), expected)
+    seen = [one.seen()["completions"] for one in both]
+    assert sum(len(rows) for rows in seen) == 24
+    assert min(len(rows) for rows in seen) > 0, "they share the rows"
+
+
+def test_weights_are_given_when_they_change_and_only_then(one, policy, draw):
+    """A batch by an average of the weights, or a reference, gets those; the cache of prompts is emptied each time."""
+    first, servers, found = one()
+    seen = first.seen()
+    assert (seen["loads"], seen["resets"]) == (1, 1)
+    assert_same(draw(servers), found)
+    assert first.seen()["loads"] == 0
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)
+    moved = draw(servers)
+    seen = first.seen()
+    assert (seen["loads"], seen["resets"]) == (1, 1)
+    torch.testing.assert_close(moved.sampler_logprobs, forced(policy, moved), rtol=1e-5, atol=1e-5)
+    assert [path.name for path in servers.folder.iterdir()] == ["v-000002"], "old weights are removed"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"fail": [0, 3, 4, 17]},
+        {"busy": [0, 1, 2, 9]},
+        {"hang_up": [2, 11]},
+        {"fail": [1], "busy": [5], "hang_up": [20]},
+        {"swap_after": 7},
+    ],
+    ids=str,
+)
+def test_a_row_that_fails_is_drawn_again_with_its_seed(faults, server, connected, policy, draw, expected):
+    """Also if somebody else had the server load other weights meanwhile: what it drew since is not believed."""
+    first = server()
+    servers = connected(first, policy=policy)
+    first.set_faults(**faults)
+    assert_same(draw(servers), expected)
+    assert servers.take_retries() >= 1
+    assert servers.take_retries() == 0
+    again = first.seen()
+    assert len(again["completions"]) >= 24 + ("swap_after" not in faults), "some were asked again"
+    if "swap_after" in faults:
+        assert again["loads"] == 2, "the weights were given again"
+
+
+def test_others_draw_the_rows_of_a_server_that_dies(server, connected, policy, draw, expected):
+    """The one that comes back is given the weights before it draws again."""
+    dying, other = server(5), server(1)
+    servers = connected(dying, other, policy=policy, sampler_retry_minutes=0.2)
+    dying.set_faults(die_after=1)  # on a busy machine it may be given no more than one row
+    assert_same(draw(servers), expected)
+    assert servers.take_retries() >= 1
+    dying.come_back()
+    dying.set_faults()
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)
+    loads = drawn = 0
+    for _ in range(20):  # the other may be faster than the news
+        found = draw(servers)
+        torch.testing.assert_close(found.sampler_logprobs, forced(policy, found), rtol=1e-5, atol=1e-5)
+        seen = dying.seen()
+        loads, drawn = loads + seen["loads"], drawn + len(seen["completions"])
+        if drawn:
+            break
+    assert drawn > 0
+    assert loads == 1
+
+
+def test_the_only_server_dies_and_comes_back(server, connected, policy, draw, expected):
+    """With its first weights, which are not believed: the batch is drawn by those of the trainer."""
+    dying = server(5)
+    servers = connected(dying, policy=policy, sampler_retry_minutes=0.2)
+    dying.set_faults(die_after=6)
+    restart = threading.Timer(0.3, dying.come_back)
+    restart.start()
+    assert_same(draw(servers), expected)
+    restart.join()
+    assert {row["version"] for row in dying.seen()["completions"]} == {f"{servers.run}-1"}
+
+
+def test_a_server_that_stays_away_ends_the_batch(server, connected, policy, draw):
+    dying = server(5)
+    servers = connected(dying, policy=policy, sampler_retry_minutes=0.01)
+    dying.set_faults(die_after=3)
+    started = time.monotonic()
+    with pytest.raises(
+        SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*goes on once"
+    ):
+        draw(servers)
+    assert time.monotonic() - started < 3
+
+
+def test_stale_weights_are_found_by_their_checksum(server, connected, policy, draw):
+    """A server that says that it has loaded them, and has not."""
+    first = server()
+    servers = connected(first, policy=policy)
+    first.set_faults(stale=True)
+    with torch.no_grad():  # it may have those of the test before
+        next(policy.parameters())[3, 5] += 1e-6
+    with pytest.raises(
+        SamplerError, match=rf"{first.name} has other weights than the trainer .*checksum [0-9a-f]{{16}}"
+    ):
+        draw(servers)
+
+
+def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp_path):
+    first = server()
+    servers = connected(first, policy=policy, sampler_folder=tmp_path / "geteilt")
+    assert servers.folder.parent == tmp_path / "geteilt"
+    first.set_faults(blind=True)
+    with pytest.raises(
+        SamplerError, match=r"could not load the weights in .*geteilt.*Cannot find any.*--sampler-folder"
+    ):
+        draw(servers)
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"about": {"vocab_size": 7}}, r"another model than the policy: vocab_size 7, the policy has vocab_size \d+"),
+        ({"about": {"model_type": "llama", "num_layers": 3}}, "model_type llama, num_layers 3, the policy has"),
+        ({"about": {"max_model_len": 39}}, "at most 39 tokens, but .* make 40; start it with --max-model-len 40"),
+        ({"about": {"logprobs_mode": "raw_logprobs"}}, "start it with --logprobs-mode processed_logprobs"),
+        ({"about": {"quantization": "fp8"}}, r"quantises its weights \(fp8\)"),
+        ({"about": {"protocol": 0}}, "another version of heedful's extension"),
+        ({"version": "0.19.1"}, "is vLLM 0.19.1; heedful knows 0.32 and 0.33"),
+    ],
+    ids=str,
+)
+def test_a_server_that_does_not_fit_is_refused_at_the_start(faults, said, server, connected, policy):
+    first = server()
+    first.set_faults(**faults)
+    with pytest.raises(SamplerError, match=said) as refused:
+        connected(first, policy=policy)
+    assert first.url in str(refused.value)
+    assert refused.value.status == 2
+
+
+def test_a_server_of_another_vocabulary_is_refused(server, connected, policy):
+    """A real one, of another architecture."""
+    other = server(7, "gpt2")
+    with pytest.raises(SamplerError, match="another model than the policy: model_type gpt2"):
+        connected(other, policy=policy)
+
+
+def test_nobody_at_the_address(connected, policy):
+    nobody = SimpleNamespace(name="vllm:http://127.0.0.1:9")
+    with pytest.raises(SamplerError, match=r"vllm:http://127.0.0.1:9 cannot be reached: .*Is it running"):
+        connected(nobody, policy=policy, sampler_retry_minutes=0.005)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"token_ids": [10**6]},
+        {"token_ids": None},
+        {"logprobs": None},
+        {"logprobs": {"token_logprobs": [0.5]}},
+        {"logprobs": {"token_logprobs": [None]}},
+        {"token_ids": [], "logprobs": {"token_logprobs": []}},
+        {"prompt_token_ids": [1, 2]},
+    ],
+    ids=str,
+)
+def test_answers_that_cannot_be_are_no_responses(garbage, server, connected, policy, draw):
+    first = server()
+    servers = connected(first, policy=policy)
+    first.set_faults(garbage=garbage)
+    with pytest.raises(SamplerError, match=f"{first.url} answered"):
+        draw(servers)
+
+
+def test_an_aborted_response_is_drawn_again(server, connected, policy, draw):
+    """vLLM drops its requests when it ends, or is told to."""
+    first = server()
+    servers = connected(first, policy=policy, sampler_retry_minutes=0.005)
+    first.set_faults(garbage={"finish_reason": "abort"})
+    with pytest.raises(SamplerError, match="a response ended because of 'abort'"):
+        draw(servers)
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 3}], ids=str)
+def test_with_filters_log_probs_are_of_what_was_drawn_from(filters, one, policy):
+    """Renormalised, so that importance weights are ratios to what drew."""
+    _, _, found = one(temperature=0.5, importance="token-truncate", **filters)
+    batch, time_ = found.batch, found.batch.response_mask.shape[1]
+    positions = (batch.attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
+    with torch.no_grad():
+        logits = policy.lm(batch.ids, attention_mask=batch.attention_mask.long(), position_ids=positions).logits
+    logits = logits[:, -time_ - 1 : -1] / 0.5
+    kept = filter_logits(logits.flatten(0, 1), **{"top_k": 0, "top_p": 1.0} | filters).view_as(logits)
+    mask = batch.response_mask
+    wanted = token_logprobs(kept, batch.ids[:, -time_:])
+    torch.testing.assert_close(found.drawn_logprobs[mask], wanted[mask].float(), rtol=1e-4, atol=1e-4)
+    assert float((wanted - token_logprobs(logits, batch.ids[:, -time_:]))[mask].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["stop", "fixed"])
+def test_lengths(kind, one):
+    _, servers, found = one(response_length=kind)
+    lengths = found.lengths.tolist()
+    if kind == "fixed":
+        assert set(lengths) == {8}
+    ends = [ids[-1] in servers.stop_ids for ids in found.responses(with_stop=True)]
+    assert found.truncated.tolist() == ([not end for end in ends] if kind == "stop" else [True] * 24)
+
+
+def test_adapters_are_merged(server, connected, tiny, draw):
+    """The server gets plain weights: W + alpha / rank * B A."""
+    lm = load_causal_lm(tiny("qwen3"))
+    LoraModel(lm, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False), "default")
+    adapted = Policy(lm)
+    found = draw(connected(server(), policy=adapted), adapted)
+    torch.testing.assert_close(found.sampler_logprobs, forced(adapted, found), rtol=1e-4, atol=1e-4)
+
+
+def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, draw, expected):
+    first = server(6)
+    servers = connected(first, policy=policy, sampler_sleep=True)
+    assert_same(draw(servers), expected)
+    assert_same(draw(servers), expected)
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)
+    assert draw(servers).sampler_logprobs is not None, "it wakes before it is given new weights"
+    seen = first.seen()
+    assert (seen["orders"], seen["loads"]) == (["/wake_up", "/sleep"] * 3, 2)
+    first.set_faults(about={"can_sleep": False})
+    with pytest.raises(SamplerError, match="cannot sleep; start it with --sleep"):
+        connected(first, policy=policy, sampler_sleep=True)
+
+
+def test_a_token_that_cannot_be_sent(server, connected, policy, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_SAMPLER_TOKEN", "密码")
+    with pytest.raises(ConfigError, match="HEEDFUL_SAMPLER_TOKEN holds something else than visible ASCII") as error:
+        connected(server(), policy=policy)
+    assert "密码" not in str(error.value)
+
+
+def test_nccl_needs_vllm_here(server, connected, policy):
+    """It is not installed where the tests run; what it does then needs two GPUs (docs/vllm.md)."""
+    with pytest.raises(SamplerError, match="--sampler-weights nccl needs vLLM in the trainer's environment"):
+        connected(server(), policy=policy, sampler_weights="nccl")

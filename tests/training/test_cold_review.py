@@ -1,0 +1,403 @@
+"""Ways to lose a run, or to go on as another, that were there once. See also test_output_folder.py and test_resume.py."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig
+from heedful.cli.main import main
+from heedful.configs.parse import parse
+from heedful.configs.tools import TinyConfig
+from heedful.demo import folder as demo_folder
+from heedful.files import complete_or_absent
+from heedful.lock import FolderLock, is_locked
+from heedful.signals import Stops
+from heedful.training import sft as sft_module
+from heedful.training.checkpoints import check_space
+from heedful.training.output_folder import check_output
+from heedful.training.provenance import differences, saved_settings, settings_of
+from heedful.training.run_folder import RunFolder, cut_logs
+from heedful.training.runs import state_of
+from jsonl import read_metrics
+
+
+def files(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, demonstrations, tmp_path, monkeypatch, killed):
+    """The shell's PWD is named like a password."""
+    folder = Path(demonstrations).parent
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.chdir(folder)
+    killed("step.learned:kill@3", sft)
+    assert "***" not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+    assert sft()["steps"] == 3
+
+
+def test_a_hidden_value_is_still_yaml(sft, demonstrations, tmp_path, monkeypatch, killed):
+    """A secret at the beginning of a value: a bare *** would be an alias."""
+    secret = str(Path(demonstrations).parent)
+    monkeypatch.setenv("MY_TOKEN", secret)
+    killed("step.learned:kill@3", sft)
+    assert secret not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+    assert sft()["steps"] == 3
+
+
+def test_a_reward_at_another_address_is_another(tiny, prompts, tmp_path):
+    """Though what differs is not written down."""
+
+    def config(query):
+        return PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", rewards=(f"http://rm/score?{query}",))
+
+    assert differences(settings_of(config("model=7b")), settings_of(config("model=7b"))) == {}
+    assert list(differences(settings_of(config("model=7b")), settings_of(config("model=70b")))) == ["rewards"]
+    written = str(settings_of(config("model=7b")))
+    assert "7b" not in written
+    assert "http://rm/score?model=***" in written
+
+
+def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
+    """As a run's config.yaml has it: the server would be sent the stars."""
+    for rewards in (
+        {"rewards": ("http://rm/score?model=***",)},
+        {"rewards": ("rule:digits",), "best_by": ("http://rm/score?model=***",)},
+    ):
+        with pytest.raises(ConfigError, match=r"the reward http://rm/score\?model=\*\*\*: .*write the address again"):
+            PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", **rewards)
+
+
+def test_the_settings_of_a_run_are_not_used_without_what_was_hidden(sft, tmp_path, monkeypatch):
+    """A prompt with *** in the place of a secret would be trained on as it stands; one given anew is not refused."""
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    sft(system_prompt="说 a-secret-of-mine", max_steps=1)
+    saved = tmp_path / "run" / "config.yaml"
+    with pytest.raises(ConfigError, match=r"config.yaml:\d+: system_prompt held a secret.* add --system-prompt"):
+        parse(SFTConfig, [str(saved), "--output", "other"], prog="heedful sft")
+    anew = parse(SFTConfig, [str(saved), "--output", "other", "--system-prompt", "说 ***"], prog="heedful sft")
+    assert anew.system_prompt == "说 ***"
+
+
+def test_a_cache_of_judges_is_no_file_of_the_run(tiny, prompts, tmp_path):
+    """The trial of the judge would make it before the folder is the run's, which then refused it as foreign."""
+    config = PPOConfig(
+        model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",),
+        judge_cache=tmp_path / "run" / "cache.sqlite",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"--judge-cache .* is in the folder of the run"):
+        check_output(config)
+
+
+def test_patience_with_a_server_is_no_change(tiny, prompts, tmp_path):
+    """After a judge was away too long the same run goes on with more."""
+
+    def config(**more):
+        return PPOConfig(
+            model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",), **more
+        )
+
+    more = {"reward_retry_minutes": 60.0, "reward_concurrency": 3}
+    assert differences(settings_of(config()), settings_of(config(**more))) == {}
+
+
+def test_what_was_hidden_is_compared_with_the_run(sft, tmp_path, monkeypatch, killed):
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    killed("step.learned:kill@3", lambda: sft(system_prompt="say a-secret-of-mine 甲"))
+    saved = saved_settings(tmp_path / "run")
+    assert saved["system_prompt"].startswith("say *** 甲 (#")
+    monkeypatch.setenv("MY_TOKEN", "another-secret")
+    with pytest.raises(ConfigError, match=r"--system-prompt: 'say \*\*\* 甲 \(#"):
+        sft(system_prompt="say another-secret 甲")
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    assert sft(system_prompt="say a-secret-of-mine 甲")["steps"] == 3
+
+
+def full_from_the_first_step(monkeypatch, limit):
+    """No file may have more than ``limit`` bytes once a step was made: what safetensors then raises is real."""
+    right = sft_module.learn
+
+    def learn(*arguments, **options):
+        done = right(*arguments, **options)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return done
+
+    monkeypatch.setattr(sft_module, "learn", learn)
+
+
+@pytest.fixture
+def limits():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("limits")
+def test_files_that_the_system_refuses_are_no_traceback(tiny, demonstrations, tmp_path, monkeypatch, capsys):
+    """Fault D1 with the error of the library that writes: a checkpoint that is due ends no run, the last model does."""
+    full_from_the_first_step(monkeypatch, 20_000)
+    words = ["--model", tiny("gpt2"), "--data", demonstrations, "--output", str(tmp_path / "run"), "--max-steps", "3"]
+    status = main(["sft", *words, "--batch-size", "2", "--save-every", "1", "--eval-fraction", "0", "--device", "cpu"])
+    said = capsys.readouterr().err
+    assert status == 3
+    path = tmp_path / "run" / "checkpoints" / "step-000001"
+    assert f"step 1: the checkpoint could not be written: [Errno 27] File too large: '{path}'; the run goes on" in said
+    assert "step 2: the checkpoint could not be written" in said
+    assert "heedful: File too large" in said
+    assert not list((tmp_path / "run").rglob(".*partial"))
+
+
+def test_models_are_as_readable_as_other_files(sft, tmp_path):
+    """safetensors makes its files readable for their owner only."""
+    before = os.umask(0o027)
+    try:
+        sft(max_steps=1)
+    finally:
+        os.umask(before)
+    models = [*(tmp_path / "run" / "final").iterdir(), *(tmp_path / "run").rglob("*.safetensors")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in models} == {0o640}
+
+
+def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
+    """A second start of the same command, while the first has written run.json and nothing else."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"run": "x"}')
+    held = FolderLock(run)
+    with pytest.raises(ConfigError, match="is being written by another run"):
+        sft()
+    assert (run / "run.json").exists()
+    held.release()
+    sft(max_steps=1)
+
+
+@pytest.mark.usefixtures("finished")
+def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path):
+    for name in (".final.backup", ".config.yaml.swp", ".final.partial"):
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "论文").write_text("x")
+        with pytest.raises(ConfigError, match="which no run wrote"):
+            sft(overwrite=True)
+        assert (tmp_path / "run" / name / "论文").exists()
+        shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run" / ".final.heedful-partial").mkdir()
+    sft(overwrite=True, max_steps=1)
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_what_a_run_has_on_the_disk_is_not_asked_for_again(tmp_path, monkeypatch):
+    """A run that found room when it began does not fail for it when it goes on."""
+    settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
+
+    class Learner:
+        weight = torch.nn.Parameter(torch.zeros(2_500_000_000, device="meta"))
+        optimizer = torch.optim.AdamW([weight])
+
+        def state_dict(self):
+            return {"weights": self.weight}
+
+    for folder in ("step-000001", "step-000002"):
+        with (tmp_path / "run" / "checkpoints" / folder / "weights").open("wb") as file:
+            file.truncate(40 * 10**9)  # sparse
+    aside = tmp_path / "run" / "checkpoints" / "step-000003-partial"
+    aside.mkdir()
+    with (aside / "weights").open("wb") as file:  # nothing replaces it, so it is no room for a checkpoint
+        file.truncate(80 * 10**9)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
+    check_space(settings, Learner())  # of 140 GB, 80 are there
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=50 * 10**9))
+    with pytest.raises(OSError, match=r"needs 140.1 GB"):
+        check_space(settings, Learner())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
+    with pytest.raises(OSError, match=r"needs 140.1 GB"):
+        check_space(dataclasses.replace(settings, overwrite=True), Learner())
+
+
+def test_a_demo_that_runs_is_not_replaced(tmp_path):
+    (tmp_path / "demo" / "world").mkdir(parents=True)
+    (tmp_path / "demo" / "sft").mkdir()
+    held = FolderLock(tmp_path / "demo" / "sft")
+    with pytest.raises(ConfigError, match=r"is being written by another demo \(process \d+ on"):
+        demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True))
+    held.release()
+    assert demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True)) is False
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
+    """It measures and draws when no stage is being written."""
+    config = DemoConfig(output=tmp_path / "demo", overwrite=overwrite)
+    tiny = TinyConfig(architecture="gpt2", output=tmp_path / "demo" / "base", hidden_size=16, num_layers=1)
+    with demo_folder.make_beginning(config, tiny):
+        for refused in (demo_folder.check_output, lambda config: demo_folder.make_beginning(config, tiny)):
+            with pytest.raises(ConfigError, match=r"is being written by another demo \(process \d+ on"):
+                refused(config)
+        assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+    assert demo_folder.check_output(config) is not overwrite  # an unfinished demo goes on
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"world", "base", "demo.json"}
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.truncate(5)
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="shorter than it was"):
+        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_another_precision_is_refused(sft, tmp_path):
+    """``auto`` means something else on another processor; the run does not change it unnoticed."""
+    path = tmp_path / "run" / "environment.json"
+    facts = json.loads(path.read_text("utf-8"))
+    assert facts["device"] == "cpu"
+    path.write_text(json.dumps(facts | {"dtype": "float16"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--dtype was float16 when the run began and is .* --allow-change dtype"):
+        sft()
+    assert sft(allow_change=("dtype",))["steps"] == 3
+
+
+@pytest.mark.exhaustive
+def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path, killed):
+    """A change is known from the checkpoint, not from the folder, which has the new settings by then."""
+    changed = {"learning_rate": 0.5, "allow_change": ("learning_rate",), "eval_every": 3, "max_steps": 6}
+    killed("step.learned:kill@3", lambda: sft(eval_every=1, max_steps=6))
+    shutil.copytree(tmp_path / "run", tmp_path / "twice")
+    once = sft(**changed | {"eval_every": 1})
+    for _ in range(2):
+        killed("step.learned:kill@1", lambda: sft(output=tmp_path / "twice", **changed | {"eval_every": 1}))
+    twice = sft(output=tmp_path / "twice", **changed | {"eval_every": 1})
+    assert twice["best"] == once["best"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run.json", "{}"), ("run.json", "[]"), ("environment.json", "{}"), ("environment.json", "[1]")],
+)
+@pytest.mark.usefixtures("unfinished")
+def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content):
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises((CheckpointError, ConfigError), match=r"json: it has no (run|versions)|json: it holds a list"):
+        sft()
+
+
+@pytest.mark.parametrize("what", ["partial", "no manifest", "of another run"])
+@pytest.mark.usefixtures("unfinished")
+def test_runs_says_what_the_command_will_do(sft, tmp_path, what):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(checkpoints / "step-000002")
+    if what == "partial":
+        (checkpoints / "step-000001").rename(checkpoints / "step-000002-partial")
+    elif what == "no manifest":
+        (checkpoints / "step-000001" / "MANIFEST.json").unlink()
+    else:
+        marker = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+        (tmp_path / "run" / "run.json").write_text(json.dumps(marker | {"run": "another"}))
+    assert "cannot go on" in state_of(tmp_path / "run").note
+    with pytest.raises(CheckpointError):
+        sft()
+
+
+@pytest.mark.usefixtures("finished")
+def test_nobody_starts_in_a_folder_whose_run_moves_aside(sft, tmp_path, monkeypatch):
+    """Neither in the middle, which looks like a kill, nor while there is nothing in its place."""
+    refused = []
+
+    def other(point):
+        if point in refused:
+            return
+        for overwrite in (True, False):
+            with pytest.raises(ConfigError, match="is being written by another run"):
+                check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=overwrite))
+        refused.append(point)
+
+    monkeypatch.setattr("heedful.training.output_folder.hit", other)
+    sft(overwrite=True, max_steps=1)
+    assert refused == ["run.moving", "run.aside"]
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, capsys):
+    """And the run says that nothing keeps a second one out."""
+
+    def refused(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert sft(max_steps=1)["steps"] == 1
+    assert not is_locked(tmp_path / "run")
+    assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.undo()
+    sft(overwrite=True, max_steps=1)
+    assert "has no locks" not in capsys.readouterr().err
+
+
+def test_a_log_that_is_gone_is_named_for_what_it_is(tmp_path):
+    said = cut_logs(tmp_path, {"skipped.jsonl": 5, "tensorboard/events.1": 5})
+    assert "skipped.jsonl is missing or was changed: its earlier lines are lost" in said[0]
+    assert "TensorBoard will not show the earlier steps" in said[1]
+
+
+def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, monkeypatch):
+    def fails(folder, step, *_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", fails)
+    from heedful.errors import Terminated
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(Terminated):
+            sft()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert max(line["step"] for line in read_metrics(tmp_path / "run")) == 1
+
+
+def test_a_second_signal_counts_however_often_it_comes(monkeypatch):
+    """Signals 0.8 s apart: the first waits, the next is an echo, the one after it ends at once."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stops = Stops()
+    seen = []
+
+    def press():
+        with stops.shield():
+            for second in (0.0, 0.8, 1.6):  # the second may be the same press
+                now[0] = 100 + second
+                seen.append(second)
+                stops._handle(signal.SIGINT, None)
+            seen.append("it did not end")
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert seen == [0.0, 0.8, 1.6]
+
+
+def test_what_is_complete_raises_the_systems_error(tmp_path):
+    class SafetensorError(Exception):
+        """Named as that of safetensors, which cannot be made to fail here."""
+
+    with pytest.raises(OSError, match=r"\[Errno 28\]"), complete_or_absent(tmp_path / "模型"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(SafetensorError), complete_or_absent(tmp_path / "模型"):
+        raise SafetensorError("Error while deserializing header: InvalidHeader")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,373 @@
+"""DPO learns what pairs prefer, by the formula, and its gradient does not know the micro-batch size."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
+from heedful.algorithms.dpo import accumulate, encode_preferences, response_logprobs, with_reference
+from heedful.data.chat import Renderer
+from heedful.data.loading import Example
+from heedful.models import load_policy, load_tokenizer
+from heedful.training import dpo as dpo_module
+from heedful.training import sft as sft_module
+from jsonl import read_jsonl, write_jsonl
+from plain import log_prob, preference, random_text
+
+CPU = torch.device("cpu")
+LEARN = {"eval_fraction": 0.25, "max_steps": 25, "learning_rate": 3e-3, "sample_every": 0}
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Pairs of two letters each, of many prompts (Chinese in all): the chosen response has a z, the rejected one a q."""
+    random.seed(0)
+    letters = [random.choice("abcd") for _ in range(120)]
+    return write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)],
+    )
+
+
+def settings(tmp_path, **changes):
+    return DPOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, loss):
+    """At the start policy and reference are one: h = 0, so the loss is log 2, 1 / (4 beta^2), or 1, and no pair is won."""
+    config = settings(tmp_path, model=tiny("qwen3"), data=planted, loss=loss, **LEARN)
+    summary = train_dpo(config)
+    first, last = summary["first_evaluation"], summary["last_evaluation"]
+    assert summary["data"]["held_out"] > 15
+    assert config.strength == 0.1
+    start = {"sigmoid": math.log(2), "ipo": 1 / (4 * 0.1**2), "hinge": 1.0}[loss]
+    assert first["eval/loss"] == pytest.approx(start, rel=1e-4)
+    assert first["eval/margin"] == pytest.approx(0, abs=1e-5)
+    assert last["eval/accuracy"] == 1.0
+    assert last["eval/loss"] < 0.8 * start
+    before, after = (preference(folder) for folder in (tiny("qwen3"), config.output / "final"))
+    assert after > before + 1
+
+
+def pairs_of(renderer, config, number=6):
+    random.seed(1)
+
+    def text():
+        return random_text() + "。"
+
+    rankings = [Ranking((Message("user", text()),), (text(), text()), (0, 1), f"row {i}") for i in range(number)]
+    return encode_preferences(rankings, renderer, 200, config)[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("loss", "changes"),
+    [("simpo", {}), ("orpo", {}), ("sigmoid", {"length_normalise": True}), ("sigmoid", {"nll_coef": 0.5})],
+)
+def test_the_other_losses_learn_planted_preferences(tiny, planted, tmp_path, loss, changes):
+    config = settings(tmp_path, model=tiny("qwen3"), data=planted, loss=loss, **LEARN, **changes)
+    summary = train_dpo(config)
+    first, last = summary["first_evaluation"], summary["last_evaluation"]
+    assert last["eval/accuracy"] == 1.0
+    assert last["eval/loss"] < 0.8 * first["eval/loss"]
+    assert ("eval/nll" in last) == (loss == "orpo" or "nll_coef" in changes)
+    assert last.get("eval/nll", 0) < first.get("eval/nll", 1)
+    before, after = (preference(folder) for folder in (tiny("qwen3"), config.output / "final"))
+    assert after > before + 1
+
+
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_losses_without_a_reference_load_and_read_none(tiny, planted, tmp_path, monkeypatch, loss):
+    """No pass before the first step, and no second model."""
+    for name in ("reference_of", "with_reference"):
+        monkeypatch.setattr(dpo_module, name, lambda *_: pytest.fail("a reference was asked for"))
+    summary = train_dpo(settings(tmp_path, model=tiny("gpt2"), data=planted, loss=loss, max_steps=1))
+    assert summary["steps"] == 1
+
+
+def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(gpt2, tmp_path):
+    """In value and gradient, token for token: the same ones count, the end among them, and the prompt does not."""
+    policy, renderer = gpt2
+    policy.double()
+    config = settings(tmp_path, loss="orpo", beta=1e-30, micro_batch_size=2)
+    pairs = pairs_of(renderer, config)
+    metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    policy.zero_grad()
+    examples = [Example(pair.prompt, pair.chosen) for pair in pairs]
+    sft = sft_module.accumulate(
+        policy, examples, renderer.pad_id, SFTConfig(model="m", data="d", output=tmp_path / "sft").micro_batch
+    )
+    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert metrics["loss/nll"] == pytest.approx(sft["loss/sft"], rel=1e-12)
+    assert metrics["loss/dpo"] == pytest.approx(sft["loss/sft"], rel=1e-12)
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("changes", "formula", "options"),
+    [
+        ({"loss": "simpo", "beta": 2.5, "target_margin": 0.3}, core.simpo_loss, {"beta": 2.5, "target_margin": 0.3}),
+        ({"loss": "simpo"}, core.simpo_loss, {"beta": 2.0, "target_margin": 0.5}),
+        ({"loss": "orpo", "nll_coef": 0.0}, core.orpo_loss, {"beta": 0.1}),
+    ],
+)
+def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(gpt2, tmp_path, changes, formula, options):
+    config = settings(tmp_path, micro_batch_size=2, **changes)
+    policy, renderer = gpt2
+    pairs = pairs_of(renderer, config)
+    with torch.no_grad():
+        metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    sides = [
+        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")
+    ]
+    lengths = [torch.tensor([len(getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    loss, wanted = formula(*sides, *lengths, **options)
+    assert metrics["loss/dpo"] == pytest.approx(float(loss), rel=1e-4)
+    for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
+        assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("loss", "beta", "label_smoothing"),
+    [
+        *(("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("robust", 0.3, 0.1)),
+        *(("ipo", 0.1, 0.0), ("ipo-sum", 0.1, 0.0), ("hinge", 0.3, 0.0)),
+    ],
+)
+@pytest.mark.parametrize(("per_token", "nll_coef"), [(False, None), (True, None), (False, 0.3)])
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
+    gpt2, other_gpt2, tmp_path, loss, beta, label_smoothing, per_token, nll_coef
+):
+    """Policy and reference are different models, so nothing cancels."""
+    config = settings(
+        tmp_path,
+        loss=loss,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        micro_batch_size=4,
+        length_normalise=per_token and loss != "ipo-sum",
+        nll_coef=nll_coef,
+    )
+    (policy, renderer), reference = gpt2, other_gpt2
+    pairs = with_reference(reference, pairs_of(renderer, config), renderer.pad_id, config.micro_batch)
+    with torch.no_grad():
+        metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    sides = [
+        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side)) for pair in pairs])
+        for model in (policy, reference)
+        for side in ("chosen", "rejected")
+    ]
+    lengths = [torch.tensor([len(getattr(pair, side)) for pair in pairs]) for side in ("chosen", "rejected")]
+    is_mean = loss == "ipo" or (per_token and loss != "ipo-sum")
+    tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if is_mean else {}
+    kind = loss.removesuffix("-sum")
+    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=kind, label_smoothing=label_smoothing, **tokens)
+    if nll_coef:
+        expected = expected - nll_coef * sides[0].sum() / lengths[0].sum()
+    assert metrics["loss/dpo"] == pytest.approx(float(expected), rel=1e-4)
+    for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
+        assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
+    assert len({round(pair.ref_chosen, 3) for pair in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    "changes",
+    [{"beta": 0.3}, {"loss": "simpo"}, {"loss": "orpo"}, {"length_normalise": True, "nll_coef": 0.5}],
+    ids=["dpo", "simpo", "orpo", "per-token-nll"],
+)
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit, changes):
+    config = settings(tmp_path, **changes)
+    policy, renderer = gpt2
+    policy.to(dtype)
+    pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config.micro_batch)
+    pairs = [replace(pair, ref_chosen=pair.ref_chosen + i) for i, pair in enumerate(pairs)]  # or every h would be 0
+
+    def gradient(size, tokens=None):
+        policy.zero_grad()
+        changed = replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
+        accumulate(policy, pairs, renderer.pad_id, changed)
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+    whole = gradient(8)
+    for size in (1, 3):
+        assert float((gradient(size) - whole).norm() / whole.norm()) < limit
+    for tokens in (1, 200, 300):
+        seen = passes(policy)
+        assert float((gradient(8, tokens) - whole).norm() / whole.norm()) < limit
+        assert all(rows == 2 or taken <= tokens for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 16
+        assert (len(seen) == 8) == (tokens == 1)
+
+
+def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
+    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2")))
+    ends = []
+    for truncated in (False, True):
+        ranking = Ranking("问", ("ab", "cd"), (1, 0), "row", truncated=truncated)
+        ((pair,), _) = encode_preferences([ranking], renderer, 100, config)
+        letters = [renderer.decode([token]) for token in pair.chosen[:2]]
+        assert letters == ["c", "d"], "rank 0 is the better one"
+        ends.append((len(pair.chosen), len(pair.rejected)))
+    assert ends == [(3, 3), (2, 2)]
+
+
+def test_a_cut_pair_token_by_token(tiny, tmp_path):
+    """Room for three tokens of a response: the chosen one loses its tail and its end, the rejected one fits with its end."""
+    config, renderer = settings(tmp_path, too_long="truncate"), Renderer(load_tokenizer(tiny("gpt2")))
+    prompt = renderer.prompt_ids("问")
+    ranking = Ranking("问", ("cdefg", "ab"), (0, 1), "row")
+    ((pair,), counts) = encode_preferences([ranking], renderer, len(prompt) + 3, config)
+    assert counts["truncated"] == 1
+    assert pair.prompt == prompt
+    assert [renderer.decode([token]) for token in pair.chosen] == ["c", "d", "e"]
+    assert [renderer.decode([token]) for token in pair.rejected[:2]] == ["a", "b"]
+    assert pair.rejected == renderer.response_ids("ab", prompt="问")
+    assert len(pair.rejected) == 3
+    policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
+    with torch.no_grad():
+        chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected)), rel=1e-5)
+
+
+def test_the_reference_reads_the_longest_pairs_first(gpt2, tmp_path, monkeypatch):
+    """So memory runs out at once or never; the pairs keep their order."""
+    config, (policy, renderer) = settings(tmp_path, micro_batch_size=2), gpt2
+    pairs, read = pairs_of(renderer, config), []
+
+    def noted(model, part, pad_id):
+        read.extend(pair.length for pair in part)
+        return response_logprobs(model, part, pad_id)
+
+    monkeypatch.setattr(dpo_module, "response_logprobs", noted)
+    done = with_reference(policy, pairs, renderer.pad_id, config.micro_batch)
+    assert read == sorted(read, reverse=True)
+    assert len(set(read)) > 1
+    assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
+
+
+def test_the_reference_reads_no_more_than_the_limits(gpt2, tmp_path, passes):
+    policy, renderer = gpt2
+    whole = settings(tmp_path, micro_batch_size=6)
+    pairs = pairs_of(renderer, whole)
+    expected = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, whole.micro_batch)]
+    for size, tokens in ((2, None), (6, 250), (6, 300)):
+        seen = passes(policy)
+        config = replace(whole, micro_batch_size=size, micro_batch_tokens=tokens)
+        found = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, config.micro_batch)]
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert all(rows == 2 or (rows <= 2 * size and taken <= (tokens or taken)) for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 12
+        assert 1 < len(seen) < 6
+
+
+def test_the_table_shows_different_prompts(tiny, tmp_path):
+    records = [{"prompt": f"第{i // 3}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)]
+    data = write_jsonl(tmp_path / "pairs.jsonl", records)
+    train_dpo(
+        settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1, num_samples=3)
+    )
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
+    first = [row["prompt"] for row in rows[:3]]
+    assert first == ["第0题", "第1题", "第2题"]
+
+
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tmp_path):
+    other = tmp_path / "参考"
+    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
+    losses = []
+    for name, reference in (("own", None), ("theirs", str(other))):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, reference=reference, max_steps=1)
+        losses.append(train_dpo(replace(config, output=tmp_path / name))["first_evaluation"]["eval/loss"])
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-4)
+    assert abs(losses[1] - math.log(2)) > 1e-4
+    models = json.loads((tmp_path / "theirs" / "environment.json").read_text("utf-8"))["models"]
+    assert any(str(other) in str(model) for model in models), models
+
+
+def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, max_steps=2, seed=seed, learning_rate=1e-3)
+        train_dpo(replace(config, output=tmp_path / name))
+        weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+    rows = read_jsonl(tmp_path / "a" / "samples.jsonl")
+    assert {"prompt", "chosen", "rejected", "response"} <= set(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "message"),
+    [
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, {}, "the prompt is empty and the model has no BOS"),
+        (
+            {"prompt": "a" * 90, "chosen": "b" * 60, "rejected": "c"},
+            {"max_length": 64, "too_long": "truncate"},
+            "1 of 50 pairs have equal chosen and rejected responses after truncation",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "equal chosen and rejected"),
+        ({"prompt": "a", "responses": ["b", "c", "d"], "ranks": [0, 1, 2]}, {}, "a ranking of 3 responses"),
+        ({"prompt": "a", "chosen": "b"}, {}, "not a ranking: found `prompt` (string), `chosen` (string)"),
+    ],
+)
+def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, message):
+    others = [{"prompt": f"{i}", "chosen": "a", "rejected": "b"} for i in range(60)]
+    data = write_jsonl(tmp_path / "pairs.jsonl", [*others, record])
+    with pytest.raises(DataError) as caught:
+        train_dpo(settings(tmp_path, model=tiny("qwen3"), data=data, eval_fraction=0.2, **changes))
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"loss": "ipo", "label_smoothing": 0.1},
+            "--label-smoothing belongs to --loss sigmoid or robust, got --loss ipo",
+        ),
+        ({"loss": "ipo-sum", "length_normalise": True}, "--length-normalise True divides .* use --loss ipo$"),
+        ({"loss": "robust"}, "--loss robust needs .* --label-smoothing above 0 and below 0.5, got 0.0"),
+        ({"loss": "robust", "label_smoothing": 0.5}, "--label-smoothing above 0 and below 0.5, got 0.5"),
+        *(
+            ({"loss": loss, **changes}, f"--{name} .* has no effect with --loss {loss}, which")
+            for loss in ("simpo", "orpo")
+            for name, changes in (
+                ("reference", {"reference": "m"}),
+                ("reference-device", {"reference_device": "cpu"}),
+                ("length-normalise", {"length_normalise": True}),
+            )
+        ),
+        ({"target_margin": 1.0}, "--target-margin 1.0 belongs to --loss simpo, got --loss sigmoid"),
+        ({"loss": "orpo", "target_margin": 0.2}, "--target-margin 0.2 belongs to --loss simpo, got --loss orpo"),
+        ({"loss": "simpo", "label_smoothing": 0.2}, "--label-smoothing belongs to --loss sigmoid or robust"),
+    ],
+)
+def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "strength", "nll"),
+    [
+        ({}, 0.1, 0.0),
+        ({"loss": "orpo"}, 0.1, 1.0),
+        ({"loss": "simpo"}, 2.0, 0.0),
+        ({"loss": "ipo"}, 0.1, 0.0),
+        ({"length_normalise": True}, 5.0, 0.0),
+        ({"length_normalise": True, "beta": 0.3, "nll_coef": 0.2}, 0.3, 0.2),
+        ({"loss": "orpo", "beta": 0.5, "nll_coef": 0.0}, 0.5, 0.0),
+    ],
+)
+def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, nll):
+    config = settings(tmp_path, **changes)
+    assert (config.strength, config.nll_weight) == (strength, nll)

@@ -1,0 +1,309 @@
+"""KTO learns what labels prefer, by the formula, and neither its gradient nor its KL knows the micro-batch size."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
+from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, with_others, with_reference
+from heedful.data.batches import AdaptiveMicroBatch
+from heedful.data.chat import Renderer
+from heedful.models import load_tokenizer
+from jsonl import read_jsonl, read_metrics
+from plain import log_prob, preference, random_text
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def planted(write):
+    """Responses of two letters to many prompts (Chinese in all): good ones have a z, bad ones a q; never both to a prompt."""
+    random.seed(0)
+    letters = [random.choice("abcd") for _ in range(240)]
+    records = [
+        {"prompt": f"第{i}题", "completion": f"{c}{'z' if i % 2 else 'q'}", "label": bool(i % 2)}
+        for i, c in enumerate(letters)
+    ]
+    return write("labelled", records)
+
+
+def settings(tmp_path, **changes):
+    return KTOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
+
+
+def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
+    """At the start policy and reference are one: every gain is 0, so the loss is half the mean weight, and none is right."""
+    config = settings(
+        tmp_path,
+        model=tiny("qwen3"),
+        data=planted,
+        eval_fraction=0.25,
+        max_steps=40,
+        learning_rate=3e-3,
+        sample_every=0,
+    )
+    summary = train_kto(config)
+    first, last = summary["first_evaluation"], summary["last_evaluation"]
+    assert first["eval/loss"] == pytest.approx(0.5, rel=1e-4)
+    assert first["eval/margin"] == pytest.approx(0, abs=1e-5)
+    assert first["eval/z0"] == pytest.approx(0, abs=1e-4)
+    assert last["eval/accuracy"] > 0.9
+    assert last["eval/margin"] > 0.1
+    assert last["eval/loss"] < 0.48
+    assert summary["data"]["good"] + summary["data"]["bad"] == summary["data"]["train"]
+    before, after = (preference(folder) for folder in (tiny("qwen3"), config.output / "final"))
+    assert after > before + 1
+
+
+def rows_of(renderer, config, number=7, limit=200):
+    random.seed(1)
+
+    def text():
+        return random_text() + "。"
+
+    records = [Labelled((Message("user", f"{i}{text()}"),), text(), f"row {i}", label=i % 3 > 0) for i in range(number)]
+    labelled, _ = encode_labelled(records, renderer, limit, config)
+    return with_others(labelled, labelled, limit, seed=0)[0]
+
+
+@pytest.mark.parametrize(("beta", "weights"), [(0.1, (1.0, 1.0)), (0.5, (1.3, 0.6))])
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_gpt2, tmp_path, beta, weights):
+    """Policy and reference are different models, so nothing cancels, and z0 is not 0 by itself."""
+    config = settings(
+        tmp_path, beta=beta, desirable_weight=weights[0], undesirable_weight=weights[1], micro_batch_size=2
+    )
+    (policy, renderer), reference = gpt2, other_gpt2
+    for first, second in ((policy, reference), (reference, policy)):
+        rows = with_reference(
+            second, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
+        )
+        with torch.no_grad():
+            metrics = accumulate(first, rows, renderer.pad_id, config)
+        logprobs, ref_logprobs, others, ref_others = (
+            torch.stack([log_prob(model.lm, row.prompt, ids) for row, ids in of_rows])
+            for of_rows in ([(r, r.response) for r in rows], [(r, r.other) for r in rows])
+            for model in (first, second)
+        )
+        kl = float((others - ref_others).mean())
+        expected, wanted = core.kto_loss(
+            logprobs, ref_logprobs, torch.tensor([row.record.label for row in rows]), beta=beta, kl=kl,
+            desirable_weight=weights[0], undesirable_weight=weights[1],
+        )  # fmt: skip
+        assert metrics["loss/kto"] == pytest.approx(float(expected), rel=1e-4)
+        assert metrics["reference/z0"] == pytest.approx(max(0.0, kl), rel=1e-4)
+        for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
+            assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
+        assert abs(kl) > 1e-3
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit):
+    config = settings(tmp_path, beta=0.3)
+    policy, renderer = gpt2
+    policy.to(dtype)
+    rows = with_reference(
+        policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
+    )
+    rows = [replace(row, ref=row.ref + i, ref_other=row.ref_other - i) for i, row in enumerate(rows)]
+
+    def gradient(size, tokens=None):
+        policy.zero_grad()
+        metrics = accumulate(
+            policy, rows, renderer.pad_id, replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
+        )
+        assert metrics["reference/z0"] == pytest.approx(3.5, rel=1e-4)
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+    whole = gradient(8)
+    for size, tokens in ((1, None), (3, None), (8, 1), (8, 200)):
+        seen = passes(policy)
+        assert float((gradient(size, tokens) - whole).norm() / whole.norm()) < limit
+        assert all(count == 1 or (count <= size and taken <= (tokens or taken)) for count, taken in seen)
+        assert sum(count for count, _ in seen) == 16, "each prompt once with its response, once with another's"
+
+
+def test_every_other_response_is_to_another_prompt_and_fits(gpt2, tmp_path):
+    """Also if one prompt has nearly all records, and what does not fit behind a prompt is cut and counted."""
+    config, (_, renderer) = settings(tmp_path), gpt2
+    records = [Labelled("问", f"答{i:02}" * 9, f"row {i}", label=True) for i in range(1, 12)]
+    records = [Labelled("一个长得多的问题", "答", "row 0", label=True), *records]
+    limit = 56
+    labelled, counts = encode_labelled(records, renderer, limit, config)
+    assert counts == {"dropped_too_long": 0, "truncated": 0}
+    rows, cut = with_others(labelled, labelled, limit, seed=0)
+    first, *rest = labelled
+    assert all(row.other == first.response for row in rows[1:])
+    assert rows[0].other in [row.response[: limit - len(first.prompt)] for row in rest]
+    assert len(rows[0].other) < len(rest[0].response)
+    assert (rows[0].other_length, cut) == (limit, 1)
+    assert with_others(labelled, labelled, limit, seed=0)[0] == rows
+    drawn = [with_others(labelled[:1] * 9, labelled, limit, seed)[0] for seed in (1, 2)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_kl_that_is_no_number_is_none_in_the_metrics(gpt2, tmp_path):
+    """It is shown from 0 up, and that must not turn it into 0."""
+    config, (policy, renderer) = settings(tmp_path), gpt2
+    for of_others, shown in ((math.nan, math.nan), (1e4, 0.0)):
+        rows = [replace(row, ref=0.0, ref_other=of_others) for row in rows_of(renderer, config)]
+        found = accumulate(policy, rows, renderer.pad_id, config)["reference/z0"]
+        assert found == pytest.approx(shown, nan_ok=True)
+
+
+def test_other_responses_are_drawn_equally_often_and_at_once(tiny, tmp_path, monkeypatch):
+    """One draw for each record, even if nearly all have the same prompt, and for a prompt that is not in the pool."""
+    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2")))
+    texts = [("问", "甲"), ("问", "乙"), ("另", "丙"), ("别", "丁")]
+    records = [Labelled(prompt, text, f"row {i}", label=True) for i, (prompt, text) in enumerate(texts)]
+    labelled, _ = encode_labelled(records, renderer, 200, config)
+    draws = []
+    monkeypatch.setattr(random.Random, "choice", None)
+    real = random.Random.randrange
+    monkeypatch.setattr(random.Random, "randrange", lambda self, n: draws.append(n) or real(self, n))
+    for at, pool, others in [(0, labelled, "丙丁"), (2, labelled, "甲乙丁"), (3, labelled[:3], "甲乙丙")]:
+        draws.clear()
+        rows, _ = with_others([labelled[at]] * 3000, pool, 200, seed=0)
+        counts = Counter(renderer.tokenizer.decode(row.other, skip_special_tokens=True).strip() for row in rows)
+        assert set(counts) == set(others)
+        assert all(abs(count - 3000 / len(others)) < 130 for count in counts.values()), counts  # 5 standard deviations
+        assert draws == [len(others)] * 3000
+
+
+def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):
+    """The KL of a pair's prompt is estimated on other prompts' responses, never on its own other one."""
+    data = write("pairs", [{"prompt": f"第{i}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)])
+    config = settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1)
+    summary = train_kto(config)
+    assert summary["data"] == {"records": 24, "train": 24, "held_out": 0, "good": 12, "bad": 12, "of_pairs": 24}
+    assert "each pair counts as a good and a bad response" in " ".join(capsys.readouterr().err.split())
+
+
+def test_labels_out_of_balance_are_said(tiny, write, tmp_path, capsys):
+    records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i % 4 == 0} for i in range(12)]
+    config = settings(
+        tmp_path, model=tiny("gpt2"), data=write("few", records), eval_fraction=0, batch_size=4, max_steps=1
+    )
+    train_kto(config)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "3 good and 9 bad responses, weighed 1 and 1: --desirable-weight 3 would balance them" in said
+    train_kto(replace(config, desirable_weight=3.0, output=tmp_path / "balanced"))
+    assert "would balance them" not in capsys.readouterr().err
+
+
+def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path):
+    """One bad response of thirteen: most batches of four have none, and none of their numbers is missing or 0."""
+    records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i > 0} for i in range(13)]
+    config = settings(
+        tmp_path,
+        model=tiny("gpt2"),
+        data=write("one", records),
+        eval_fraction=0,
+        batch_size=4,
+        max_steps=4,
+        sample_every=0,
+    )
+    train_kto(config)
+    lines = read_metrics(tmp_path / "run")
+    with_bad = [line for line in lines if "reward/rejected" in line]
+    assert 0 < len(with_bad) < len(lines) == 4
+    assert all(("reward/margin" in line) == ("reward/rejected" in line) for line in lines)
+    assert all("reward/chosen" in line and line["loss/kto"] > 0 for line in lines)
+
+
+def test_the_table_shows_the_label(tiny, planted, tmp_path):
+    train_kto(settings(tmp_path, model=tiny("gpt2"), data=planted, eval_fraction=0, max_steps=1, num_samples=4))
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
+    assert len({row["prompt"] for row in rows}) == 4
+    assert {row.get("good", "z")[-1] + row.get("bad", "q")[-1] for row in rows} == {"zq"}
+    assert all("response" in row for row in rows)
+
+
+def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, max_steps=2, seed=seed, learning_rate=1e-3)
+        train_kto(replace(config, output=tmp_path / name))
+        weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tmp_path):
+    other = tmp_path / "参考"
+    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
+    losses = []
+    for name, reference in (("own", None), ("theirs", str(other))):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, reference=reference, max_steps=1)
+        losses.append(train_kto(replace(config, output=tmp_path / name))["first_evaluation"]["eval/loss"])
+    assert losses[0] == pytest.approx(0.5, rel=1e-4)
+    assert abs(losses[1] - 0.5) > 1e-4
+
+
+def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
+    config, (policy, renderer) = settings(tmp_path), gpt2
+    rows = with_reference(policy, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch())
+    assert mean_of_others(policy, rows, renderer.pad_id, config.micro_batch) == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"prompt": "a", "completion": "b", "label": 2},
+            ":61: `label` is 2 (integer). Accepted: true or 1 for a good response",
+        ),
+        ({"prompt": "a", "completion": "b", "label": "真"}, ":61: `label` is '真' (string). Accepted: true"),
+        ({"prompt": "a", "completion": " ", "label": True}, ":61: `completion` is empty or only white space"),
+        ({"prompt": "", "completion": "b", "label": True}, ":61: `prompt` is empty or only white space"),
+        (
+            {"prompt": "a", "completion": "b"},
+            ":61: not a labelled response: found `prompt` (string), `completion` (string)",
+        ),
+        ({"prompt": "a", "completion": "b", "liked": False}, "Perhaps: --columns label=liked"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ":61: `chosen` and `rejected` are equal"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, ":61: `prompt` is empty"),
+        ({"prompt": "a", "responses": ["b", "c"], "ranks": [0, 1]}, "not a labelled response"),
+        (
+            {"prompt": "a" * 200, "completion": "b", "label": True},
+            "1 of 61 labelled responses are longer than 128 tokens",
+        ),
+    ],
+)
+def test_records_it_cannot_learn_from_are_named(tiny, write, tmp_path, record, message):
+    others = [{"prompt": f"{i}", "completion": "a", "label": bool(i % 2)} for i in range(60)]
+    with pytest.raises(DataError) as caught:
+        train_kto(settings(tmp_path, model=tiny("qwen3"), data=write("bad", [*others, record]), eval_fraction=0))
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (
+            [{"prompt": f"{i}", "completion": "a", "label": True} for i in range(40)],
+            "`label` is true in all 40 records to train on, and KTO learns from both: add bad responses; `heedful sft`",
+        ),
+        (
+            [{"prompt": f"{i}", "completion": "a", "label": False} for i in range(40)],
+            "`label` is false in all 40 records to train on, and KTO learns from both: add good responses",
+        ),
+        (
+            [{"prompt": "同一个", "completion": f"{i}", "label": bool(i % 2)} for i in range(40)],
+            "all 40 records to train on have the same prompt",
+        ),
+    ],
+)
+def test_data_without_a_contrast_are_refused(tiny, write, tmp_path, records, message):
+    with pytest.raises(DataError) as caught:
+        train_kto(settings(tmp_path, model=tiny("gpt2"), data=write("one-sided", records), eval_fraction=0))
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_of_one_has_no_mean(tmp_path):
+    with pytest.raises(ConfigError, match=r"--batch-size is 1, but KTO takes the mean .* at least 2"):
+        settings(tmp_path, batch_size=1)

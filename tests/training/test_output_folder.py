@@ -1,0 +1,509 @@
+"""What happens to what is already in an output folder: nothing that somebody could miss is lost."""
+
+import dataclasses
+import errno
+import functools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful import CheckpointError, ConfigError, PPOConfig, Reward, SFTConfig, faults, hub, train_ppo
+from heedful.algorithms.online.provenance import given_in_python
+from heedful.errors import MachineError
+from heedful.models.save import VALUE_HEAD
+from heedful.training import run_folder
+from heedful.training.checkpoints import check_space
+from heedful.training.provenance import IN_PYTHON, check_same_sources
+from heedful.training.run_folder import RunFolder
+from jsonl import read_metrics
+
+
+def files(folder):
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"
+    }
+
+
+def files_but_curves(folder):
+    """A thread of a run that hangs still writes into its TensorBoard files."""
+    return {name: content for name, content in files(folder).items() if not name.startswith("tensorboard/")}
+
+
+FAULTS = ["evaluation:kill", "run.aside:kill", "run.moving:kill@5"]
+OTHERS = ["run.opened:kill", "run.started:kill", "evaluated:kill", "save.files:kill"]
+OTHERS += [f"run.moving:kill@{number}" for number in (1, 9)]
+FAULTS += [pytest.param(fault, marks=pytest.mark.exhaustive) for fault in OTHERS]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("finished")
+def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, fault, killed):
+    """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
+    before = files(tmp_path / "run")
+    for _ in range(2):
+        killed(fault, lambda: sft(overwrite=True, seed=1))
+    with pytest.raises(ConfigError, match=r"already holds a run, which is finished.*--overwrite"):
+        sft()
+    assert files(tmp_path / "run") == before
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == []
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path, killed):
+    """Finding 8: a failure after the first step leaves both. A third run, which fails, gives its place to the second again,
+    which keeps the first inside it."""
+    first = files(tmp_path / "run")
+    killed("step.learned:kill@3", lambda: sft(overwrite=True, seed=1))
+    second = files(tmp_path / "run")
+    faults.plan("evaluation:raise")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        sft(overwrite=True, seed=2)
+    faults.plan("")
+    assert files(tmp_path / "run") == second
+    assert files(tmp_path / "run" / ".replaced") == first
+    sft(seed=1)
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_run_that_an_earlier_version_set_aside_comes_back(sft, tmp_path):
+    """It set a run aside beside its folder; killed there, it left the folder of a run without a first step."""
+    before = files(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / ".run.replaced-0123abcd")
+    with pytest.raises(ConfigError, match="already holds a run, which is finished"):
+        sft()
+    assert files(tmp_path / "run") == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_runs_never_share_a_folder(sft, tmp_path):
+    """Finding 5: the second says who writes, and changes nothing."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        faults.ACTIONS["hang"] = lambda: (os.write(write, b"x"), os.read(os.pipe()[0], 1))
+        faults.plan("step.logged:hang@2")
+        sft()
+        os._exit(1)
+    os.read(read, 1)
+    before = files_but_curves(tmp_path / "run")
+    for changes in ({}, {"overwrite": True}, {"resume": "never"}):
+        with pytest.raises(ConfigError, match=f"is being written by another run .process {child} on"):
+            sft(**changes)
+    assert files_but_curves(tmp_path / "run") == before
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    sft()  # a lock of a process that is gone counts no more
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", ".git/HEAD", "nested/run.json"])
+@pytest.mark.usefixtures("finished")
+def test_overwrite_leaves_foreign_files_alone(sft, tmp_path, foreign):
+    """Finding 6: a project, notes and nested runs, although the folder holds a run too."""
+    path = tmp_path / "run" / foreign
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("重要", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"holds {foreign.split('/')[0]}, which no run wrote"):
+        sft(overwrite=True)
+    assert path.read_text("utf-8") == "重要"
+
+
+@pytest.mark.parametrize("name", ["environment.json", "config.yaml"])
+def test_a_project_that_holds_such_a_file_is_no_run(sft, tmp_path, name):
+    (tmp_path / "run" / "src").mkdir(parents=True)
+    (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError):
+        sft(overwrite=True)
+    with pytest.raises(ConfigError):
+        sft()
+    assert (tmp_path / "run" / "src").is_dir()
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_neighbour_is_never_deleted(sft, tmp_path):
+    neighbours = [tmp_path / name for name in (".run.old", ".run.partial", ".run.replaced-mine", ".run.replaced")]
+    for neighbour in neighbours:
+        neighbour.mkdir()
+        (neighbour / "thesis.txt").write_text("x")
+    sft(overwrite=True, max_steps=1)
+    assert all((neighbour / "thesis.txt").exists() for neighbour in neighbours)
+
+
+def test_a_folder_in_which_nothing_can_be_made(sft, tmp_path, capsys, monkeypatch):
+    """Fault D1: refused with what the system says, before the first step."""
+    parent = tmp_path / "read-only"
+    parent.mkdir(mode=0o500)
+    if os.access(parent, os.W_OK):  # root may write anywhere but where the system itself is
+        parent, usage = Path("/sys"), shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _: usage
+        )  # which says that it has no room, and is refused for that
+    with pytest.raises(ConfigError, match=rf"--output {parent}/run cannot be made: no permission"):
+        sft(output=parent / "run")
+    assert "sft 1/3" not in capsys.readouterr().err
+
+
+def test_a_link_to_a_folder(sft, tmp_path):
+    """Finding 9: the run is written where the link leads, and can be replaced."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    sft(max_steps=1)
+    sft(max_steps=1, overwrite=True)
+    assert (tmp_path / "run").is_symlink()
+    assert (tmp_path / "disk" / "summary.json").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_empty_folder_that_is_there_is_used_as_it_is(sft, tmp_path):
+    """A mount point cannot be renamed or removed."""
+    (tmp_path / "run").mkdir()
+    inode = (tmp_path / "run").stat().st_ino
+    sft()
+    assert (tmp_path / "run").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("there", ["run", "empty folder", "nothing"])
+def test_a_failure_inside_the_opening_leaves_what_was_there(sft, tmp_path, request, there):
+    """Finding 4."""
+    if there == "run":
+        request.getfixturevalue("finished")
+    elif there == "empty folder":
+        (tmp_path / "run").mkdir()
+    before = sorted(tmp_path.rglob("*")), files(tmp_path)
+    faults.plan("run.opened:enospc")
+    with pytest.raises(OSError, match="No space"):
+        sft(overwrite=there == "run")
+    assert (sorted(tmp_path.rglob("*")), files(tmp_path)) == before
+
+
+def test_a_path_that_is_no_text(sft, tmp_path):
+    """Finding 4: bytes that are no UTF-8 in a path are refused before anything is written."""
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        sft(output=tmp_path / os.fsdecode(b"run-\xff"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, monkeypatch):
+    """Matrix D2, with the numbers."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+    with pytest.raises(MachineError, match=r"the disk has 0.0 GB free, and the run needs 0.1 GB"):
+        sft()
+    assert not (tmp_path / "run").exists()
+
+
+class TenGigabytes:
+    """A learner with 2.5e9 numbers on no device, and with copies of them, such as a moving average."""
+
+    def __init__(self, copies):
+        self.weight = torch.nn.Parameter(torch.zeros(2_500_000_000, device="meta"))
+        self.optimizer = torch.optim.AdamW([self.weight])
+        self.copies = copies
+
+    def state_dict(self):
+        return {"weights": [self.weight] * self.copies}
+
+
+@pytest.mark.parametrize(
+    ("keep", "copies", "checkpoints", "gigabytes"),
+    [(9, 1, 10, 10 * 40 + 20), (0, 1, 3, 3 * 40 + 20), (2, 2, 3, 3 * 50 + 20)],
+)
+def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
+    tiny, tmp_path, monkeypatch, keep, copies, checkpoints, gigabytes
+):
+    """Each has the model, the state with its copies, and two moments; there is one more while a new one is written."""
+    settings = SFTConfig(model=tiny("gpt2"), data="x", output=tmp_path / "run", keep=keep)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(MachineError, match=rf"needs {gigabytes}\.1 GB for {checkpoints} checkpoints, best/ and final/"):
+        check_space(settings, TenGigabytes(copies))
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        (path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint to go on from.*--overwrite"):
+        sft()
+    before = files(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
+    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+        sft()
+    assert files(tmp_path / "run") == before, "nor when it is tried again"
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_run_of_another_heedful_is_protected(sft, tmp_path):
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ConfigError, match="of a heedful that could not resume"):
+        sft()
+    sft(overwrite=True, max_steps=1)
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_metrics_that_are_shorter_than_they_were(sft, tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    for damage in (lambda: os.truncate(path, 10), path.unlink):
+        damage()
+        with pytest.raises(CheckpointError, match=r"metrics.jsonl is missing or shorter"):
+            sft()
+
+
+def test_a_checkpoint_that_is_none(sft, tmp_path, request):
+    with pytest.raises(ConfigError, match="there is no run in"):
+        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000001"))
+    request.getfixturevalue("unfinished")
+    for resume, said in (("nowhere", "is not a checkpoint of the run"), ("", "--resume must be")):
+        with pytest.raises(ConfigError, match=said):
+            sft(resume=resume)
+
+
+def test_a_setting_that_is_none_cannot_be_allowed(sft):
+    with pytest.raises(ConfigError, match="--allow-change learningrate is not a setting"):
+        sft(allow_change=("learningrate",))
+
+
+def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path, killed):
+    """A short run, killed between final/ and its summary."""
+    killed("run.learned:kill", lambda: sft(save_every=0))
+    before = files(tmp_path / "run")
+    assert "final/model.safetensors" in before
+    with pytest.raises(CheckpointError, match="holds models of an unfinished run, but no checkpoint"):
+        sft(save_every=0)
+    assert files(tmp_path / "run") == before
+
+
+def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", full)
+        with pytest.raises(OSError, match="No space"):
+            sft(save_every=0)
+    assert sft(save_every=0)["steps"] == 3
+
+
+@pytest.mark.parametrize("point", ["run.named", pytest.param("run.opened", marks=pytest.mark.exhaustive)])
+def test_a_run_killed_while_its_folder_is_made_starts_again(sft, tmp_path, point, killed):
+    killed(f"{point}:kill", sft)
+    assert sft()["steps"] == 3
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
+    """A state that does not fit what is allowed to change."""
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        sft(lora_rank=2, allow_change=("lora_rank",))
+    assert files(tmp_path / "run") == before
+    assert sft()["steps"] == 3
+
+
+def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path, killed):
+    """Its file is data of the run, with what that imports: other code would give other scores, unnoticed."""
+    code, more = tmp_path / "奖励.py", tmp_path / "rules_of_mine.py"
+    more.write_text("FACTOR = 1\n")
+    code.write_text(
+        f"import sys, json, yaml\nsys.path.insert(0, {str(tmp_path)!r})\nfrom rules_of_mine import FACTOR\n"
+        "def score(prompts, completions):\n    return [FACTOR * len(r) for r in completions]\n"
+    )
+    config = PPOConfig(
+        model=tiny("gpt2"), data=prompts, output=tmp_path / "run", rewards=(f"python:{code}:score",), steps=2,
+        rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, save_every=1, eval_fraction=0.0,
+    )  # fmt: skip
+    killed("step.learned:kill@2", lambda: train_ppo(config))
+    data = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["data"]
+    assert {str(code), str(more), IN_PYTHON, prompts} == set(data), "nothing of Python's and of packages"
+    more.write_text("FACTOR = -1\n")
+    with pytest.raises(ConfigError, match=r"rules_of_mine.py is not what it was when the run began"):
+        train_ppo(config)
+    code.write_text("def score(prompts, completions):\n    return [-len(r) for r in completions]\n")
+    with pytest.raises(ConfigError, match=r"奖励.py is not what it was when the run began.*--allow-change data"):
+        train_ppo(config)
+    assert train_ppo(dataclasses.replace(config, allow_change=("data",)))["steps"] == 2
+
+
+def by_length(completions, **_):
+    return [float(len(c)) for c in completions]
+
+
+def times(factor):
+    def scaled(completions, **_):
+        return [factor * len(c) for c in completions]
+
+    return scaled
+
+
+class Judges:
+    def __call__(self, completions, **_):
+        return [0.0 for _ in completions]
+
+
+def test_another_function_given_in_python(tiny, prompts, tmp_path, killed):
+    """It is named, and refused as other data are."""
+    config = PPOConfig(
+        model=tiny("gpt2"), data=prompts, output=tmp_path / "run", steps=2,
+        rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, save_every=1, eval_fraction=0.0,
+    )  # fmt: skip
+    killed("step.learned:kill@2", lambda: train_ppo(config, [by_length]))
+    with pytest.raises(
+        ConfigError,
+        match=r"what rewards are functions given in Python is not what it was when the run began "
+        r"\(by_length \w{12}; now scaled \w{12}\).*--allow-change data",
+    ):
+        train_ppo(config, [times(2)])
+    assert train_ppo(config, [by_length])["steps"] == 2
+
+
+def test_what_tells_functions_given_in_python_apart():
+    """Source, name, weight, what partial binds, what an outer function held; not the object."""
+    apart = [
+        by_length,
+        times(2),
+        times(3),
+        Judges(),
+        functools.partial(by_length, extra=1),
+        functools.partial(by_length, extra=2),
+        Reward("by_length", by_length, 2.0),
+        len,
+        sum,
+        eval("lambda completions: [1.0]"),
+    ]
+    found = [given_in_python([reward]).content for reward in apart]
+    assert len(set(found)) == len(apart)
+    assert [given_in_python([same]).content for same in (times(2), Judges(), len)] == [found[1], found[3], found[7]]
+    assert given_in_python(["rule:digits"]).content == "none"
+
+
+def test_other_rows_of_a_data_set_on_a_hub(tiny, sft, tmp_path, monkeypatch, killed):
+    """Under the same name."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    rows = folder / "train.jsonl"
+    rows.write_text("".join(f'{{"prompt": "a{i}", "completion": "b{i}"}}\n' for i in range(6)), encoding="utf-8")
+    monkeypatch.setattr(hub, "_folders", {("dataset_snapshot_download", "modelscope:org/data"): str(folder)})
+    killed("step.learned:kill@3", lambda: sft(data="modelscope:org/data"))
+    before = rows.read_text("utf-8")
+    rows.write_text(before.replace("b3", "c3"), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"modelscope:org/data is not what it was when the run began.*--allow-change data"
+    ):
+        sft(data="modelscope:org/data")
+    rows.write_text(before, encoding="utf-8")
+    assert sft(data="modelscope:org/data")["steps"] == 3
+
+
+def test_a_template_that_was_changed(sft, tmp_path, killed):
+    template = tmp_path / "模板.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
+    killed("step.learned:kill@3", lambda: sft(chat_template=str(template)))
+    template.write_text("{% for m in messages %}{{ m['content'] }}!\n{% endfor %}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"模板.jinja is not what it was when the run began"):
+        sft(chat_template=str(template))
+
+
+OF_A_MODEL = ["tokenizer_config.json", "chat_template.jinja", "vocab.json", "pytorch_model.bin", VALUE_HEAD]
+
+
+def test_any_file_of_the_model_counts(tiny, sft, tmp_path, killed):
+    model = tmp_path / "model"
+    shutil.copytree(tiny("gpt2"), model)
+    (model / VALUE_HEAD).parent.mkdir()
+    killed("step.learned:kill@2", lambda: sft(model=str(model)))
+    for path in (model / name for name in OF_A_MODEL):
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes((before or b"") + b"\n\n")
+        with pytest.raises(ConfigError, match=r"model is not what it was when the run began.*--allow-change models"):
+            sft(model=str(model))
+        path.unlink() if before is None else path.write_bytes(before)
+    assert sft(model=str(model))["steps"] == 3
+
+
+def test_another_revision_on_the_hub():
+    facts = {"data": {}, "models": {}, "versions": {}, "cpu": {"threads": 1}, "revisions": {"org/模型": "a" * 40}}
+    now = facts | {"revisions": {"org/模型": "b" * 40}}
+    with pytest.raises(ConfigError, match=r"org/模型 is not what it was.*--allow-change models"):
+        check_same_sources(facts, now, allowed=["data"])
+    assert check_same_sources(facts, now, allowed=["models"]) == []
+
+
+def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, runs_made_once, tmp_path, monkeypatch):
+    """The step is not done then: the model as it is has the step's number, and the run goes on from the one before."""
+    whole = runs_made_once / "finished"
+    right, calls = run_folder._write_line, []
+
+    def write_half(file, record):
+        if file.name.endswith("metrics.jsonl") and record["step"] == 3 and "loss/sft" in record:
+            calls.append(file.write(b'{"step": 3, "lo'))
+            file.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(file, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "_write_line", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            sft()
+    assert calls
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        "step-000001", "step-000002", "step-000003-partial"
+    }  # fmt: skip
+    sft()
+    assert files(whole / "final") == files(tmp_path / "run" / "final")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert lines.count(b'"step": 3') == (whole / "metrics.jsonl").read_bytes().count(b'"step": 3')
+    assert all(json.loads(line) for line in lines.splitlines())
+
+
+def test_an_allowed_change_has_its_effect(sft, tmp_path, killed):
+    """Of the learning rate, which the saved optimizer holds too."""
+    killed("step.learned:kill@3", lambda: sft(lr_schedule="constant", learning_rate=0.01))
+    other = r"(?s)--learning-rate: 0.01 in the run, 0.5 now.*--allow-change learning-rate"
+    with pytest.raises(ConfigError, match=other):
+        sft(lr_schedule="constant", learning_rate=0.5)
+    sft(lr_schedule="constant", learning_rate=0.5, allow_change=("learning-rate",))
+    lines = read_metrics(tmp_path / "run", having="loss/sft")
+    assert [line["optimizer/learning_rate"] for line in lines] == [0.01, 0.01, 0.5]
+
+
+def test_an_error_inside_the_optimizers_step_leaves_no_whole_checkpoint(sft, runs_made_once, tmp_path, monkeypatch):
+    """Half of the weights have moved; the run goes on from the checkpoint before."""
+    right, calls = torch.optim.AdamW.step, []
+
+    def step(optimizer, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            optimizer.param_groups[0]["params"][0].data.add_(1.0)
+            raise RuntimeError("in the middle")
+        return right(optimizer, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", torch.optim.Optimizer.profile_hook_step(step))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            sft()
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {"step-000001", "step-000002", "step-000003-partial"}
+    sft()
+    assert files(runs_made_once / "finished" / "final") == files(tmp_path / "run" / "final")
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path):
+    """Two processes never hold it, and letting it go twice takes nobody's."""
+    from heedful.lock import FolderLock, is_locked
+
+    first = FolderLock(tmp_path)
+    first.release()
+    second = FolderLock(tmp_path)
+    first.release()
+    assert is_locked(tmp_path)
+    with pytest.raises(ConfigError, match="is being written by another run"):
+        FolderLock(tmp_path)
+    second.release()
+    assert not is_locked(tmp_path)

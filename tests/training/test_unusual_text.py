@@ -1,0 +1,240 @@
+"""Texts and tokenizers at the edges: nothing is scored or learned at the wrong place, and no number stops being one."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from heedful import (
+    A2CConfig,
+    DataError,
+    DPOConfig,
+    GRPOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+)
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.ppo import learn, make_experience
+from heedful.data.chat import Renderer
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
+from heedful.models.shape import context_length
+from jsonl import timeless
+from trainers import TRAIN, step_online
+
+KINDS = {"ppo": PPOConfig, "a2c": A2CConfig, "grpo": GRPOConfig, "online-dpo": OnlineDPOConfig}
+
+
+def quick(*names):
+    """All of these, but only the first and the last in the ordinary suite."""
+    ends = (names[0], names[-1])
+    return [name if name in ends else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
+
+
+def steps(settings, rewards):
+    """Metrics of every step, and the responses of the first."""
+    learner = start(settings, rewards).learner
+    found, texts = [], None
+    for _ in range(settings.steps):
+        metrics, scored = step_online(learner)
+        found.append(metrics)
+        texts = texts or [completion.response for completion in scored.completions]
+    return found, texts
+
+
+@pytest.fixture
+def changed(tiny, tmp_path):
+    """``changed(name, change)``: the folder of a tiny gpt2 after ``change(model, tokenizer)``."""
+
+    def make(name, change):
+        model, tokenizer = (kind.from_pretrained(tiny("gpt2")) for kind in (AutoModelForCausalLM, AutoTokenizer))
+        change(model, tokenizer)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def judge(tiny, tmp_path):
+    """A reward model."""
+    tokenizer = load_tokenizer(tiny("qwen3"))
+    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=0)
+    save_reward_model(model, tokenizer, tmp_path / "judge")
+    return f"model:{tmp_path / 'judge'}"
+
+
+# ------------------------------------------------------------------------------------------------ responses of nothing
+
+
+@pytest.mark.parametrize("name", quick("ppo", "a2c", "grpo", "separate", "online-dpo"))
+def test_responses_that_are_empty(config, changed, judge, length, name):
+    """The first token ends every response: it alone is learned from and scored, and all numbers are finite."""
+
+    def end_at_once(model, _tokenizer):
+        model.generation_config.eos_token_id = list(range(model.config.vocab_size))
+
+    kind, critic = (PPOConfig, {"critic": "separate"}) if name == "separate" else (KINDS[name], {})
+    settings = config(kind, model=changed("ends", end_at_once), rewards=(judge,), eval_fraction=0.0, **critic)
+    found, texts = steps(settings, [length])
+    assert set(texts) == {""}
+    for metrics in found:
+        assert all(map(math.isfinite, metrics.values()))
+        assert metrics["rollout/response_length"] == 1
+        assert metrics["rollout/eos_frac"] == 1
+        assert metrics["reward/length"] == 0
+        assert "optimizer/skipped_steps" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("grpo", " "), ("ppo", "pad"), ("online-dpo", "pad")]
+    + [
+        pytest.param(*one, marks=pytest.mark.exhaustive)
+        for one in [("ppo", " "), ("a2c", " "), ("a2c", "pad"), ("grpo", "pad"), ("online-dpo", " ")]
+    ],
+)
+def test_responses_of_white_space_or_padding(config, changed, judge, length, name, token):
+    """A policy that has collapsed to one token: every response is the same, and the advantages are 0, not NaN."""
+
+    def only(model, tokenizer):
+        chosen = tokenizer.pad_token_id if token == "pad" else tokenizer(" ", add_special_tokens=False).input_ids[0]
+        with torch.no_grad():  # the final norm's bias, along one token's own vector
+            model.transformer.wte.weight[chosen] = 5.0
+            model.transformer.ln_f.weight.zero_()
+            model.transformer.ln_f.bias.fill_(5.0)
+
+    settings = config(KINDS[name], model=changed("only", only), rewards=(judge,), eval_fraction=0.0)
+    found, texts = steps(settings, [length])
+    assert len(set(texts)) == 1
+    assert set(texts) == {" " * settings.max_new_tokens} if token == " " else True
+    for metrics in found:
+        assert all(map(math.isfinite, metrics.values()))
+        assert "optimizer/skipped_steps" not in metrics
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "　"])
+def test_data_of_nothing_or_white_space_is_refused_and_named(tiny, write, tmp_path, text):
+    demonstrations = write("d", [{"prompt": "q", "completion": "a"}, {"prompt": "q2", "completion": text}])
+    pairs = write(
+        "p", [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "a", "rejected": text}]
+    )
+    common = {"model": tiny("qwen3"), "output": tmp_path / "run"}
+    for kind, data in ((SFTConfig, demonstrations), (RewardConfig, pairs), (DPOConfig, pairs)):
+        with pytest.raises(DataError, match=f"{data}:2: .* is empty or only white space"):
+            TRAIN[kind](kind(**common, data=data))
+
+
+# -------------------------------------------------------------------------------------------------- lengths of prompts
+
+
+@pytest.mark.parametrize("name", quick(*KINDS))
+def test_prompts_of_one_token_and_of_all_the_context_that_is_left(config, write, tiny, length, name):
+    """The longest prompt and the longest response fill the context exactly."""
+    model, new = tiny("gpt2"), 12
+    renderer = Renderer(load_tokenizer(model))
+    room = context_length(AutoModelForCausalLM.from_pretrained(model).config) - new
+    texts = ["x", "x" * room]
+    lengths = [len(renderer.prompt_ids(text)) for text in texts]
+    extra = lengths[0] - 1
+    texts[1] = texts[1][extra:]
+    assert len(renderer.prompt_ids(texts[1])) == room
+    data = write("edges", [{"prompt": text} for text in texts])
+    sizes = {"rollout_batch_size": 8, "samples_per_prompt": 4, "response_length": "fixed", "max_prompt_tokens": room}
+    settings = config(KINDS[name], data=data, eval_fraction=0.0, max_new_tokens=new, **sizes)
+    found, _ = steps(settings, [length])
+    for metrics in found:
+        assert all(map(math.isfinite, metrics.values()))
+        assert metrics["rollout/response_length"] == new
+
+
+def test_a_prompt_of_one_token_more_is_refused_and_named(config, write, tiny, length):
+    room = context_length(AutoModelForCausalLM.from_pretrained(tiny("gpt2")).config) - 12
+    data = write("edges", [{"prompt": "x"}, {"prompt": "x" * (room + 1)}])
+    sizes = {"rollout_batch_size": 2, "minibatch_size": 2, "samples_per_prompt": 1, "max_prompt_tokens": room}
+    with pytest.raises(DataError, match=f"{data}:2"):
+        start(config(data=data, eval_fraction=0.0, **sizes), [length])
+
+
+# ---------------------------------------------------------------------------------------------------- padding and EOS
+
+
+@pytest.mark.parametrize("name", quick(*KINDS))
+def test_padding_with_eos_changes_no_number(config, changed, length, name):
+    """Neither the policy's nor, as ids are never compared, what is learned; the end of a response is learned too."""
+
+    def pad_is_eos(_model, tokenizer):
+        tokenizer.pad_token = tokenizer.eos_token
+
+    def nothing(_model, _tokenizer):
+        pass
+
+    found = []
+    for folder, change in (("as", pad_is_eos), ("before", nothing)):
+        settings = config(KINDS[name], model=changed(folder, change), eval_fraction=0.0)
+        metrics, texts = steps(settings, [length])
+        found.append(([timeless(step) for step in metrics], texts))
+    assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------------------------------- the law of what was sampled
+
+LAWS = {
+    "colder": {"temperature": 0.5},
+    "hotter": {"temperature": 2.0},
+    "top-k": {"top_k": 3},
+    "top-p": {"top_p": 0.5},
+    "fixed lengths": {"response_length": "fixed"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        pytest.param(name, law, marks=() if (i + j) % 2 == 0 else pytest.mark.exhaustive)
+        for i, name in enumerate(["ppo", "grpo"])
+        for j, law in enumerate(LAWS)
+    ],
+)
+def test_the_first_ratio_is_1_and_the_first_kl_0_however_it_was_sampled(config, length, law, name):
+    """Log-probs are recomputed under the temperature, without the filters, which only a note can make good."""
+    settings = config(
+        KINDS[name],
+        eval_fraction=0.0,
+        steps=1,
+        ppo_epochs=1,
+        minibatch_size=8,
+        kl_coef=0.1,
+        micro_batch_size=3,
+        **LAWS[law],
+    )
+    learner, about = start(settings, [length])[1::2]
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+    old = experience.old_logprobs
+    metrics = learn(learner, experience).metrics
+    assert metrics["policy/approx_kl"] < 1e-10
+    assert metrics["policy/clip_frac"] == 0
+    assert metrics["reference/kl"] == pytest.approx(0, abs=1e-4)
+    assert (old is None) == (name == "grpo")
+    filters = law in ("top-k", "top-p")
+    assert any("off-policy" in note for note in about["notes"]) == filters
+    assert metrics["rollout/sampler_mismatch"] < 1e-5, "what sampling saw, unfiltered, is what training sees"
+
+
+# ------------------------------------------------------------------------------------------------------- last windows
+
+
+@pytest.mark.parametrize("name", quick("ppo", "grpo", "online-dpo"))
+def test_a_last_micro_batch_that_is_not_full_changes_nothing(config, length, name):
+    """Eight responses in parts of eight and of three, in both steps."""
+    found = []
+    for size in (8, 3):
+        settings = config(KINDS[name], eval_fraction=0.0, micro_batch_size=size)
+        metrics, _ = steps(settings, [length])
+        found.append([timeless(step) for step in metrics])
+    for a, b in zip(*found, strict=True):
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-5)
