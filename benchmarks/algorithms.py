@@ -68,7 +68,13 @@ def flawless(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 def dapo(recipe: PPOConfig, **changes: Any) -> Run:
     """Trained on `flawless`, not on the reward model."""
-    objective = {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0, "rewards": (), "score_norm_samples": 0}
+    objective = {
+        "loss_reduction": "token",
+        "clip_range_high": 0.28,
+        "kl_coef": 0.0,
+        "rewards": (),
+        "score_norm_samples": 0,
+    }
     _, config = grpo(recipe, **objective, **changes)
     return partial(train_grpo, rewards=[flawless]), config
 
@@ -98,14 +104,14 @@ ALGORITHMS: dict[str, Callable[[PPOConfig], Run]] = {
     "PPO": ppo,
     "PPO, critic separate": lambda r: ppo(r, critic="separate"),
     "PPO, critic from reward": lambda r: ppo(r, critic="reward", value_learning_rate=1e-4),
-    "PPO, response-level": lambda r: ppo(r, action="response", gae_lambda=0.95),
+    "PPO, response-level": lambda r: ppo(r, importance_level="sequence", gae_lambda=0.95),
     "PPO without a critic": lambda r: without_critic(r, "batch-mean"),
     "REINFORCE++": lambda r: without_critic(r, "reinforce++"),
     "A2C": a2c,
     "GRPO": grpo,
-    "CISPO": lambda r: grpo(r, policy_loss="cispo", aggregate="token", clip_range=1.0),
-    "RLOO": lambda r: grpo(r, advantage="leave-one-out", ratio="sequence", kl_in="reward"),
-    "REINFORCE": lambda r: grpo(r, samples_per_prompt=1, advantage="batch-mean", kl_in="reward"),
+    "CISPO": lambda r: grpo(r, policy_loss="cispo", loss_reduction="token", clip_range=1.0),
+    "RLOO": lambda r: grpo(r, advantage="rloo", importance_level="sequence", kl_in="reward"),
+    "REINFORCE": lambda r: grpo(r, samples_per_prompt=1, advantage="reinforce", kl_in="reward"),
     "DAPO without dynamic sampling": dapo,
     "DAPO": lambda r: dapo(r, dynamic_sampling_rounds=3),
     "GRPO top-p 0.9": lambda r: grpo(r, top_p=0.9),

@@ -238,7 +238,7 @@ def our_grpo(
         rollout_batch_size=len(prompts),
         minibatch_size=len(prompts),
         samples_per_prompt=GROUP,
-        aggregate="token",
+        loss_reduction="token",
         kl_coef=0.0,
     )
     batch, mask = rollouts.batch, rollouts.batch.response_mask

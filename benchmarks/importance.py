@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     common = {name: getattr(recipe, name) for name in ("model", "data", "rewards", "max_new_tokens", "device", "dtype")}
     common |= {"rollout_batch_size": BATCH, "minibatch_size": BATCH, "samples_per_prompt": 1, "kl_coef": 0.0}
-    common |= {"advantage": "batch-mean", "policy_loss": "a2c", "aggregate": "fixed", "top_p": options.top_p}
+    common |= {"advantage": "reinforce", "policy_loss": "a2c", "loss_reduction": "fixed", "top_p": options.top_p}
     common |= {"temperature": options.temperature, "steps": 10**6, "eval_fraction": 0.05, "ppo_epochs": 1}
     batches = options.responses // BATCH
     true = None

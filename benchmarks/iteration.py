@@ -107,7 +107,7 @@ def ppo_settings(options: Any) -> dict[str, Any]:
 
 
 def grpo_settings(options: Any) -> dict[str, Any]:
-    return {"samples_per_prompt": options.group, "kl_coef": 0.0, "aggregate": "token"}
+    return {"samples_per_prompt": options.group, "kl_coef": 0.0, "loss_reduction": "token"}
 
 
 if __name__ == "__main__":

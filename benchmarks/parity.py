@@ -29,9 +29,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 import heedful
+from heedful.algorithms import kto
 from heedful.data.splits import BatchOrder
 from heedful.files import write_text
-from heedful.training import kto
 
 HERE = Path(__file__).parent
 STEPS, WARMUP, BATCH, GROUP, NEW_TOKENS, EPS = 6, 2, 8, 4, 12, 1e-5
@@ -188,7 +188,7 @@ CASES = (
         "Dr. GRPO, two updates",
         "grpo",
         "GRPO",
-        TWICE | {"advantage": "group-mean", "aggregate": "fixed"},
+        TWICE | {"advantage": "dr_grpo", "loss_reduction": "fixed"},
         PER_TOKEN | TWO | {"loss_type": "dr_grpo", "scale_rewards": "none"},
         "prompts",
     ),
@@ -196,7 +196,7 @@ CASES = (
         "DAPO's loss, two updates",
         "grpo",
         "GRPO",
-        TWICE | {"aggregate": "token", "clip_range_high": 0.03},
+        TWICE | {"loss_reduction": "token", "clip_range_high": 0.03},
         PER_TOKEN | TWO | {"loss_type": "dapo", "epsilon_high": 0.03},
         "prompts",
     ),
@@ -204,16 +204,22 @@ CASES = (
         "BNPO, two updates",
         "grpo",
         "GRPO",
-        TWICE | {"aggregate": "token"},
+        TWICE | {"loss_reduction": "token"},
         PER_TOKEN | TWO | {"loss_type": "bnpo"},
         "prompts",
-        "TRL's `bnpo` is a mean over tokens per micro-batch, `--aggregate token` over the whole step; TRL has one",
+        "TRL's `bnpo` is a mean over tokens per micro-batch, `--loss-reduction token` over the whole step; TRL has one",
     ),
     Case(
         "CISPO, two updates",
         "grpo",
         "GRPO",
-        {"ppo_epochs": 2, "policy_loss": "cispo", "aggregate": "token", "clip_range": 1.0, "clip_range_high": 0.02},
+        {
+            "ppo_epochs": 2,
+            "policy_loss": "cispo",
+            "loss_reduction": "token",
+            "clip_range": 1.0,
+            "clip_range_high": 0.02,
+        },
         PER_TOKEN | {"num_iterations": 2, "loss_type": "cispo", "epsilon_high": 1.02},
         "prompts",
         "TRL's `epsilon_high` is the bound itself, and there is no lower one",
@@ -222,7 +228,7 @@ CASES = (
         "GSPO, two updates",
         "grpo",
         "GRPO",
-        {"ppo_epochs": 2, "ratio": "sequence-mean", "clip_range": 3e-3, "clip_range_high": 4e-3},
+        {"ppo_epochs": 2, "importance_level": "sequence-mean", "clip_range": 3e-3, "clip_range_high": 4e-3},
         {
             "num_iterations": 2,
             "loss_type": "grpo",
@@ -237,7 +243,7 @@ CASES = (
         "RLOO, two updates, KL in the reward",
         "grpo",
         "RLOO",
-        {"ppo_epochs": 2, "advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward", "kl_coef": 0.05},
+        {"ppo_epochs": 2, "advantage": "rloo", "importance_level": "sequence", "kl_in": "reward", "kl_coef": 0.05},
         {"num_iterations": 2, "beta": 0.05, "epsilon": 0.2},
         "prompts",
     ),

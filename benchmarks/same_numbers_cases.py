@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import heedful
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.demo.world import write_world
 
 TRAINERS: dict[str, tuple[Callable, Callable]] = {
@@ -135,11 +135,11 @@ def cases() -> list[Case]:
         one("ppo-critic-reward-norm", "ppo", GPT2, critic="reward", rewards=REWARDS, score_norm_samples=24),
         ppo("lora", QWEN, lora_rank=4),
         ppo("lora-critic-separate", GPT2, lora_rank=4, critic="separate"),
-        ppo("response", QWEN, action="response"),
-        ppo("response-a2c", GPT2, action="response", policy_loss="a2c", **ONE_UPDATE),
+        ppo("response", QWEN, importance_level="sequence"),
+        ppo("response-a2c", GPT2, importance_level="sequence", policy_loss="a2c", **ONE_UPDATE),
         ppo("token-a2c", QWEN, policy_loss="a2c", critic="separate", **ONE_UPDATE),
         ppo("kl-in-loss-k2", GPT2, kl_in="loss", kl_kind="k2", kl_coef=0.2),
-        ppo("kl-in-loss-k3-response", QWEN, kl_in="loss", kl_kind="k3", action="response", critic="separate"),
+        ppo("kl-in-loss-k3-response", QWEN, kl_in="loss", kl_kind="k3", importance_level="sequence", critic="separate"),
         ppo("kl-in-reward-k3", QWEN, kl_kind="k3", kl_coef=0.2),
         ppo("kl-adaptive", GPT2, kl_target=0.5, kl_horizon=100),
         ppo("kl-coef-0", QWEN, kl_coef=0.0),
@@ -164,12 +164,12 @@ def cases() -> list[Case]:
         one("a2c", "a2c", GPT2, pleasing),
         one("a2c-critic-separate", "a2c", QWEN, pleasing, critic="separate", entropy_coef=0.02),
         grpo("loss-per-sequence", GPT2, ppo_epochs=1),
-        grpo("kl-in-reward", QWEN, kl_in="reward", advantage="group-mean"),
-        grpo("rloo", GPT2, kl_in="reward", advantage="leave-one-out", ratio="sequence"),
-        grpo("reinforce", QWEN, kl_in="reward", advantage="batch-mean", samples_per_prompt=1),
-        grpo("gspo", GPT2, ratio="sequence-mean", clip_range=3e-4, kl_coef=0.0),
-        grpo("dr-grpo", QWEN, advantage="group-mean", aggregate="fixed"),
-        grpo("dapo", GPT2, aggregate="token", clip_range_high=0.28, kl_coef=0.0),
+        grpo("kl-in-reward", QWEN, kl_in="reward", advantage="dr_grpo"),
+        grpo("rloo", GPT2, kl_in="reward", advantage="rloo", importance_level="sequence"),
+        grpo("reinforce", QWEN, kl_in="reward", advantage="reinforce", samples_per_prompt=1),
+        grpo("gspo", GPT2, importance_level="sequence-mean", clip_range=3e-4, kl_coef=0.0),
+        grpo("dr-grpo", QWEN, advantage="dr_grpo", loss_reduction="fixed"),
+        grpo("dapo", GPT2, loss_reduction="token", clip_range_high=0.28, kl_coef=0.0),
         grpo("kl-coef-0", QWEN, kl_coef=0.0),
         grpo("lora", QWEN, lora_rank=4),
         grpo("other-reference", GPT2, reference="models/gpt2", score_clip=1.0, missing_eos_penalty=0.5),

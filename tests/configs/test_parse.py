@@ -141,7 +141,7 @@ def _company(config_class, name):
         "target_margin": {"loss": "simpo"},
         "overlong_penalty": {"overlong_buffer": 16},
         "importance_low": {"importance": "token-mask"},
-        "dynamic_sampling_rounds": {"advantage": "group-mean", "samples_per_prompt": 8, "rollout_batch_size": 64},
+        "dynamic_sampling_rounds": {"advantage": "dr_grpo", "samples_per_prompt": 8, "rollout_batch_size": 64},
         "importance_high": {"importance": "token-truncate"},
         "importance_normalise": {"importance": "token-truncate"},
         "async_steps": {"importance": "token-truncate", "sampler": ("vllm:http://h:1",)},

@@ -225,8 +225,8 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (PPOConfig, {"kl_target": 6.0, "kl_horizon": 12}, "--kl-horizon 12 is too short .*-size 64: .* at least 13"),
         (
             PPOConfig,
-            {"action": "response", "rollout_batch_size": 1, "minibatch_size": 1},
-            "--rollout-batch-size is 1, but with --action response .* at least 2",
+            {"importance_level": "sequence", "rollout_batch_size": 1, "minibatch_size": 1},
+            "--rollout-batch-size is 1, but with --importance-level sequence .* at least 2",
         ),
         (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
         (
@@ -235,8 +235,16 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             "--quantize 4bit does not reach .*--critic shared",
         ),
         (PPOConfig, {"value_model": "m", "critic": "reward"}, "--value-model .* add --critic separate"),
-        (PPOConfig, {"action": "response", "gamma": 0.9}, "--gamma 0.9 spreads .* --action response"),
-        (PPOConfig, {"action": "response", "gae_lambda": 1.0}, "--gae-lambda 1.0 spreads .* --action response"),
+        (
+            PPOConfig,
+            {"importance_level": "sequence", "gamma": 0.9},
+            "--gamma 0.9 spreads .* --importance-level sequence",
+        ),
+        (
+            PPOConfig,
+            {"importance_level": "sequence", "gae_lambda": 1.0},
+            "--gae-lambda 1.0 spreads",
+        ),
         (PPOConfig, {"policy_loss": "a2c"}, "--ppo-epochs 1 and --minibatch-size 64, got --ppo-epochs 4 and"),
         (A2CConfig, {"ppo_epochs": 2}, "--policy-loss a2c .* got --ppo-epochs 2 and --minibatch-size 64"),
         (A2CConfig, {"minibatch_size": 32}, "--policy-loss a2c .* --minibatch-size 64, got .* --minibatch-size 32"),
@@ -268,7 +276,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             (
                 GRPOConfig,
                 {name: value},
-                f"--{name.replace('_', '-')} {value} is about rewards per token, .* --advantage group ",
+                f"--{name.replace('_', '-')} {value} is about rewards per token, .* --advantage grpo ",
             )
             for name, value in (("gamma", 0.9), ("whiten_rewards", True))
         ),
@@ -276,12 +284,12 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             (
                 GRPOConfig,
                 {name: value},
-                f"--{name.replace('_', '-')} {value} is about a critic's values, .* --advantage group ",
+                f"--{name.replace('_', '-')} {value} is about a critic's values, .* --advantage grpo ",
             )
             for name, value in (("gae_lambda", 0.5), ("action", "response"))
         ),
         *(
-            (GRPOConfig, {name: value}, f"{flag(name)} {value} belongs to a critic, and --advantage group has")
+            (GRPOConfig, {name: value}, f"{flag(name)} {value} belongs to a critic, and --advantage grpo has")
             for name, value in (
                 ("critic", "separate"),
                 ("value_coef", 0.5),
@@ -292,20 +300,20 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         ),
         (
             PPOConfig,
-            {"ratio": "sequence"},
-            "--ratio sequence has one ratio per response, but --advantage gae gives each",
+            {"importance_level": "sequence"},
+            "--importance-level sequence has one ratio per response, but --advantage gae gives each",
         ),
         (
             PPOConfig,
-            {"action": "response", "aggregate": "sequence"},
-            "--aggregate sequence averages tokens, but --ratio sequence has one ratio per response",
+            {"importance_level": "sequence", "loss_reduction": "sequence"},
+            "--loss-reduction sequence averages tokens, but --importance-level sequence has one ratio per response",
         ),
-        (PPOConfig, {"advantage": "group", "kl_coef": 0.0}, "--samples-per-prompt is 1, .* at least 2, or add"),
-        (GRPOConfig, {"samples_per_prompt": 1}, "--samples-per-prompt is 1, .* add --advantage batch-mean"),
+        (PPOConfig, {"advantage": "grpo", "kl_coef": 0.0}, "--samples-per-prompt is 1, .* at least 2, or add"),
+        (GRPOConfig, {"samples_per_prompt": 1}, "--samples-per-prompt is 1, .* add --advantage reinforce"),
         (
             GRPOConfig,
-            {"advantage": "batch-mean", "samples_per_prompt": 1, "rollout_batch_size": 1, "minibatch_size": 1},
-            "--rollout-batch-size is 1, but --advantage batch-mean .* at least 2",
+            {"advantage": "reinforce", "samples_per_prompt": 1, "rollout_batch_size": 1, "minibatch_size": 1},
+            "--rollout-batch-size is 1, but --advantage reinforce .* at least 2",
         ),
         (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
         *(
@@ -368,15 +376,15 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         ),
         (PPOConfig, {"minibatch_size": 64, "samples_per_prompt": 64, "top_p": 1.0}),
         (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0, "kl_horizon": 13}),
-        (PPOConfig, {"action": "response", "rollout_batch_size": 2, "minibatch_size": 2}),
+        (PPOConfig, {"importance_level": "sequence", "rollout_batch_size": 2, "minibatch_size": 2}),
         (PPOConfig, {"critic_warmup_steps": 99, "ema_decay": 0.999, "dual_clip": 1.01, "approx_kl_limit": 1e-9}),
         (PPOConfig, {"critic_warmup_steps": 5, "critic": "separate"}),
         (PPOConfig, {"critic": "separate", "value_coef": 0.0}),
         (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0}),
         (PPOConfig, {"ptx_data": "d", "ptx_coef": 27.8, "kl_in": "loss", "kl_kind": "k2", "kl_coef": 0.0}),
-        (PPOConfig, {"policy_loss": "a2c", "ppo_epochs": 1, "action": "response", "clip_range": 0.2}),
+        (PPOConfig, {"policy_loss": "a2c", "ppo_epochs": 1, "importance_level": "sequence", "clip_range": 0.2}),
         (A2CConfig, {"policy_loss": "clip", "ppo_epochs": 4, "minibatch_size": 32, "clip_range": 0.1}),
-        (GRPOConfig, {"advantage": "batch-mean", "samples_per_prompt": 1}),
+        (GRPOConfig, {"advantage": "reinforce", "samples_per_prompt": 1}),
         (ChatConfig, {"temperature": 0.0, "top_k": 0}),
         (KLConfig, {"eval_fraction": 1.0, "max_prompts": 1}),
         (TinyConfig, {"hidden_size": 8, "num_layers": 1}),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.core.surrogates import SURROGATES
 from heedful.engines.draw import filter_logits
 
 LOG2, LOG3 = math.log(2), math.log(3)
@@ -94,21 +93,29 @@ def test_weights_are_constants():
     assert not found.weights.requires_grad
 
 
-@pytest.mark.parametrize("key", SURROGATES, ids="-".join)
-def test_identity_an_objective_is_proportional_to_its_advantages(key):
-    """So weights on the advantages weigh objective and gradient, for every surrogate; also where a bound is active."""
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence-mean"])
+@pytest.mark.parametrize("loss", [core.ppo_policy_loss, core.cispo_policy_loss, core.a2c_policy_loss])
+def test_identity_a_policy_loss_is_linear_in_positive_weights_of_its_advantages(loss, level):
+    """So weights on the advantages weigh loss and gradient, for every loss; also where a bound is active."""
+    if (loss, level) in {(core.cispo_policy_loss, "sequence"), (core.cispo_policy_loss, "sequence-mean")} or (
+        (loss, level) == (core.a2c_policy_loss, "sequence-mean")
+    ):
+        return
     generator = torch.Generator().manual_seed(1)
     new, old, advantages = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     mask = torch.rand(4, 5, generator=generator) < 0.8
-    is_whole = key[1] != "token"
+    is_whole = level != "token"
     w = torch.rand(4, 1 if is_whole else 5, generator=generator, dtype=torch.float64).expand(4, 5)
     new.requires_grad_()
-    slopes, objectives = [], []
+    options = {
+        core.ppo_policy_loss: {"clip_range": 0.2, "clip_range_high": 0.3, "dual_clip": 1.5, "importance_level": level},
+        core.cispo_policy_loss: {"clip_range": 0.2, "clip_range_high": 0.3},
+        core.a2c_policy_loss: {"importance_level": level},
+    }[loss]
+    constants = () if loss is core.a2c_policy_loss else (old,)
+    slopes = []
     for scaled in (advantages, w * advantages):
-        surrogate = SURROGATES[key](new, old, scaled, mask, core.Bounds(0.2, 0.3, 1.5))
-        objectives.append(surrogate.objective)
-        slopes.append(torch.autograd.grad(surrogate.objective.sum(), new)[0])
-    torch.testing.assert_close(objectives[1], objectives[0] * (w[:, 0] if is_whole else w))
+        slopes.append(torch.autograd.grad(loss(new, *constants, scaled, mask, **options)[0], new)[0])
     torch.testing.assert_close(slopes[1], slopes[0] * w)
 
 
@@ -166,7 +173,7 @@ def expected_gradient(top_p, correction):
         weighed = torch.zeros_like(advantages)
         weighed[rows] = advantages[rows] * found.weights
         advantages = weighed
-    objective = core.policy_gradient(new, new.detach(), advantages, WHOLE).objective.sum(dim=1)
+    objective = core.policy_gradient(new, advantages, WHOLE).objective.sum(dim=1)
     (gradient,) = torch.autograd.grad((probability[rows] * objective[rows]).sum(), logits)
     return gradient
 

@@ -1,6 +1,5 @@
 """Losses of the policy and the value function: numbers by hand, identities, gradients in closed form."""
 
-import inspect
 import math
 
 import pytest
@@ -9,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.core import (
+    Reduction,
     a2c_policy_loss,
-    aggregate,
-    grpo_loss,
+    cispo_policy_loss,
     ppo_policy_loss,
-    sequence_policy_loss,
     sft_loss,
     token_logprobs,
     value_loss,
 )
+from losses import grpo_loss, sequence_policy_loss
 from tensors import close, f64, logs, mask
 
 
@@ -78,7 +77,9 @@ def test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake():
 
 def test_golden_ppo_policy_loss_masks_and_counts():
     new, a = logs(1.5, 0.5, 3.0).view(1, 3), f64([[2.0, -1.0, 3.0]])
-    loss, metrics = ppo_policy_loss(new, torch.zeros_like(new), a, mask("xx."), clip_range=0.2, num_tokens=10)
+    loss, metrics = ppo_policy_loss(
+        new, torch.zeros_like(new), a, mask("xx."), clip_range=0.2, reduction=Reduction(num_tokens=10)
+    )
     close(loss, -(1.2 * 2.0 + 0.8 * -1.0) / 10)
     close(metrics["policy/clip_frac"], 2 / 10)
     close(metrics["policy/approx_kl"], ((0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))) / 10)
@@ -206,7 +207,48 @@ def test_golden_a2c_policy_loss():
 
 
 def test_golden_a2c_policy_loss_divides_by_the_count_handed_in():
-    close(a2c_policy_loss(f64([[-1.0, -2.0]]), f64([[0.5, -3.0]]), mask("xx"), num_tokens=8)[0], -(-0.5 + 6.0) / 8)
+    close(
+        a2c_policy_loss(f64([[-1.0, -2.0]]), f64([[0.5, -3.0]]), mask("xx"), reduction=Reduction(num_tokens=8))[0],
+        -(-0.5 + 6.0) / 8,
+    )
+
+
+def test_golden_a2c_policy_loss_of_whole_responses():
+    """The log-probs of responses are -3 and -1, their advantages 2 and -1 (those of their first tokens)."""
+    new, a = f64([[-1.0, -2.0, 50.0], [-1.0, 60.0, 70.0]]), f64([[2.0, 5.0, 9.0], [-1.0, 9.0, 9.0]])
+    loss, metrics = a2c_policy_loss(new, a, mask("xx.", "x.."), importance_level="sequence")
+    close(loss, -(2.0 * -3.0 + -1.0 * -1.0) / 2)
+    assert metrics.keys() == {"loss/policy"}
+
+
+def test_golden_cispo_policy_loss():
+    """Ratios 2 and 0.5 with bounds 0.2 and 0.28: weights 1.28 and 0.8; the second response token is padding."""
+    new, old = f64([[-1.0, -2.0, 9.0]]), f64([[-1.0 - math.log(2), -2.0 + math.log(2), 0.0]])
+    loss, metrics = cispo_policy_loss(
+        new, old, f64([[1.0, -3.0, 9.0]]), mask("xx."), clip_range=0.2, clip_range_high=0.28
+    )
+    close(loss, -(1.28 * 1.0 * -1.0 + 0.8 * -3.0 * -2.0) / 2)
+    close(metrics["policy/clip_frac"], 1.0)
+
+
+def test_golden_ratio_metrics():
+    """Ratios 0.5 (advantage -1), 2, 3 and 1 (advantage 1); a fifth token, whose ratio overflows, is padding."""
+
+    def metrics_of(*rows, advantages):
+        new = torch.cat(rows).unsqueeze(0)
+        inside = torch.ones_like(new, dtype=torch.bool)
+        inside[0, -1] = False
+        return ppo_policy_loss(new, torch.zeros_like(new), f64([advantages]), inside, clip_range=0.2)[1]
+
+    metrics = metrics_of(logs(0.5, 2.0, 3.0, 1.0), f64([1000.0]), advantages=[-1.0, 1.0, 1.0, 1.0, 1.0])
+    close(metrics["policy/clip_frac"], 3 / 4)
+    close(metrics["policy/clip_frac_low"], 1 / 4)
+    close(metrics["policy/clip_frac_high"], 2 / 4)
+    close(metrics["policy/ratio_max"], 3.0)
+    close(metrics["policy/ratio_mean"], 6.5 / 4)
+    close(metrics["policy/ratio_square"], (0.25 + 4.0 + 9.0 + 1.0) / 4)
+    close(metrics_of(logs(0.5, 0.7), f64([0.0]), advantages=[1.0, 1.0, 1.0])["policy/ratio_max"], 0.7)
+    close(metrics_of(f64([500.0, 0.0]), advantages=[1.0, 1.0])["policy/ratio_square"], math.exp(80.0))
 
 
 def test_identity_a2c_gradient_is_ppo_gradient_at_ratio_one():
@@ -394,7 +436,7 @@ R_KL = [1.5 - 1 - math.log(1.5), 1.1 - 1 - math.log(1.1), 0.5 - 1 - math.log(0.5
 
 
 def grpo(**options):
-    return grpo_loss(NEW, OLD, REF, A, INSIDE, clip_range=0.2, **options)
+    return grpo_loss(NEW, OLD, REF, A, INSIDE, **options)
 
 
 def test_golden_grpo_loss_averages_within_then_over_responses():
@@ -416,7 +458,7 @@ def test_golden_grpo_loss_divides_by_the_sequences_handed_in():
 
 def test_golden_grpo_loss_over_tokens():
     """A count of 4: the responses of the step have four tokens, of which three are here."""
-    loss, metrics = grpo(aggregate="token", num_tokens=4, kl_coef=0.04)
+    loss, metrics = grpo(how="token", num_tokens=4, kl_coef=0.04)
     close(loss, -(sum(L) - 0.04 * sum(K3)) / 4)
     close(metrics["policy/clip_frac"], 2 / 4)
     close(metrics["policy/approx_kl"], sum(R_KL) / 4)
@@ -424,20 +466,20 @@ def test_golden_grpo_loss_over_tokens():
 
 
 def test_golden_grpo_loss_over_a_fixed_length():
-    close(grpo(aggregate="fixed", max_new_tokens=16)[0], -sum(L) / (2 * 16))
-    close(grpo(aggregate="fixed", max_new_tokens=16, num_sequences=4)[0], -sum(L) / (4 * 16))
+    close(grpo(how="fixed", max_new_tokens=16)[0], -sum(L) / (2 * 16))
+    close(grpo(how="fixed", max_new_tokens=16, num_sequences=4)[0], -sum(L) / (4 * 16))
 
 
 def test_golden_grpo_loss_with_a_higher_upper_bound():
-    close(grpo(clip_range_high=0.25)[0], -((1.25 * 2.0 + 1.1 * 2.0) / 2 + 0.8 * -1.0) / 2)
+    close(grpo(high=0.25)[0], -((1.25 * 2.0 + 1.1 * 2.0) / 2 + 0.8 * -1.0) / 2)
 
 
 @pytest.mark.parametrize(
     ("options", "divisor"),
     [
-        ({"aggregate": "sequence"}, 2 * 3),
-        ({"aggregate": "token"}, 6),
-        ({"aggregate": "fixed", "max_new_tokens": 7}, 2 * 7),
+        ({"how": "sequence"}, 2 * 3),
+        ({"how": "token"}, 6),
+        ({"how": "fixed", "max_new_tokens": 7}, 2 * 7),
     ],
     ids=["sequence", "token", "fixed"],
 )
@@ -454,15 +496,13 @@ def test_golden_grpo_loss_leaves_empty_rows_out():
     close(loss, -(L[0] + L[1]) / 2)
 
 
-def test_identity_grpo_aggregates_agree_on_equal_lengths():
+def test_identity_reductions_agree_on_equal_lengths():
     new, old, a, _ = random_batch(rows=4, time=8)
     inside = torch.zeros(4, 8, dtype=torch.bool)
     inside[:, 2:6] = True
     results = [
-        grpo_loss(
-            new, old, old - 0.1, a[:, 0], inside, clip_range=0.2, kl_coef=0.1, aggregate=aggregate, max_new_tokens=4
-        )
-        for aggregate in ("sequence", "token", "fixed")
+        grpo_loss(new, old, old - 0.1, a[:, 0], inside, kl_coef=0.1, how=how, max_new_tokens=4)
+        for how in ("sequence", "token", "fixed")
     ]
     for loss, metrics in results[1:]:
         close(loss.detach(), results[0][0].detach())
@@ -474,11 +514,15 @@ def test_identity_grpo_over_tokens_without_penalty_is_ppo():
     new, old, a, inside = random_batch()
     count = 16
     ppo = ppo_policy_loss(
-        new, old, a[:, :1].expand(4, 6), inside, clip_range=0.2, clip_range_high=0.3, num_tokens=count
+        new,
+        old,
+        a[:, :1].expand(4, 6),
+        inside,
+        clip_range=0.2,
+        clip_range_high=0.3,
+        reduction=Reduction(num_tokens=count),
     )
-    ours = grpo_loss(
-        new, old, old, a[:, 0], inside, clip_range=0.2, clip_range_high=0.3, aggregate="token", num_tokens=count
-    )
+    ours = grpo_loss(new, old, old, a[:, 0], inside, high=0.3, how="token", num_tokens=count)
     close(ours[0].detach(), ppo[0].detach())
     close(torch.autograd.grad(ours[0], new)[0], torch.autograd.grad(ppo[0], new)[0])
     for name in ppo[1]:
@@ -505,15 +549,13 @@ def test_identity_grpo_penalty_gradient_pulls_towards_the_reference():
 
 
 def test_grpo_refuses_a_fixed_length_that_is_missing():
-    with pytest.raises(ValueError, match="aggregate: how='fixed' divides by max_new_tokens; pass it"):
-        grpo(aggregate="fixed")
+    with pytest.raises(ValueError, match="Reduction: how='fixed' divides by max_new_tokens; pass it"):
+        grpo(how="fixed")
 
 
 def test_another_average_is_refused():
-    """Past the run-time type check, which refuses it first in these tests."""
-    plain = inspect.unwrap(aggregate)
-    with pytest.raises(ValueError, match="aggregate: how is 'batch'; choose 'sequence', 'token' or 'fixed'"):
-        plain(NEW, INSIDE, "batch")
+    with pytest.raises(ValueError, match="Reduction: how is 'batch'; choose 'sequence', 'token' or 'fixed'"):
+        Reduction("batch").tokens(NEW, INSIDE)
 
 
 # -------------------------------------------------------------------------------------------------------- properties

@@ -18,7 +18,8 @@ import torch
 import torch.distributed
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from heedful import DataError, cli
+from heedful import DataError
+from heedful.cli import main as cli
 from heedful.distributed import ranks
 from heedful.distributed.sharded_files import write_parts
 from heedful.distributed.sharding import make_mesh

@@ -126,14 +126,14 @@ CASES = {
     "rloo": case(
         *GRPO,
         letters,
-        advantage="leave-one-out",
-        ratio="sequence",
+        advantage="rloo",
+        importance_level="sequence",
         kl_in="reward",
         missing_eos_penalty=0.5,
         **SLOWER,
         **SHORTER,
     ),
-    "gspo": case(*GRPO, letters, ratio="sequence-mean", kl_coef=0.0, clip_range=0.02, ema_decay=0.5),
+    "gspo": case(*GRPO, letters, importance_level="sequence-mean", kl_coef=0.0, clip_range=0.02, ema_decay=0.5),
     "online-dpo": case(
         train_online_dpo, OnlineDPOConfig, GROUPS, letters, kl_coef=None, minibatch_size=16, ppo_epochs=1
     ),

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from heedful import cli
+from heedful.cli import main as cli
 
 TASK = """
 task: 小任务

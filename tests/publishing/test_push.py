@@ -13,7 +13,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from heedful import cli
+from heedful.cli import main as cli
 
 
 def main(words):

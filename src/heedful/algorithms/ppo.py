@@ -4,13 +4,16 @@
     s = r(q, o)                                       scores, normalised, shaped     rollout
     r_t = -beta kl_t + [t is the last token] s        rewards                        core.kl_shaped_rewards
     A_t, R_t                                          advantages and returns         core.gae, or another of `ADVANTAGES`
-    L = -E[min(r A, clip(r) A)] + c_V L_V - c_H H     losses                         core.SURROGATES, core.value_loss
+    L = -E[min(r A, clip(r) A)] + c_V L_V - c_H H     losses                         `POLICY_LOSSES`, core.value_loss
 
 PPO (Schulman et al. 2017; Ouyang et al. 2022), A2C (Mnih et al. 2016), GRPO (Shao et al. 2024) and by settings RLOO (Ahmadian
 et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025), GSPO (Zheng et al. 2025) and REINFORCE (Williams 1992) are
-the same page with other entries of two tables: advantages (`heedful.algorithms.online.advantages`) and surrogates
-(`heedful.core.surrogates`). Shapes: B responses, T tokens. What can go wrong on the way (memory, numbers that are not finite,
-other ranks) is in `heedful.algorithms.online.update`.
+the same page with other entries of two tables, `ADVANTAGES` and `POLICY_LOSSES`. Shapes: B responses, T tokens. What can go
+wrong on the way (memory, numbers that are not finite, other ranks) is in `heedful.algorithms.online.update`.
+
+Where it departs from common implementations (docs/numerics.md has all): the score is on the last token, not on the one after
+it; nothing is bootstrapped after a cut; by default the value loss leaves the trunk as it is; with a single update its own
+pass gives the old log-probs.
 """
 
 import math
@@ -23,7 +26,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import ADVANTAGES, Rewards, action_mask, weigh
+from heedful.algorithms.online.advantages import Rewards, action_mask, estimate_advantages, weigh
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
 from heedful.algorithms.online.experience import Counts, Experience
 from heedful.algorithms.online.learner import Learner
@@ -32,18 +35,17 @@ from heedful.algorithms.online.metrics import (
     experience_metrics,
     note_of,
     pass_metrics,
-    ratio_metrics,
     rollout_metrics,
     score_metrics,
     with_effective_frac,
 )
+from heedful.algorithms.online.policy_losses import objective_loss
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
 from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.algorithms.online.start import start
-from heedful.algorithms.online.update import MOST_APPROX_KL, Learned, Update, critic_norm, shuffled, take_step
+from heedful.algorithms.online.update import Learned, Update, critic_norm, shuffled, take_step
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.core.policy_losses import Metrics
-from heedful.core.surrogates import SURROGATES
 from heedful.distributed.rank_failures import naming_lost_ranks
 from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
@@ -130,7 +132,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         values=values,
         response_mask=mask,
     )
-    advantages, returns = ADVANTAGES[cfg.advantage](rewards, cfg)
+    advantages, returns = estimate_advantages(rewards, cfg)
     if cfg.whiten_advantages:
         advantages = core.whiten(advantages, actions)
     advantages, weight_metrics = weigh(advantages, None if old is None else old.logprobs, scored.rollouts, cfg)
@@ -193,9 +195,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
         if is_too_far:
             update.leave_out()
             break
-        # the ratio of a whole response is a product over its tokens, and large sooner
-        most_approx_kl = math.inf if cfg.surrogate[1] == "sequence" else MOST_APPROX_KL
-        update.step(experience.sources(rows), most_approx_kl=most_approx_kl)
+        update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
     learner.skips.count(update.steps or head_steps)
 
     metrics = with_effective_frac({**experience.metrics, **value_metrics, **update.metrics()})
@@ -244,7 +244,7 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
 
         L = -J - entropy_coef H + kl_coef KL + value_coef L_V
 
-    J is the surrogate that ``policy_loss``, ``ratio`` and ``action`` choose; KL is here only with ``kl_in`` loss, L_V only
+    J is the surrogate that ``policy_loss`` and ``importance_level`` choose; KL is here only with ``kl_in`` loss, L_V only
     for a value head whose loss is to pull the trunk.
 
     Without old log-probs the minibatch is the whole rollout batch and the policy is the one that sampled it, so this pass
@@ -263,23 +263,20 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
     if part.old_logprobs is None:
         add_first_pass(new, part, counts, update)
 
-    high = cfg.clip_range if cfg.clip_range_high is None else cfg.clip_range_high
-    bounds = core.Bounds(cfg.clip_range, high, cfg.dual_clip)
-    surrogate = SURROGATES[cfg.surrogate](new.logprobs, old_logprobs, part.advantages, mask, bounds)
-    loss = -counts.mean(surrogate.objective, surrogate.mask)
-    num_actions = counts.tokens if surrogate.mask.dim() == 2 else counts.responses
-    metrics = {"loss/policy": loss.detach(), **ratio_metrics(surrogate, counts.mean, num_actions)}
+    loss, metrics = objective_loss(
+        new.logprobs, old_logprobs, part.advantages, mask, config=cfg, reduction=counts.reduction
+    )
     if part.entropy_coef > 0:
-        loss = loss - part.entropy_coef * counts.mean(new.entropy, mask)
+        loss = loss - part.entropy_coef * counts.reduction.tokens(new.entropy, mask)
     if cfg.kl_in == "loss" and cfg.kl_coef > 0:
         assert part.ref_logprobs is not None
         sampled_by = old_logprobs if cfg.is_kl_weighted else None
         kl = core.kl_estimate(new.logprobs, part.ref_logprobs, kind=cfg.kl_estimate, old_logprobs=sampled_by)
-        penalty = part.kl_coef * counts.mean(kl, mask)
+        penalty = part.kl_coef * counts.reduction.tokens(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
     update.add(metrics)
     if learner.pulls_trunk:
-        loss = loss + cfg.value_coef * value_loss(new.values, part, counts)[0]
+        loss = loss + cfg.value_coef * value_loss(new.values, part, counts, cfg)[0]
     return loss
 
 
@@ -287,17 +284,17 @@ def critic_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
     """The value loss of a micro-batch, after one pass of a critic with its own network."""
     assert learner.critic is not None
     values = learner.critic(part.batch.ids, part.batch.attention_mask, part.mask)
-    loss, metrics = value_loss(values, part, counts)
+    loss, metrics = value_loss(values, part, counts, learner.config)
     update.add(metrics)
     return loss
 
 
-def value_loss(values: Tensor | None, part: Experience, counts: Counts) -> tuple[Tensor, Metrics]:
+def value_loss(values: Tensor | None, part: Experience, counts: Counts, cfg: OnlineConfig) -> tuple[Tensor, Metrics]:
     """`core.value_loss` where actions begin: before every token, or only after the prompt."""
     assert values is not None
     assert part.old_values is not None
     assert part.returns is not None
-    actions, clip_range = action_mask(part.mask, counts.config), counts.config.value_clip_range
+    actions, clip_range = action_mask(part.mask, cfg), cfg.value_clip_range
     return core.value_loss(
         values, part.old_values, part.returns, actions, clip_range=clip_range, num_tokens=counts.actions
     )
@@ -321,7 +318,7 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
             for part in minibatch.micro_batches(MicroBatch(len(rows)), step):
                 assert part.states is not None
                 values = scatter(head(part.states, part.mask), part.mask)
-                loss, metrics = value_loss(values, part, counts)
+                loss, metrics = value_loss(values, part, counts, cfg)
                 sums.add(metrics)
                 loss.backward()
         sums.add_ranks()

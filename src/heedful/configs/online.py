@@ -1,14 +1,18 @@
 """Settings of learning from rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these.
 
-A new advantage estimator is an entry in `ESTIMATORS` and its name in `Advantage`; its function is in
-`heedful.algorithms.online.advantages`. A new surrogate is a name in `PolicyLoss` and a function in `heedful.core.surrogates`.
+An advantage estimator of heedful's is an entry in `ESTIMATORS` and its name in `Advantage`; its function is in
+`heedful.algorithms.online.advantages`. A policy loss is a name in `PolicyLoss` and a function in
+`heedful.algorithms.online.policy_losses`.
 """
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
+from heedful import user_code
 from heedful.configs.options import ReferenceOptions, SamplingOptions, TrainingOptions
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import (
@@ -26,9 +30,9 @@ from heedful.errors import ConfigError
 from heedful.redact import redact
 from heedful.types import MicroBatch
 
-Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean", "reinforce++"]
+Advantage = Literal["gae", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce++"]
 PolicyLoss = Literal["clip", "a2c", "cispo"]
-Ratio = Literal["token", "sequence", "sequence-mean"]
+ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
 HEAD_LEARNING_RATE = 1e-3
@@ -49,12 +53,29 @@ class Estimator:
 
 ESTIMATORS = {
     "gae": Estimator(critic=True, per_token=True),
-    "group": Estimator(compares="prompt"),
-    "group-mean": Estimator(compares="prompt"),
-    "leave-one-out": Estimator(compares="prompt"),
-    "batch-mean": Estimator(compares="batch"),
+    "grpo": Estimator(compares="prompt"),
+    "dr_grpo": Estimator(compares="prompt"),
+    "rloo": Estimator(compares="prompt"),
+    "reinforce": Estimator(compares="batch"),
     "reinforce++": Estimator(per_token=True),
 }
+
+
+OF_THE_USER = Estimator(per_token=True)
+"""A function that --advantage names; with several responses to each prompt they are there together."""
+OLD_NAMES = {"group": "grpo", "group-mean": "dr_grpo", "leave-one-out": "rloo", "batch-mean": "reinforce"}
+"""What advantages were called before."""
+
+
+def check_choice(flag: str, value: str, choices: Collection[str]) -> None:
+    """Refuse what is neither one of the choices nor a function of the user's own. Raises ConfigError."""
+    if user_code.is_named(value):
+        user_code.check_form(flag, value)
+    elif value not in choices:
+        renamed = f"; {value} is called {OLD_NAMES[value]} now" if value in OLD_NAMES else ""
+        raise ConfigError(
+            f"{flag} {value} is none of {', '.join(choices)}, nor python:FILE.py:FUNCTION for a function of yours{renamed}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +84,11 @@ class ObjectiveOptions(Settings):
 
     SECTION = "algorithm"
 
-    advantage: Advantage = "gae"
-    """How good a response was. gae: rewards against a critic's values (PPO). group: score minus the mean of the responses to
-    its prompt, over their standard deviation (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the
-    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1.
-    reinforce++: the rewards to come at each token, without a critic (heedful ppo --advantage reinforce++)."""
+    advantage: Advantage | str = "gae"
+    """How good a response was. gae: rewards against a critic's values (PPO). grpo: score minus the mean of the responses to
+    its prompt, over their standard deviation. dr_grpo: without the division. rloo: minus the mean of the others. reinforce:
+    minus the mean of the rollout batch; samples-per-prompt may be 1. reinforce++: the rewards to come at each token, without
+    a critic (heedful ppo --advantage reinforce++). python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
     gamma: Annotated[float, FRACTION] = 1.0
     """Discount factor per token."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
@@ -77,19 +98,18 @@ class ObjectiveOptions(Settings):
     whiten_advantages: bool = True
     """Shift and scale the advantages of a batch to mean 0 and variance 1."""
 
-    action: Literal["token", "response"] = "token"
-    """What one action is for a critic: each token, or the whole response, with one advantage and one probability ratio; its
-    value is that of the prompt, so gamma and gae-lambda do not apply."""
-    policy_loss: PolicyLoss = "clip"
+    policy_loss: PolicyLoss | str = "clip"
     """What is maximised. clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer
     step per rollout batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds
-    still learn."""
-    ratio: Ratio = "token"
-    """What is clipped: each token's probability ratio, the response's (one action; RLOO), or the response's geometric mean
-    (GSPO, which clips at about 3e-4)."""
-    aggregate: Literal["token", "sequence", "fixed"] = "token"
+    still learn. python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
+    importance_level: ImportanceLevel = "token"
+    """What one probability ratio belongs to. token: each token. sequence: the whole response, which is one action (RLOO);
+    with a critic it has one value, that of its prompt, and one advantage, so gamma and gae-lambda do not apply.
+    sequence-mean: the geometric mean over the response's tokens (GSPO, which clips at about 3e-4)."""
+    loss_reduction: Literal["token", "sequence", "fixed"] = "token"
     """How the loss is averaged. token: over all tokens (PPO, DAPO). sequence: over responses, of each one's mean over its
-    tokens (GRPO). fixed: the sum over responses * max-new-tokens (Dr. GRPO)."""
+    tokens (GRPO). fixed: the sum over responses * max-new-tokens (Dr. GRPO). A ratio of a whole response is averaged over
+    responses; then this is only about a KL penalty in the loss."""
     clip_range: Annotated[float, POSITIVE] = 0.2
     """How far the probability ratio may move before its gradient stops."""
     clip_range_high: Annotated[float | None, POSITIVE] = None
@@ -104,6 +124,11 @@ class ObjectiveOptions(Settings):
     approx_kl_limit: Annotated[float | None, POSITIVE] = None
     """Once policy/approx_kl of a minibatch is above this, neither it nor the rest of the rollout batch is learned from. None
     is off."""
+
+    max_approx_kl: Annotated[float | None, POSITIVE] = 10.0
+    """A minibatch whose policy/approx_kl is above this is left out, as one whose loss is not finite: its probability ratios
+    have exploded (a mean ratio of 10 alone makes 6.7; a policy that learns stays below about 0.05). Only for ratios per
+    token. None is off."""
 
     kl_coef: Annotated[float, NOT_NEGATIVE] = 0.05
     """KL penalty coefficient. Raising it keeps the text closer to the reference."""
@@ -152,12 +177,17 @@ class ObjectiveOptions(Settings):
     @property
     def estimator(self) -> Estimator:
         """What the advantage needs."""
-        return ESTIMATORS[self.advantage]
+        return ESTIMATORS.get(self.advantage, OF_THE_USER)
 
     @property
-    def surrogate(self) -> tuple[str, str]:
-        """Key of `heedful.core.surrogates.SURROGATES`: the policy loss, and what one action is for it."""
-        return self.policy_loss, "sequence" if self.action == "response" and self.ratio == "token" else self.ratio
+    def has_response_actions(self) -> bool:
+        """Whether a response is one step for the critic: one value, one reward, one advantage."""
+        return self.estimator.critic and self.importance_level != "token"
+
+    @property
+    def exploded_approx_kl(self) -> float:
+        """The approx_kl above which ratios have exploded; a ratio of a whole response is a product, without a bound."""
+        return math.inf if self.max_approx_kl is None or self.importance_level != "token" else self.max_approx_kl
 
     @property
     def kl_estimate(self) -> Literal["k1", "k2", "k3"]:
@@ -185,6 +215,7 @@ class ObjectiveOptions(Settings):
         self._check_critic()
 
     def _check_advantage(self) -> None:
+        check_choice("--advantage", self.advantage, get_args(Advantage))
         if not self.estimator.per_token:
             refuse(
                 self,
@@ -195,42 +226,57 @@ class ObjectiveOptions(Settings):
         if not self.estimator.critic:
             refuse(
                 self,
-                *("gae_lambda", "action"),
+                "gae_lambda",
                 because=f"is about a critic's values, and --advantage {self.advantage} has none; leave it out, or use "
                 "--advantage gae (heedful ppo, a2c)",
             )
-        if self.action == "response":
+        if self.has_response_actions:
             refuse(
                 self,
                 *("gamma", "gae_lambda"),
-                because="spreads rewards over tokens, but with --action response the response is one action; leave out one "
-                "of the two",
+                because=f"spreads rewards over tokens, but with --importance-level {self.importance_level} the response is "
+                "one action; leave out one of the two",
             )
 
     def _check_surrogate(self) -> None:
+        check_choice("--policy-loss", self.policy_loss, get_args(PolicyLoss))
         if self.policy_loss == "a2c":
             refuse(
                 self,
-                *("ratio", "clip_range", "clip_range_high", "dual_clip", "approx_kl_limit"),
+                *("clip_range", "clip_range_high", "dual_clip", "approx_kl_limit", "max_approx_kl"),
                 because="is about the probability ratio, which --policy-loss a2c does not have; leave it out, or use "
                 "--policy-loss clip (heedful ppo, grpo)",
             )
+            if self.importance_level == "sequence-mean":
+                raise ConfigError(
+                    "--importance-level sequence-mean is about the probability ratio, which --policy-loss a2c does not have; "
+                    "use --importance-level sequence, or --policy-loss clip (heedful ppo, grpo)"
+                )
         if self.policy_loss == "cispo":
             refuse(
                 self,
-                *("ratio", "action", "dual_clip"),
+                *("importance_level", "dual_clip"),
                 because="does not go with --policy-loss cispo, which weighs each token by its own clipped ratio; leave it "
                 "out, or use --policy-loss clip (heedful ppo, grpo)",
             )
-        if self.ratio != "token" and self.estimator.per_token and self.action == "token":
+        if self.importance_level == "token":
+            return
+        level = f"--importance-level {self.importance_level}"
+        if self.advantage == "reinforce++":
             raise ConfigError(
-                f"--ratio {self.ratio} has one ratio per response, but --advantage {self.advantage} gives each token an "
-                "advantage of its own; add --action response, or an advantage that compares responses (heedful grpo)"
+                f"{level} has one ratio per response, but --advantage {self.advantage} gives each token an advantage of its "
+                "own; leave it out, or use an advantage that compares responses (heedful grpo)"
             )
-        if self.surrogate[1] != "token" and changed(self, "aggregate"):
-            raise ConfigError(
-                f"--aggregate {self.aggregate} averages tokens, but --ratio {self.surrogate[1]} has one ratio per response; "
-                "leave out one of the two"
+        refuse(
+            self,
+            "max_approx_kl",
+            because=f"is about ratios per token, but {level} has one per response; leave out one of the two",
+        )
+        if not (self.kl_in == "loss" and self.kl_coef):
+            refuse(
+                self,
+                "loss_reduction",
+                because=f"averages tokens, but {level} has one ratio per response; leave out one of the two",
             )
 
     def _check_kl(self) -> None:
@@ -244,14 +290,10 @@ class ObjectiveOptions(Settings):
                 "--kl-in reward does not go with --kl-kind weighted-k3, whose ratio is 1 when rewards are computed: add "
                 "--kl-kind k1, or --kl-in loss"
             )
-        if self.advantage == "group" and self.kl_in == "reward" and self.kl_coef:
+        if self.advantage == "grpo" and self.kl_in == "reward" and self.kl_coef:
             raise ConfigError(
-                "--kl-in reward does not go with --advantage group: dividing by the group's standard deviation takes the "
-                "meaning out of --kl-coef; add --advantage group-mean, or --advantage leave-one-out"
-            )
-        if self.ratio != "token" and self.kl_in == "loss" and self.kl_coef:
-            raise ConfigError(
-                f"--ratio {self.ratio} has no penalty per token in its loss; add --kl-in reward, or --kl-coef 0"
+                "--kl-in reward does not go with --advantage grpo: dividing by the group's standard deviation takes the "
+                "meaning out of --kl-coef; add --advantage dr_grpo, or --advantage rloo"
             )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ConfigError(
@@ -279,11 +321,10 @@ class ObjectiveOptions(Settings):
                 f"--importance-low {self.importance_low:g} is not below --importance-high {self.importance_high:g}, so no "
                 "token would count; IcePop has 0.5 and 5"
             )
-        if self.importance.startswith("token") and self.surrogate[1] != "token":
-            whole = f"--ratio {self.ratio}" if self.ratio != "token" else f"--action {self.action}"
+        if self.importance.startswith("token") and self.importance_level != "token":
             raise ConfigError(
-                f"--importance {self.importance} weighs single tokens, but with {whole} a whole response is one action; use "
-                f"--importance {self.importance.replace('token', 'sequence')}"
+                f"--importance {self.importance} weighs single tokens, but with --importance-level {self.importance_level} a "
+                f"whole response is one action; use --importance {self.importance.replace('token', 'sequence')}"
             )
 
     def _check_critic(self) -> None:
@@ -646,6 +687,8 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
 
     @property
     def compares(self) -> Literal["prompt", "batch"] | None:
+        if user_code.is_named(self.advantage) and self.samples_per_prompt > 1:
+            return "prompt"
         return self.estimator.compares
 
     @property
@@ -681,12 +724,13 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         if self.estimator.compares == "prompt" and self.samples_per_prompt < 2:
             raise ConfigError(
                 f"--samples-per-prompt is {self.samples_per_prompt}, but responses are compared with others to the same "
-                "prompt; make it at least 2, or add --advantage batch-mean"
+                "prompt; make it at least 2, or add --advantage reinforce"
             )
-        if self.rollout_batch_size < 2 and (self.estimator.compares == "batch" or self.action == "response"):
+        if self.rollout_batch_size < 2 and (self.estimator.compares == "batch" or self.has_response_actions):
             reason = (
-                "with --action response advantages are whitened over responses, and nothing is left of a single one"
-                if self.action == "response"
+                f"with --importance-level {self.importance_level} advantages are whitened over responses, and nothing is "
+                "left of a single one"
+                if self.has_response_actions
                 else f"--advantage {self.advantage} compares its responses"
             )
             raise ConfigError(f"--rollout-batch-size is {self.rollout_batch_size}, but {reason}; make it at least 2")
@@ -799,7 +843,7 @@ class A2CConfig(PPOConfig):
     algorithm: ClassVar[str] = "a2c"
     """The command, and the name of its runs."""
 
-    policy_loss: PolicyLoss = "a2c"
+    policy_loss: PolicyLoss | str = "a2c"
     """a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout batch. clip: PPO's clipped
     surrogate."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
@@ -827,18 +871,18 @@ class GRPOConfig(OnlineConfig):
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
     """Passes over a rollout batch. More epochs reuse each batch more; watch policy/approx_kl."""
-    advantage: Advantage = "group"
-    """How good a response was. group: score minus the mean of the responses to its prompt, over their standard deviation
-    (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the mean of the others (RLOO). batch-mean: minus
-    the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1. gae: rewards against a critic's values (PPO)."""
+    advantage: Advantage | str = "grpo"
+    """How good a response was. grpo: score minus the mean of the responses to its prompt, over their standard deviation.
+    dr_grpo: without the division. rloo: minus the mean of the others. reinforce: minus the mean of the rollout batch;
+    samples-per-prompt may be 1. gae: rewards against a critic's values (PPO)."""
     whiten_advantages: bool = False
     """Shift and scale the advantages of a batch to mean 0 and variance 1."""
-    aggregate: Literal["token", "sequence", "fixed"] = "sequence"
+    loss_reduction: Literal["token", "sequence", "fixed"] = "sequence"
     """How the loss is averaged. sequence: over responses, of each one's mean over its tokens (GRPO). token: over all tokens
     (PPO, DAPO). fixed: the sum over responses * max-new-tokens (Dr. GRPO)."""
     kl_in: Literal["reward", "loss"] = "loss"
     """Where the KL penalty goes: into the loss with its gradient, averaged as the loss is, or off the score of the response
-    (RLOO; not with advantage group)."""
+    (RLOO; not with advantage grpo)."""
     kl_coef: Annotated[float, NOT_NEGATIVE] = 0.04
     """KL penalty coefficient. Raising it keeps the text closer to the reference."""
 

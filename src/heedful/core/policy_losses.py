@@ -1,7 +1,7 @@
 """Losses of the policy and the value function.
 
 Each returns ``(loss, metrics)``: a scalar to minimise, and detached numbers. Both are divided by an explicit count of
-the whole optimizer step (``num_tokens``, ``num_sequences``), so the results of micro-batches add up to those of the
+the whole optimizer step (``num_tokens``, or those of a `Reduction`), so the results of micro-batches add up to those of the
 whole batch. A count of None is the count of the call itself. Gradients flow only into ``logprobs`` and ``values``.
 
 Arguments that several losses share:
@@ -9,25 +9,85 @@ Arguments that several losses share:
     old_logprobs: log-probs under the policy that sampled them.
     advantages: how much better than expected each token (or response) was; constants.
     response_mask: True at response tokens.
-    num_tokens, num_sequences: response tokens, or responses, of the whole optimizer step.
     clip_range: how far below 1, and by default above it, the ratio of new and old probability may move the loss.
+    clip_range_high: how far above 1; None is ``clip_range``. Yu et al. 2025 (DAPO, eq. 10) set it higher.
+    importance_level: what one probability ratio belongs to. "token": each token. "sequence": the whole response, which is one
+        action, whose advantage is that of its first token. "sequence-mean": the geometric mean over the response's tokens.
+    reduction: how the objective of tokens, or of responses, becomes one number.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.logprobs import kl_estimate
 from heedful.core.masking import Count, at_least_float32, masked_mean
-from heedful.core.surrogates import Bounds, Surrogate, clipped_ratio, clipped_sequence_ratio, policy_gradient, ratio_kl
-from heedful.core.surrogates import aggregate as aggregate_tokens
+from heedful.core.surrogates import (
+    Bounds,
+    Surrogate,
+    cispo,
+    clipped_ratio,
+    clipped_sequence_ratio,
+    policy_gradient,
+    ratio_kl,
+    sequence_policy_gradient,
+)
 
-__all__ = ["a2c_policy_loss", "grpo_loss", "ppo_policy_loss", "sequence_policy_loss", "sft_loss", "value_loss"]
+__all__ = ["Reduction", "a2c_policy_loss", "cispo_policy_loss", "ppo_policy_loss", "sft_loss", "value_loss"]
 
 Metrics = dict[str, Tensor]
 Scalar = Float[Tensor, ""]
+ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
+LARGEST_LOG_RATIO = 40.0
+"""Log-ratios are cut down to this in ``policy/ratio_square``, so that no square overflows."""
+
+
+class Reduction(NamedTuple):
+    """How numbers per token become one, and what they are divided by (``--loss-reduction``).
+
+        "token"     1/num_tokens sum_i sum_t x_t                           (PPO; Yu et al. 2025, DAPO)
+        "sequence"  1/num_sequences sum_i 1/|o_i| sum_t x_t                (Shao et al. 2024, GRPO)
+        "fixed"     1/(num_sequences * max_new_tokens) sum_i sum_t x_t     (Liu et al. 2025, Dr. GRPO)
+
+    The counts are those of the whole optimizer step, so that micro-batches add up; None means those of the call itself.
+    """
+
+    how: Literal["token", "sequence", "fixed"] = "token"
+    num_tokens: Count | None = None
+    """Response tokens."""
+    num_sequences: Count | None = None
+    """Responses."""
+    max_new_tokens: int | None = None
+    """The longest response allowed, in tokens; only for "fixed"."""
+
+    def tokens(self, x: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"]) -> Scalar:
+        """One number from numbers per token.
+
+        Raises ValueError for another ``how``, or "fixed" without ``max_new_tokens``.
+        """
+        if self.how == "token":
+            return masked_mean(x, response_mask, count=self.num_tokens)
+        mask = response_mask.to(x.dtype)
+        sequences = mask.any(dim=1).sum() if self.num_sequences is None else self.num_sequences
+        if self.how == "sequence":
+            weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1) / sequences
+        elif self.how == "fixed":
+            if self.max_new_tokens is None:
+                raise ValueError("Reduction: how='fixed' divides by max_new_tokens; pass it")
+            weights = mask / (sequences * self.max_new_tokens)
+        else:
+            raise ValueError(f"Reduction: how is {self.how!r}; choose 'sequence', 'token' or 'fixed'")
+        return (weights * torch.where(response_mask, x, 0.0)).sum()
+
+    def sequences(self, x: Float[Tensor, " batch"], mask: Bool[Tensor, " batch"]) -> Scalar:
+        """The mean of numbers per response."""
+        return masked_mean(x, mask, count=self.num_sequences)
+
+
+PER_TOKEN = Reduction()
+"""The mean over the tokens of the call."""
 
 
 def sft_loss(
@@ -48,28 +108,73 @@ def ppo_policy_loss(
     response_mask: Bool[Tensor, "*shape"],
     *,
     clip_range: float,
-    num_tokens: Count | None = None,
     clip_range_high: float | None = None,
     dual_clip: float | None = None,
+    importance_level: ImportanceLevel = "token",
+    reduction: Reduction = PER_TOKEN,
 ) -> tuple[Scalar, Metrics]:
     """Clipped surrogate policy loss (Schulman et al. 2017, eq. 7), to be minimised.
 
         L = -1/N sum_t min(r_t A_t, clip(r_t, 1 - clip_range, 1 + clip_range_high) A_t),   r_t = exp(new - old log-prob)
 
-    N is ``num_tokens``.
+    With ``importance_level`` "sequence" the sum is over responses, with ``r_i = exp(sum_t (new - old log-prob))`` (RLOO,
+    bandit PPO); with "sequence-mean" ``r_i = exp(1/|o_i| sum_t (new - old log-prob))`` (Zheng et al. 2025, GSPO, eq. 7). The
+    loss of GRPO (Shao et al. 2024, eq. 3) is this with ``Reduction("sequence")``, plus ``kl_coef`` times the same average
+    of `kl_estimate`.
 
     Args:
-        clip_range_high: how far above 1; None is ``clip_range``. Yu et al. 2025 (DAPO, eq. 10) set it higher.
         dual_clip: a number c > 1 that bounds the objective from below by ``c A_t`` if ``A_t < 0`` (Ye et al. 2020, eq.
             5).
 
-    Metrics: ``policy/clip_frac``, the share of tokens whose clipped branch is strictly the smaller one, and
-    ``policy/approx_kl``, the mean of ``(r - 1) - log r``.
+    Metrics: see `_ratio_metrics`.
     """
     bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
-    surrogate = clipped_ratio(logprobs, old_logprobs, advantages, response_mask, bounds)
-    loss = -masked_mean(surrogate.objective, response_mask, count=num_tokens)
-    return loss, {"loss/policy": loss.detach(), **_metrics(surrogate, num_tokens)}
+    if importance_level == "token":
+        surrogate = clipped_ratio(logprobs, old_logprobs, advantages, response_mask, bounds)
+        return _policy_loss(surrogate, reduction.tokens, reduction.num_tokens)
+    by_length = importance_level == "sequence-mean"
+    surrogate = clipped_sequence_ratio(
+        logprobs, old_logprobs, advantages, response_mask, bounds, length_normalise=by_length
+    )
+    return _policy_loss(surrogate, reduction.sequences, reduction.num_sequences)
+
+
+def cispo_policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    clip_range: float,
+    clip_range_high: float | None = None,
+    reduction: Reduction = PER_TOKEN,
+) -> tuple[Scalar, Metrics]:
+    """The clipped ratio as a constant weight of the policy gradient (MiniMax 2025, "MiniMax-M1", eq. 4 and 5).
+
+        L = -1/N sum_t sg(clip(r_t, 1 - clip_range, 1 + clip_range_high)) A_t log pi_t
+
+    Metrics: see `_ratio_metrics`.
+    """
+    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
+    surrogate = cispo(logprobs, old_logprobs, advantages, response_mask, bounds)
+    return _policy_loss(surrogate, reduction.tokens, reduction.num_tokens)
+
+
+def a2c_policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    importance_level: Literal["token", "sequence"] = "token",
+    reduction: Reduction = PER_TOKEN,
+) -> tuple[Scalar, Metrics]:
+    """Policy gradient loss of advantage actor-critic (Mnih et al. 2016, section 4): ``L = -1/N sum_t A_t log pi_t``.
+
+    With ``importance_level`` "sequence" each response is one action: ``L = -1/N sum_i A_i sum_t log pi_t``.
+    """
+    if importance_level == "token":
+        return _policy_loss(policy_gradient(logprobs, advantages, response_mask), reduction.tokens)
+    return _policy_loss(sequence_policy_gradient(logprobs, advantages, response_mask), reduction.sequences)
 
 
 def value_loss(
@@ -109,119 +214,32 @@ def value_loss(
     return loss, {"loss/value": loss.detach(), "value/clip_frac": clip_frac}
 
 
-def a2c_policy_loss(
-    logprobs: Float[Tensor, "*shape"],
-    advantages: Float[Tensor, "*shape"],
-    response_mask: Bool[Tensor, "*shape"],
-    *,
-    num_tokens: Count | None = None,
+def _policy_loss(
+    surrogate: Surrogate, mean: Callable[[Tensor, Tensor], Tensor], count: Count | None = None
 ) -> tuple[Scalar, Metrics]:
-    """Policy gradient loss of advantage actor-critic (Mnih et al. 2016, section 4): ``L = -1/N sum_t A_t log pi_t``."""
-    surrogate = policy_gradient(logprobs, logprobs.detach(), advantages, response_mask)
-    loss = -masked_mean(surrogate.objective, response_mask, count=num_tokens)
-    return loss, {"loss/policy": loss.detach()}
+    """Minus the mean objective, and the metrics of its ratio, if it has one."""
+    loss = -mean(surrogate.objective, surrogate.mask)
+    return loss, {"loss/policy": loss.detach(), **_ratio_metrics(surrogate, mean, count)}
 
 
-def sequence_policy_loss(
-    logprobs: Float[Tensor, "batch time"],
-    old_logprobs: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, " batch"],
-    response_mask: Bool[Tensor, "batch time"],
-    *,
-    clip_range: float,
-    num_sequences: Count | None = None,
-    clip_range_high: float | None = None,
-    dual_clip: float | None = None,
-    length_normalise: bool = False,
-) -> tuple[Scalar, Metrics]:
-    """Clipped surrogate with one ratio per response: the whole response is one action, as in RLOO and bandit PPO.
+def _ratio_metrics(surrogate: Surrogate, mean: Callable[[Tensor, Tensor], Tensor], count: Count | None) -> Metrics:
+    """What the probability ratios were like; nothing without a ratio.
 
-        r_i = exp(sum_t (new - old log-prob)),   L = -1/N sum_i min(r_i A_i, clip(r_i) A_i)
-
-    N is ``num_sequences``; rows without a response token do not count.
-
-    Args:
-        clip_range_high, dual_clip: as in `ppo_policy_loss`.
-        length_normalise: take the mean over the response's tokens in place of the sum (Zheng et al. 2025, GSPO, eq. 7).
-
-    Metrics are those of `ppo_policy_loss`, over responses.
+    ``policy/clip_frac``: share of actions whose clipped branch is strictly the smaller one; ``_low`` and ``_high``: of those
+    whose ratio fell, or rose. ``policy/approx_kl``: mean of ``(r - 1) - log r``, an estimate of the KL to the old policy.
+    ``policy/ratio_max``. ``policy/ratio_mean`` and ``_square``: means of ``r`` and ``r^2`` over actions.
     """
-    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
-    per_token = advantages.unsqueeze(1).expand_as(logprobs)
-    surrogate = clipped_sequence_ratio(
-        logprobs, old_logprobs, per_token, response_mask, bounds, length_normalise=length_normalise
-    )
-    loss = -masked_mean(surrogate.objective, surrogate.mask, count=num_sequences)
-    return loss, {"loss/policy": loss.detach(), **_metrics(surrogate, num_sequences)}
-
-
-def grpo_loss(
-    logprobs: Float[Tensor, "batch time"],
-    old_logprobs: Float[Tensor, "batch time"],
-    ref_logprobs: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, " batch"],
-    response_mask: Bool[Tensor, "batch time"],
-    *,
-    clip_range: float,
-    clip_range_high: float | None = None,
-    kl_coef: float = 0.0,
-    aggregate: Literal["sequence", "token", "fixed"] = "sequence",
-    num_sequences: Count | None = None,
-    num_tokens: Count | None = None,
-    max_new_tokens: int | None = None,
-) -> tuple[Scalar, Metrics]:
-    """Group-relative policy loss (Shao et al. 2024, GRPO, eq. 3): clipped surrogate minus a k3 penalty, per token.
-
-        l_t = min(r_t A_i, clip(r_t) A_i) - kl_coef * k3_t
-
-    Args:
-        ref_logprobs: log-probs under the reference.
-        advantages: one per response, for all of its tokens.
-        clip_range_high: as in `ppo_policy_loss`.
-        kl_coef: weight of the k3 estimate of the KL to the reference.
-        aggregate: how tokens are averaged:
-            "sequence"  -1/num_sequences sum_i 1/|o_i| sum_t l_t      (GRPO)
-            "token"     -1/num_tokens sum_i sum_t l_t                 (Yu et al. 2025, DAPO)
-            "fixed"     -1/(num_sequences * max_new_tokens) sum l_t   (Liu et al. 2025, Dr. GRPO)
-        max_new_tokens: the longest response allowed, in tokens; used only by "fixed".
-
-    Metrics: ``policy/clip_frac``, ``policy/approx_kl`` and ``reference/kl`` (k3), each aggregated like the loss.
-
-    Raises ValueError for any other ``aggregate``, or "fixed" without ``max_new_tokens``.
-    """
-    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
-    per_token = advantages.unsqueeze(1).expand_as(logprobs)
-    surrogate = clipped_ratio(logprobs, old_logprobs, per_token, response_mask, bounds)
-    assert surrogate.log_ratio is not None
-    assert surrogate.clipped is not None
-    to_reference = torch.where(response_mask, at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach()), 0.0)
-    kl = kl_estimate(to_reference, torch.zeros_like(to_reference), kind="k3")
-
-    def mean(x: Tensor) -> Tensor:
-        return aggregate_tokens(
-            x,
-            response_mask,
-            aggregate,
-            num_tokens=num_tokens,
-            num_sequences=num_sequences,
-            max_new_tokens=max_new_tokens,
-        )
-
-    loss = kl_coef * mean(kl) - mean(surrogate.objective)
-    return loss, {
-        "loss/policy": loss.detach(),
-        "policy/clip_frac": mean(surrogate.clipped.to(kl.dtype)),
-        "policy/approx_kl": mean(ratio_kl(surrogate.log_ratio)),
-        "reference/kl": mean(kl).detach(),
-    }
-
-
-def _metrics(surrogate: Surrogate, count: Count | None) -> Metrics:
-    """Share of clipped actions, and the mean of ``(r - 1) - log r``, an estimate of the KL to the old policy."""
-    assert surrogate.log_ratio is not None
-    assert surrogate.clipped is not None
-    clipped, mask = surrogate.clipped.to(surrogate.log_ratio.dtype), surrogate.mask
+    log_ratio, mask = surrogate.log_ratio, surrogate.mask
+    if log_ratio is None or surrogate.clipped is None:
+        return {}
+    clipped = surrogate.clipped.to(log_ratio.dtype)
+    ratio = torch.where(mask, log_ratio, 0.0).clamp(max=LARGEST_LOG_RATIO).exp()
     return {
-        "policy/clip_frac": masked_mean(clipped, mask, count=count),
-        "policy/approx_kl": masked_mean(ratio_kl(surrogate.log_ratio), mask, count=count),
+        "policy/clip_frac": mean(clipped, mask),
+        "policy/approx_kl": mean(ratio_kl(log_ratio), mask),
+        "policy/clip_frac_low": mean(clipped * (log_ratio < 0), mask),
+        "policy/clip_frac_high": mean(clipped * (log_ratio > 0), mask),
+        "policy/ratio_max": torch.where(mask, log_ratio, -torch.inf).max().exp(),
+        "policy/ratio_mean": masked_mean(ratio, mask, count=count),
+        "policy/ratio_square": masked_mean(ratio.square(), mask, count=count),
     }

@@ -1,24 +1,20 @@
 """Surrogates: what a policy update maximises for each action, before it is averaged.
 
-Each takes tensors ``[batch, time]`` and returns a `Surrogate`, per token or per response. `aggregate` makes one number of it.
-`SURROGATES` is the table that trainers choose from; a new one is a function here and a line there. Gradients flow only into
-``logprobs``.
+Each takes tensors ``[batch, time]`` and returns a `Surrogate`, per token or per response. The losses of
+`heedful.core.policy_losses` are their averages. Gradients flow only into ``logprobs``.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import Count, at_least_float32, first_in_mask, masked_mean
+from heedful.core.masking import at_least_float32, first_in_mask
 
 __all__ = [
     "Bounds",
     "Surrogate",
-    "aggregate",
     "cispo",
     "clipped_ratio",
     "clipped_sequence_ratio",
@@ -96,11 +92,7 @@ def clipped_sequence_ratio(
 
 
 def policy_gradient(
-    logprobs: Float[Tensor, "*shape"],
-    old_logprobs: Float[Tensor, "*shape"],  # noqa: ARG001  every surrogate is given it
-    advantages: Float[Tensor, "*shape"],
-    response_mask: Bool[Tensor, "*shape"],
-    bounds: Bounds | None = None,  # noqa: ARG001  every surrogate is given it
+    logprobs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"]
 ) -> Surrogate:
     """The policy gradient of advantage actor-critic (Mnih et al. 2016, section 4), no ratio: ``J_t = A_t log pi_t``."""
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
@@ -110,15 +102,12 @@ def policy_gradient(
 
 def sequence_policy_gradient(
     logprobs: Float[Tensor, "batch time"],
-    old_logprobs: Float[Tensor, "batch time"],
     advantages: Float[Tensor, "batch time"],
     response_mask: Bool[Tensor, "batch time"],
-    bounds: Bounds | None = None,
 ) -> Surrogate:
     """The same with each response as one action: ``J_i = A_i sum_t log pi_t``, A_i at the response's first token."""
     whole = torch.where(response_mask, at_least_float32(logprobs), 0.0).sum(dim=1)
-    old = old_logprobs.sum(dim=1)
-    return policy_gradient(whole, old, _of_responses(advantages, response_mask), response_mask.any(dim=1), bounds)
+    return policy_gradient(whole, _of_responses(advantages, response_mask), response_mask.any(dim=1))
 
 
 def cispo(
@@ -139,53 +128,8 @@ def cispo(
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).detach()
     ratio = log_ratio.exp()
     weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)
-    gradient = policy_gradient(logprobs, old_logprobs, weight * at_least_float32(advantages.detach()), response_mask)
+    gradient = policy_gradient(logprobs, weight * at_least_float32(advantages.detach()), response_mask)
     return Surrogate(gradient.objective, response_mask, log_ratio, (weight != ratio) & response_mask)
-
-
-SURROGATES: dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor, Tensor, Bounds], Surrogate]] = {
-    ("clip", "token"): clipped_ratio,
-    ("clip", "sequence"): clipped_sequence_ratio,
-    ("clip", "sequence-mean"): partial(clipped_sequence_ratio, length_normalise=True),
-    ("a2c", "token"): policy_gradient,
-    ("a2c", "sequence"): sequence_policy_gradient,
-    ("cispo", "token"): cispo,
-}
-"""By ``--policy-loss`` and by what one action is."""
-
-
-def aggregate(
-    x: Float[Tensor, "batch time"],
-    response_mask: Bool[Tensor, "batch time"],
-    how: Literal["token", "sequence", "fixed"],
-    *,
-    num_tokens: Count | None = None,
-    num_sequences: Count | None = None,
-    max_new_tokens: int | None = None,
-) -> Float[Tensor, ""]:
-    """One number from numbers per token.
-
-        "token"     1/num_tokens sum_i sum_t x_t                           (PPO; Yu et al. 2025, DAPO)
-        "sequence"  1/num_sequences sum_i 1/|o_i| sum_t x_t                (Shao et al. 2024, GRPO)
-        "fixed"     1/(num_sequences * max_new_tokens) sum_i sum_t x_t     (Liu et al. 2025, Dr. GRPO)
-
-    The counts are those of the whole optimizer step, so that micro-batches add up; None means those of the call itself.
-
-    Raises ValueError for another ``how``, or "fixed" without ``max_new_tokens``.
-    """
-    if how == "token":
-        return masked_mean(x, response_mask, count=num_tokens)
-    mask = response_mask.to(x.dtype)
-    sequences = mask.any(dim=1).sum() if num_sequences is None else num_sequences
-    if how == "sequence":
-        weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1) / sequences
-    elif how == "fixed":
-        if max_new_tokens is None:
-            raise ValueError("aggregate: how='fixed' divides by max_new_tokens; pass it")
-        weights = mask / (sequences * max_new_tokens)
-    else:
-        raise ValueError(f"aggregate: how is {how!r}; choose 'sequence', 'token' or 'fixed'")
-    return (weights * torch.where(response_mask, x, 0.0)).sum()
 
 
 def ratio_kl(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -8,7 +8,6 @@ data, an answer is JSON, which can only be data. The second half of this file is
 import asyncio
 import contextlib
 import faulthandler
-import importlib.util
 import inspect
 import json
 import multiprocessing
@@ -21,7 +20,6 @@ import sys
 import sysconfig
 import threading
 import time
-import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, HeedfulError, RewardError
 from heedful.rewards.mathematics import make_verifier
@@ -51,10 +50,6 @@ INTERVAL = 0.1
 """Seconds between two looks at the memory of a process that works, and, in it, at whether heedful is still there."""
 SPARE = 5.0
 """Seconds after its time is up at which a process ends itself, if nobody has."""
-REWARD_MODULE = "heedful_reward:"
-"""What the name of a module begins with that is a reward's own file."""
-LONGEST_MESSAGE = 500
-"""The most characters of an exception's text that are passed on."""
 
 
 class FunctionProcess(Remote):
@@ -280,17 +275,10 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) 
     except ResultError as error:
         return {"wrong": str(error)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the function raised them, nobody else
-        return {"raised": f"raised {type(error).__name__}: {error!s:.{LONGEST_MESSAGE}}{_place(error, spec)}"}
+        return {"raised": f"raised {user_code.describe(error, spec)}"}
     finally:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the function, say
             sys.stdout.flush()
-
-
-def _place(error: BaseException, spec: str) -> str:
-    """Where in the user's file an exception was raised."""
-    file = str(Path(spec.partition(":")[2].rpartition(":")[0]).resolve())
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
-    return f" ({file}, line {lines[-1]})" if lines else ""
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -303,37 +291,8 @@ def load_function(spec: str) -> Callable[..., Any]:
         return make_rule(rest)
     if kind == "verify":
         return make_verifier(rest)
-    file, _, name = rest.rpartition(":")
-    path = Path(file)
-    if not file or not name:
-        raise ConfigError(f"--rewards: {spec} does not name a function; use python:FILE.py:FUNCTION")
-    if not path.is_file():
-        found = _file_of_module(path.name)
-        form = f"; python: names a file, not a module: write python:{found}:{name}" if found else ""
-        raise ConfigError(f"--rewards: the file {file} of {spec} does not exist{form}")
-    module_spec = importlib.util.spec_from_file_location(f"{REWARD_MODULE}{path.resolve()}", path)
-    if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"--rewards: {file} is not a Python file; use python:FILE.py:FUNCTION")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where dataclasses and pickle look up the module of a class
-    try:
-        module_spec.loader.exec_module(module)
-    except BaseException as error:
-        raise RewardError(f"--rewards: {file} cannot be imported: {type(error).__name__}: {error}") from error
-    functions = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-    if not callable(getattr(module, name, None)):
-        raise ConfigError(f"--rewards: {file} has no function {name!r}; it has {', '.join(functions) or 'none'}")
-    function: Callable[..., Any] = getattr(module, name)
+    function: Callable[..., Any] = user_code.load("--rewards", spec, RewardError)
     return function
-
-
-def _file_of_module(name: str) -> str | None:
-    """The file of a module that can be imported by this name, if there is one."""
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return None if found is None else found.origin
 
 
 def imported_files() -> list[str]:
@@ -342,6 +301,6 @@ def imported_files() -> list[str]:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).resolve().parents[1])}
     roots = [Path(folder).resolve() for folder in installed]
-    modules = {name: module for name, module in sys.modules.copy().items() if not name.startswith(REWARD_MODULE)}
+    modules = {name: module for name, module in sys.modules.copy().items() if not name.startswith(user_code.MODULE)}
     files = {Path(file).resolve() for module in modules.values() if (file := getattr(module, "__file__", None))}
     return sorted(str(file) for file in files if not any(file.is_relative_to(root) for root in roots))

@@ -32,7 +32,7 @@ def test_advantages_by_hand(config):
         assert found[:, 0].tolist() == pytest.approx([*expected, 0, 0, 0, 0], abs=1e-5), advantage
         assert torch.equal(found, torch.where(mask, found[:, :1], 0.0)), "each token has its response's"
         assert returns is None
-    (found, _), _ = of_scores(scores, config(GRPOConfig, advantage="batch-mean", samples_per_prompt=1))
+    (found, _), _ = of_scores(scores, config(GRPOConfig, advantage="reinforce", samples_per_prompt=1))
     assert found[:, 0].tolist() == pytest.approx([-3, -2, -1, 2, 1, 1, 1, 1], abs=1e-5), "the mean of all eight is 4"
 
 

@@ -79,7 +79,7 @@ def test_maxima_are_kept_and_not_divided():
     assert sums.means(3) == {"policy/ratio_max": 3.0, "loss/policy": 2.0}
 
 
-@pytest.mark.parametrize("changes", [{}, {"action": "response"}, {"aggregate": "sequence"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"importance_level": "sequence"}, {"loss_reduction": "sequence"}], ids=str)
 def test_micro_batches_do_not_change_them(config, make_learner, experience_of, moved, gradient, changes):
     """Against all ratios at once, by their definition."""
     settings = config(PPOConfig, **changes)

@@ -213,7 +213,7 @@ def test_pairs_come_from_refilled_groups_too(config):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"), [(PPOConfig, {}), (GRPOConfig, {"advantage": "batch-mean", "kl_coef": 0.0})]
+    ("kind", "changes"), [(PPOConfig, {}), (GRPOConfig, {"advantage": "reinforce", "kl_coef": 0.0})]
 )
 def test_it_is_refused_where_no_group_is_compared(config, kind, changes):
     with pytest.raises(ConfigError, match=r"--dynamic-sampling-rounds 2 .* does not compare"):

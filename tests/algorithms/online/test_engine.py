@@ -200,14 +200,17 @@ def test_groups_of_equal_scores_teach_nothing(config, numbers, capsys):
     ("changes", "message"),
     [
         ({"samples_per_prompt": 1}, "--samples-per-prompt is 1, but responses are compared .* at least 2"),
-        ({"ratio": "sequence", "aggregate": "token", "kl_coef": 0.0}, "--aggregate token averages tokens, but --ratio"),
         (
-            {"ratio": "sequence-mean"},
-            "--ratio sequence-mean has no penalty per token .* --kl-in reward, or --kl-coef 0",
+            {"importance_level": "sequence", "loss_reduction": "token", "kl_coef": 0.0},
+            "--loss-reduction token averages tokens",
+        ),
+        (
+            {"importance_level": "sequence-mean"},
+            "--importance-level sequence-mean has no penalty per token .* --kl-in reward, or --kl-coef 0",
         ),
         (
             {"kl_in": "reward"},
-            "--kl-in reward does not go with --advantage group.*--advantage group-mean, or --advantage leave-one-out",
+            "--kl-in reward does not go with --advantage grpo.*--advantage dr_grpo, or --advantage rloo",
         ),
         ({"clip_range_high": 0.0}, "--clip-range-high must be greater than 0"),
         ({"rollout_batch_size": 9, "minibatch_size": 3}, "--rollout-batch-size 9 is not a multiple of --samples-per"),
@@ -221,7 +224,7 @@ def test_settings_that_make_no_sense_are_named(config, changes, message):
 def test_everything_at_once(config, length, demonstrations, tmp_path):
     """Options that are independent of each other work together: a run with nearly all of them is finite throughout."""
     settings = config(
-        action="response",
+        importance_level="sequence",
         critic="separate",
         clip_range_high=0.3,
         dual_clip=3.0,

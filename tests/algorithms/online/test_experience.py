@@ -100,7 +100,7 @@ def test_selected_rows_are_those_of_the_experience(config, make_learner, experie
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_a_response_is_one_action(config, make_learner, experience_of, critic):
     """Advantage: score - kl_coef * KL - V(prompt), whitened over the responses. The value's target: all but the V."""
-    settings = config(action="response", critic=critic, missing_eos_penalty=0.7, kl_coef=0.2)
+    settings = config(importance_level="sequence", critic=critic, missing_eos_penalty=0.7, kl_coef=0.2)
     e = experience_of(make_learner(settings, noise=0.05))
     mask = e.batch.response_mask
     kl = torch.where(mask, e.old_logprobs - e.ref_logprobs, 0.0).sum(dim=1)
@@ -117,7 +117,7 @@ def test_a_response_is_one_action(config, make_learner, experience_of, critic):
 
 def test_values_of_a_response_are_measured_at_the_prompt(config, make_learner, experience_of):
     """value/mean and value/explained_variance count one value a response."""
-    e = experience_of(make_learner(config(action="response", kl_coef=0.1), noise=0.05))
+    e = experience_of(make_learner(config(importance_level="sequence", kl_coef=0.1), noise=0.05))
     value, target = e.old_values[:, 0], e.returns[:, 0]
     assert e.metrics["value/mean"] == pytest.approx(float(value.mean()), rel=1e-9)
     explained = 1 - (target - value).var(correction=0) / target.var(correction=0)
@@ -125,7 +125,7 @@ def test_values_of_a_response_are_measured_at_the_prompt(config, make_learner, e
 
 
 def test_rewards_of_whole_responses_can_be_whitened(config, make_learner, experience_of):
-    learner = make_learner(config(action="response", kl_coef=0.1), noise=0.05)
+    learner = make_learner(config(importance_level="sequence", kl_coef=0.1), noise=0.05)
     plain = experience_of(learner).returns[:, 0]
     whitened = replace(learner, config=replace(learner.config, whiten_rewards=True))
     scaled = experience_of(whitened).returns[:, 0]
@@ -186,7 +186,7 @@ def test_the_penalty_is_not_normalised(config, make_learner, experience_of):
 
 def test_penalties_come_off_the_score_before_groups_are_compared(config, make_learner, experience_of):
     """Cut responses lose the penalty, and with ``kl_in`` reward each loses kl_coef times its own KL."""
-    settings = config(GRPOConfig, advantage="group-mean", missing_eos_penalty=7.0, kl_in="reward", kl_coef=0.5)
+    settings = config(GRPOConfig, advantage="dr_grpo", missing_eos_penalty=7.0, kl_in="reward", kl_coef=0.5)
     learner = make_learner(settings, noise=0.05)
     e = experience_of(learner)
     mask = e.batch.response_mask
@@ -232,7 +232,7 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
 
 def test_the_whole_batch_is_one_group_of_reinforce(config, make_learner, experience_of):
     """It ties where all scores are equal, however few samples a prompt has."""
-    settings = config(GRPOConfig, advantage="batch-mean", samples_per_prompt=1, rollout_batch_size=4, minibatch_size=4)
+    settings = config(GRPOConfig, advantage="reinforce", samples_per_prompt=1, rollout_batch_size=4, minibatch_size=4)
     assert experience_of(make_learner(settings)).metrics["reward/tied_frac"] == 0.0
 
 

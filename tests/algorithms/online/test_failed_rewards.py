@@ -32,11 +32,11 @@ RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),
     "PPO in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}, train_ppo),
     "PPO with a critic of its own": (PPOConfig, {"critic": "separate"}, train_ppo),
-    "A2C per response": (A2CConfig, {"action": "response"}, train_ppo),
+    "A2C per response": (A2CConfig, {"importance_level": "sequence"}, train_ppo),
     "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}, train_ppo),
     "GRPO": (GRPOConfig, {}, train_grpo),
-    "RLOO": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}, train_grpo),
-    "REINFORCE": (GRPOConfig, {"advantage": "batch-mean", "kl_in": "reward"}, train_grpo),
+    "RLOO": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}, train_grpo),
+    "REINFORCE": (GRPOConfig, {"advantage": "reinforce", "kl_in": "reward"}, train_grpo),
     "online DPO": (OnlineDPOConfig, {}, train_online_dpo),
 }
 
@@ -171,7 +171,7 @@ def learned_from(config, make_learner, experience_of, rows, kind=PPOConfig, **ch
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"critic": "separate"}, {"action": "response"}, {"advantage": "reinforce++"}], ids=str
+    "changes", [{}, {"critic": "separate"}, {"importance_level": "sequence"}, {"advantage": "reinforce++"}], ids=str
 )
 def test_the_others_are_as_if_it_had_not_been_sampled(config, make_learner, experience_of, changes):
     """Each response by itself: all rows but those that failed, and their number in every mean."""
@@ -189,7 +189,9 @@ def test_the_others_are_as_if_it_had_not_been_sampled(config, make_learner, expe
 @pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])
 def test_a_prompt_with_a_failed_response_is_left_out(config, make_learner, experience_of, advantage):
     """Four prompts of four: the others are as if it had not been sampled, and both shares are counted."""
-    beside = {"group": {}, "group-mean": {}, "leave-one-out": {"ratio": "sequence", "kl_in": "reward"}}[advantage]
+    beside = {"group": {}, "group-mean": {}, "leave-one-out": {"importance_level": "sequence", "kl_in": "reward"}}[
+        advantage
+    ]
     whole = learned_from(config, make_learner, experience_of, (), GRPOConfig, advantage=advantage, **beside)
     part = learned_from(config, make_learner, experience_of, (1, 8, 11), GRPOConfig, advantage=advantage, **beside)
     kept = torch.tensor([4, 5, 6, 7, 12, 13, 14, 15])
@@ -206,7 +208,7 @@ def test_a_prompt_with_a_failed_response_is_left_out(config, make_learner, exper
 
 
 def test_a_failed_response_costs_no_other_where_the_batch_is_compared(config, make_learner, experience_of):
-    beside = {"advantage": "batch-mean", "kl_in": "reward"}
+    beside = {"advantage": "reinforce", "kl_in": "reward"}
     part = learned_from(config, make_learner, experience_of, (1, 8, 11), GRPOConfig, **beside)
     scores = torch.tensor(part.scores)
     assert len(scores) == 13

@@ -28,8 +28,8 @@ KINDS = {
     "cispo": (GRPOConfig, {"policy_loss": "cispo"}),
 }
 WHOLE = {
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "kl_coef": 0.0}),
-    "response-level": (PPOConfig, {"action": "response"}),
+    "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "kl_coef": 0.0}),
+    "response-level": (PPOConfig, {"importance_level": "sequence"}),
 }
 FILTER = {"top_p": 0.5, "temperature": 0.5}
 

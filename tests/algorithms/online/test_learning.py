@@ -13,15 +13,15 @@ LEARNERS = {
     "ppo-0": (PPOConfig, {"seed": 0}),
     "ppo-1": (PPOConfig, {"seed": 1}),
     "ppo-2": (PPOConfig, {"seed": 2}),
-    "response": (PPOConfig, {"steps": 24, "action": "response"}),
+    "response": (PPOConfig, {"steps": 24, "importance_level": "sequence"}),
     "a2c": (A2CConfig, LONG_A2C),
-    "a2c-response": (A2CConfig, {**LONG_A2C, "action": "response"}),
+    "a2c-response": (A2CConfig, {**LONG_A2C, "importance_level": "sequence"}),
     "grpo": (GRPOConfig, {}),
-    "dr-grpo": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
-    "dapo": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28}),
-    "rloo": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "clip_range": 0.02}),
-    "reinforce": (GRPOConfig, {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"}),
+    "dr-grpo": (GRPOConfig, {"advantage": "dr_grpo", "loss_reduction": "fixed"}),
+    "dapo": (GRPOConfig, {"loss_reduction": "token", "clip_range_high": 0.28}),
+    "rloo": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}),
+    "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "clip_range": 0.02}),
+    "reinforce": (GRPOConfig, {"advantage": "reinforce", "importance_level": "sequence", "kl_in": "reward"}),
 }
 
 
@@ -79,8 +79,8 @@ def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(settings, share_of_a, 
 
 PENALTIES = {
     "ppo": (PPOConfig, {}, 0.2),
-    "grpo-loss": (GRPOConfig, {"kl_in": "loss", "advantage": "group"}, 0.3),
-    "grpo-reward": (GRPOConfig, {"kl_in": "reward", "advantage": "group-mean"}, 0.3),
+    "grpo-loss": (GRPOConfig, {"kl_in": "loss", "advantage": "grpo"}, 0.3),
+    "grpo-reward": (GRPOConfig, {"kl_in": "reward", "advantage": "dr_grpo"}, 0.3),
 }
 
 

@@ -75,7 +75,7 @@ CASES = {
     "separate": (PPOConfig, {"critic": "separate"}),
     "in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}),
     "grpo, one update": (GRPOConfig, {"ppo_epochs": 1, "samples_per_prompt": 4}),
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "kl_coef": 0.0, "samples_per_prompt": 4}),
+    "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "kl_coef": 0.0, "samples_per_prompt": 4}),
 }
 
 

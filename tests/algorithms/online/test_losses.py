@@ -52,12 +52,12 @@ def formula(learner, e):
             return torch.stack([row.mean() for row in rows]).mean()
         return torch.cat(rows).mean() if how == "token" else torch.cat(rows).sum() / len(rows) / config.max_new_tokens
 
-    surrogate = -mean(surrogates, "token" if is_whole else config.aggregate)
+    surrogate = -mean(surrogates, "token" if is_whole else config.loss_reduction)
     loss = surrogate
     if values is not None:
         loss = loss + (1.0 if learner.critic is not None else config.value_coef) * 0.5 * torch.stack(errors).mean()
     if kls and config.kl_in == "loss":
-        loss = loss + config.kl_coef * mean(kls, config.aggregate)
+        loss = loss + config.kl_coef * mean(kls, config.loss_reduction)
     return loss - config.entropy_coef * out.entropy[mask].mean(), float(surrogate.detach())
 
 
@@ -106,7 +106,13 @@ def test_the_loss_is_that_of_core_on_the_whole_minibatch(config, make_learner, e
     e = moved(experience_of(learner))
     batch, mask = e.batch, e.batch.response_mask
     now = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.7).logprobs.detach()
-    for changes in ({}, {"aggregate": "token"}, {"aggregate": "fixed"}, {"clip_range_high": 0.6}, {"kl_coef": 3.0}):
+    for changes in (
+        {},
+        {"loss_reduction": "token"},
+        {"loss_reduction": "fixed"},
+        {"clip_range_high": 0.6},
+        {"kl_coef": 3.0},
+    ):
         loss, _ = core.grpo_loss(
             now,
             e.old_logprobs,
@@ -132,7 +138,7 @@ def test_the_loss_is_that_of_core_on_the_whole_minibatch(config, make_learner, e
 
 OPTIONS = {
     "ppo": [
-        {"action": "response"},
+        {"importance_level": "sequence"},
         A2C,
         {"policy_loss": "cispo"},
         {"clip_range_high": 0.05},
@@ -142,14 +148,14 @@ OPTIONS = {
         {"kl_in": "loss", "kl_kind": "weighted-k3"},
     ],
     "grpo": [
-        {"aggregate": "token"},
-        {"aggregate": "fixed"},
+        {"loss_reduction": "token"},
+        {"loss_reduction": "fixed"},
         {"clip_range": 0.05},
         {"clip_range_high": 0.01},
         {"kl_coef": 0.0},
-        {"kl_in": "reward", "advantage": "group-mean"},
-        {"ratio": "sequence", "kl_coef": 0.0},
-        {"ratio": "sequence-mean", "kl_coef": 0.0},
+        {"kl_in": "reward", "advantage": "dr_grpo"},
+        {"importance_level": "sequence", "kl_coef": 0.0},
+        {"importance_level": "sequence-mean", "kl_coef": 0.0},
         {"temperature": 1.0},
     ],
 }
@@ -185,7 +191,7 @@ def test_one_step_against_the_batchs_mean_is_reinforce(
     """The gradient of -mean((score - mean score) * log pi), over tokens or whole responses; at ratio 1 nothing is clipped."""
     settings = config(
         GRPOConfig,
-        advantage="batch-mean",
+        advantage="reinforce",
         samples_per_prompt=1,
         rollout_batch_size=4,
         minibatch_size=4,

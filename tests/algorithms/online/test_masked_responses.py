@@ -125,7 +125,7 @@ def second_fails(completions):
     return [math.nan if i == 5 and len(completions) == 16 else float(i) for i in range(len(completions))]
 
 
-ALONE = {"advantage": "batch-mean", "kl_in": "reward"}
+ALONE = {"advantage": "reinforce", "kl_in": "reward"}
 TABLES = {
     "masked": (GRPOConfig, IN_THE_LOSS, varied, [0, 4, 8]),
     "a reward that fails": (GRPOConfig, ALONE, first_fails, [1, 5, 9]),

@@ -27,7 +27,7 @@ ONE_UPDATE = {
     "entropy": (GRPOConfig, {"entropy_coef": 0.02, "kl_coef": 0.0}),
     "kl-target": (GRPOConfig, {"kl_target": 0.01, "kl_horizon": 20}),
     "cispo": (GRPOConfig, {"policy_loss": "cispo", "kl_coef": 0.0}),
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "kl_coef": 0.0}),
+    "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "kl_coef": 0.0}),
     "lora": (GRPOConfig, {"lora_rank": 4}),
     "separate critic": (PPOConfig, SEPARATE | {"kl_coef": 0.0}),
     "separate critic, KL in the loss": (PPOConfig, SEPARATE | {"kl_in": "loss", "kl_kind": "k3"}),
@@ -38,7 +38,7 @@ ONE_UPDATE = {
 MORE = {
     "two epochs": (GRPOConfig, {"ppo_epochs": 2}),
     "two minibatches": (GRPOConfig, {"minibatch_size": 4}),
-    "KL in the reward": (GRPOConfig, {"advantage": "group-mean", "kl_in": "reward"}),
+    "KL in the reward": (GRPOConfig, {"advantage": "dr_grpo", "kl_in": "reward"}),
     "a value head": (PPOConfig, {"ppo_epochs": 1, "kl_coef": 0.0}),
     "a2c": (A2CConfig, {"minibatch_size": 8}),
     "a critic that warms up": (PPOConfig, SEPARATE | {"kl_coef": 0.0, "critic_warmup_steps": 1}),

@@ -23,19 +23,19 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
 PRESETS = {
     "PPO": (PPOConfig, {}),
-    "response-level PPO": (PPOConfig, {"action": "response"}),
+    "response-level PPO": (PPOConfig, {"importance_level": "sequence"}),
     "A2C": (A2CConfig, {}),
     "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}),
     "GRPO": (GRPOConfig, {}),
-    "Dr. GRPO": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
-    "DAPO": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
-    "CISPO": (GRPOConfig, {"policy_loss": "cispo", "aggregate": "token", "clip_range": 1.0, "kl_coef": 0.0}),
+    "Dr. GRPO": (GRPOConfig, {"advantage": "dr_grpo", "loss_reduction": "fixed"}),
+    "DAPO": (GRPOConfig, {"loss_reduction": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
+    "CISPO": (GRPOConfig, {"policy_loss": "cispo", "loss_reduction": "token", "clip_range": 1.0, "kl_coef": 0.0}),
     "GSPO": (
         GRPOConfig,
-        {"ratio": "sequence-mean", "clip_range": 3e-4, "clip_range_high": 4e-4, "kl_coef": 0.0},
+        {"importance_level": "sequence-mean", "clip_range": 3e-4, "clip_range_high": 4e-4, "kl_coef": 0.0},
     ),
-    "RLOO": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
-    "REINFORCE": (GRPOConfig, {"advantage": "batch-mean", "kl_in": "reward", "samples_per_prompt": 1}),
+    "RLOO": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}),
+    "REINFORCE": (GRPOConfig, {"advantage": "reinforce", "kl_in": "reward", "samples_per_prompt": 1}),
     "online DPO": (OnlineDPOConfig, {}),
 }
 COMMANDS = {PPOConfig: "ppo", A2CConfig: "a2c", GRPOConfig: "grpo", OnlineDPOConfig: "online-dpo"}
@@ -61,7 +61,7 @@ OPTIONS = {
     "whiten-rewards": Option({"whiten_rewards": True}),
     "whiten-advantages": Option({"whiten_advantages": ...}),
     "a reward per token": Option({}, reward="dense"),
-    "aggregate": Option({"aggregate": ...}),
+    "loss_reduction": Option({"loss_reduction": ...}),
     "ratio": Option({"ratio": ...}),
     "clip-range": Option({"clip_range": 1e-5}),
     "clip-range-high": Option({"clip_range_high": 1e-5}),
@@ -160,9 +160,9 @@ def make(preset, settings):
     default = {f.name: f.default for f in dataclasses.fields(config_class)} | chosen
     is_whole = "sequence" in (default.get("ratio"), {"response": "sequence"}.get(default.get("action")))
     others = {
-        "ratio": "sequence-mean" if is_whole else "sequence",
+        "importance_level": "sequence-mean" if is_whole else "sequence",
         "whiten_advantages": not default.get("whiten_advantages"),
-        "aggregate": "sequence" if default.get("aggregate") != "sequence" else "token",
+        "loss_reduction": "sequence" if default.get("aggregate") != "sequence" else "token",
         "importance": "sequence-mask" if is_whole or default.get("ratio") == "sequence-mean" else "token-mask",
         "kl_in": "loss" if default.get("kl_in") == "reward" else "reward",
         "ptx_data": str(folder() / "demonstrations.jsonl"),

@@ -11,9 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful import core
+from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
 from heedful.engines.rollouts import Rollouts
+from heedful.errors import ConfigError
+
+FLAG = "--advantage"
 
 
 class Rewards(NamedTuple):
@@ -38,30 +41,30 @@ class Estimate(NamedTuple):
 
 
 def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Rewards per token against a critic's values (`core.gae`); with ``action`` response, the whole response is one step."""
+    """Rewards per token against a critic's values (`core.gae`); or with one step per response."""
     assert rewards.values is not None
     actions = action_mask(rewards.response_mask, config)
     per_token = rewards.per_token
-    if config.action == "response":
+    if config.has_response_actions:
         per_token = core.response_rewards(per_token, rewards.response_mask)
     if config.whiten_rewards:
         per_token = core.rescale(per_token, actions)
     return Estimate(*core.gae(per_token, rewards.values, actions, gamma=config.gamma, gae_lambda=config.gae_lambda))
 
 
-def group(rewards: Rewards, config: OnlineConfig) -> Estimate:
+def grpo(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's responses, over their standard deviation (`core.group_advantages`)."""
     size = group_size(rewards, config)
     return _spread(core.group_advantages(rewards.per_response, group_size=size), rewards)
 
 
-def group_mean(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Score minus the mean of its group: the responses to its prompt, or with batch-mean the whole rollout batch."""
+def dr_grpo(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Score minus the mean of its group: the responses to its prompt, or with reinforce the whole rollout batch."""
     size = group_size(rewards, config)
     return _spread(core.group_advantages(rewards.per_response, group_size=size, scale="none"), rewards)
 
 
-def leave_one_out(rewards: Rewards, config: OnlineConfig) -> Estimate:
+def rloo(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's other responses (`core.rloo_advantages`)."""
     size = group_size(rewards, config)
     return _spread(core.rloo_advantages(rewards.per_response, group_size=size), rewards)
@@ -86,12 +89,30 @@ def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
     "gae": gae,
-    "group": group,
-    "group-mean": group_mean,
-    "leave-one-out": leave_one_out,
-    "batch-mean": group_mean,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce": dr_grpo,
     "reinforce++": reinforce_plus_plus,
 }
+
+
+def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Advantages by the entry of `ADVANTAGES`, or the user's own function, that ``--advantage`` names.
+
+    Raises ConfigError if a user's function raises, or returns neither a number per token nor one per response.
+    """
+    if not user_code.is_named(config.advantage):
+        return ADVANTAGES[config.advantage](rewards, config)
+    found = user_code.call(FLAG, config.advantage, rewards, config)
+    shape = None if not isinstance(found, Tensor) else found.shape
+    if shape == rewards.per_response.shape:
+        return _spread(found, rewards)
+    if shape == rewards.response_mask.shape:
+        return Estimate(torch.where(rewards.response_mask, found, 0.0))
+    wanted = f"advantages of shape {list(rewards.response_mask.shape)} or {list(rewards.per_response.shape)}"
+    got = type(found).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+    raise ConfigError(f"{FLAG} {config.advantage} returned {got}, not {wanted}")
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
@@ -101,7 +122,7 @@ def group_size(rewards: Rewards, config: OnlineConfig) -> int:
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
     """``[batch, time]``, True where an action begins: at every response token, or only at the first."""
-    return response_mask if config.action == "token" else core.first_in_mask(response_mask)
+    return core.first_in_mask(response_mask) if config.has_response_actions else response_mask
 
 
 def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:

@@ -90,26 +90,17 @@ class Experience:
 class Counts:
     """What the sums of a minibatch are divided by, so that micro-batches add up."""
 
-    config: OnlineConfig
+    reduction: core.Reduction
+    """Of what is averaged over tokens, or over responses."""
     tokens: Tensor
     responses: int
     actions: Tensor
+    """Of a critic: tokens, or responses."""
 
     @classmethod
     def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":
         """The counts of a whole minibatch."""
-        mask = minibatch.mask
-        return cls(config, mask.sum(), len(minibatch.rows), action_mask(mask, config).sum())
-
-    def mean(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The minibatch's mean of numbers per response, or of numbers per token averaged as ``aggregate`` says."""
-        if x.dim() == 1:
-            return core.masked_mean(x, mask, count=self.responses)
-        return core.aggregate(
-            x,
-            mask,
-            self.config.aggregate,
-            num_tokens=self.tokens,
-            num_sequences=self.responses,
-            max_new_tokens=self.config.max_new_tokens,
-        )
+        mask, responses = minibatch.mask, len(minibatch.rows)
+        tokens = mask.sum()
+        reduction = core.Reduction(config.loss_reduction, tokens, responses, config.max_new_tokens)
+        return cls(reduction, tokens, responses, action_mask(mask, config).sum())

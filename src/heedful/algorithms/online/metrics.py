@@ -1,6 +1,6 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -47,8 +47,6 @@ UNREAD = (
     "persists, lower --max-new-tokens or use a reward model that reads more"
 )
 """What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
-LARGEST = 40.0
-"""Log-ratios are cut down to this in ``policy/effective_frac``, so that no square overflows."""
 _MEAN, _SQUARE = "policy/ratio_mean", "policy/ratio_square"
 
 
@@ -152,7 +150,7 @@ def experience_metrics(
     metrics: dict[str, float] = {}
     if rewards.values is not None and returns is not None:
         metrics |= critic_metrics(rewards.values, returns, actions)
-    if config.estimator.compares:
+    if config.compares:
         metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     return metrics
 
@@ -174,32 +172,6 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
 def tied_frac(scores: Tensor, group_size: int) -> float:
     """Share of groups of ``group_size`` consecutive responses that tie."""
     return float(core.tied_groups(scores, group_size=group_size).float().mean())
-
-
-def ratio_metrics(
-    surrogate: core.Surrogate, mean: Callable[[Tensor, Tensor], Tensor], num_actions: int | Tensor
-) -> Metrics:
-    """Shares that were clipped, approximate KL, the largest ratio, and what `effective_frac` needs; nothing without a ratio.
-
-    Args:
-        surrogate: of a micro-batch.
-        mean: the minibatch's mean, as the loss is averaged.
-        num_actions: tokens, or responses, of the minibatch.
-    """
-    log_ratio, mask = surrogate.log_ratio, surrogate.mask
-    if log_ratio is None or surrogate.clipped is None:
-        return {}
-    clipped = surrogate.clipped.to(log_ratio.dtype)
-    bounded = torch.where(mask, log_ratio, 0.0).clamp(max=LARGEST).exp()
-    return {
-        "policy/clip_frac": mean(clipped, mask),
-        "policy/approx_kl": mean(core.ratio_kl(log_ratio), mask),
-        "policy/clip_frac_low": mean(clipped * (log_ratio < 0), mask),
-        "policy/clip_frac_high": mean(clipped * (log_ratio > 0), mask),
-        "policy/ratio_max": torch.where(mask, log_ratio, -torch.inf).max().exp(),
-        _MEAN: core.masked_mean(bounded, mask, count=num_actions),
-        _SQUARE: core.masked_mean(bounded.square(), mask, count=num_actions),
-    }
 
 
 def with_effective_frac(metrics: dict[str, float]) -> dict[str, float]:

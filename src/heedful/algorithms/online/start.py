@@ -161,6 +161,7 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
+    named += user_files(config)
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,

@@ -21,10 +21,6 @@ from heedful.training.optimization import mean_norm, optimizer_step, step_metric
 from heedful.training.performance import online_performance
 from heedful.types import MicroBatch
 
-MOST_APPROX_KL = 10.0
-"""An update is left out if its approx_kl per token is above this: its probability ratios have exploded. (A mean ratio of 10
-alone makes 6.7; a policy that learns stays below about 0.05.)"""
-
 
 class Learned(NamedTuple):
     """What came of an update."""
@@ -121,12 +117,12 @@ class Update:
         """Forget a minibatch's gradients."""
         self.learner.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, sources: Sequence[str], *, most_approx_kl: float = math.inf) -> None:
+    def step(self, sources: Sequence[str], *, max_approx_kl: float = math.inf) -> None:
         """One optimizer step on the gradients of a minibatch, or none if a number of it is not finite.
 
         Args:
             sources: where its prompts were read.
-            most_approx_kl: above it, ratios have exploded.
+            max_approx_kl: above it, ratios have exploded.
         """
         learner = self.learner
         result = take_step(
@@ -136,7 +132,7 @@ class Update:
             before=self._before,
             update=len(self.steps) + 1,
             sources=[*sources, *self._mixed],
-            most_approx_kl=most_approx_kl,
+            max_approx_kl=max_approx_kl,
         )
         self.steps.append(result)
         self.visited -= result.is_left_out
@@ -171,7 +167,7 @@ def take_step(
     before: Metrics,
     update: int,
     sources: Sequence[str],
-    most_approx_kl: float = math.inf,
+    max_approx_kl: float = math.inf,
 ) -> StepResult:
     """One optimizer step on the gradients that are there, for all modules or, if a number is not finite, for none.
 
@@ -182,9 +178,9 @@ def take_step(
         before: the sums without this minibatch; they are put back if the step is left out.
         update: number of the optimizer step within its rollout batch, from 1.
         sources: where the minibatch's records were read.
-        most_approx_kl: above it, ratios have exploded.
+        max_approx_kl: above it, ratios have exploded.
     """
-    broken, norm, norms = broken_numbers(sums, before, most_approx_kl), math.nan, list[float]()
+    broken, norm, norms = broken_numbers(sums, before, max_approx_kl), math.nan, list[float]()
     if broken:
         learner.optimizer.zero_grad(set_to_none=True)
     else:
@@ -197,10 +193,10 @@ def take_step(
     return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 
-def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], most_approx_kl: float) -> dict[str, float]:
+def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl: float) -> dict[str, float]:
     """The metrics that a minibatch made non-finite; if there are none, its approx_kl if that is above a limit."""
     name = "policy/approx_kl"
-    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > most_approx_kl
+    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > max_approx_kl
     if sums.are_finite() and not exploded:
         return {}
     values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}

@@ -1,0 +1,84 @@
+"""Functions and classes of the user's own, which a setting names as ``python:FILE.py:NAME``."""
+
+import functools
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import ConfigError, HeedfulError
+
+PREFIX = "python:"
+MODULE = "heedful user file "
+"""How the names of the modules begin that `load` makes of files."""
+LONGEST_MESSAGE = 500
+"""Characters of an exception's message that are shown."""
+
+
+def is_named(value: str) -> bool:
+    """Whether a setting's value names a function or class of the user's own."""
+    return value.startswith(PREFIX)
+
+
+def check_form(flag: str, value: str) -> None:
+    """Refuse what is not ``python:FILE.py:NAME``. Raises ConfigError."""
+    file, _, name = value.removeprefix(PREFIX).rpartition(":")
+    if not file or not name:
+        raise ConfigError(f"{flag}: {value} does not name a function; use python:FILE.py:FUNCTION")
+
+
+@functools.cache
+def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
+    """What ``python:FILE.py:NAME`` names; the file is imported once.
+
+    Raises ConfigError for what is not there, ``error`` for a file that cannot be imported.
+    """
+    check_form(flag, value)
+    file, _, name = value.removeprefix(PREFIX).rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        found = _file_of_module(path.name)
+        form = f"; python: names a file, not a module: write python:{found}:{name}" if found else ""
+        raise ConfigError(f"{flag}: the file {file} of {value} does not exist{form}")
+    spec = importlib.util.spec_from_file_location(f"{MODULE}{path.resolve()}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{flag}: {file} is not a Python file; use python:FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look up the module of a class
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as raised:
+        raise error(f"{flag}: {file} cannot be imported: {type(raised).__name__}: {raised}") from raised
+    if not callable(getattr(module, name, None)):
+        names = [n for n, one in vars(module).items() if inspect.isfunction(one) and not n.startswith("_")]
+        raise ConfigError(f"{flag}: {file} has no function {name!r}; it has {', '.join(names) or 'none'}")
+    return getattr(module, name)
+
+
+def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
+    """Call what a setting names. Raises ConfigError with the file and line of an exception in it."""
+    try:
+        return load(flag, value)(*arguments, **named)
+    except HeedfulError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{flag} {value} raised {describe(error, value)}") from error
+
+
+def describe(error: BaseException, value: str) -> str:
+    """An exception, and where it was raised in the file that ``python:FILE.py:NAME`` names."""
+    file = str(Path(value.removeprefix(PREFIX).rpartition(":")[0]).resolve())
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
+    place = f" ({file}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error!s:.{LONGEST_MESSAGE}}{place}"
+
+
+def _file_of_module(name: str) -> str | None:
+    """The file of a module that can be imported by this name, if there is one."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return None if found is None else found.origin
