@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from heedful.algorithms.online.learner import Learner, Prompts
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.start import kl_control
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import ScoreNorm

@@ -57,6 +57,11 @@ def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
     return getattr(module, name)
 
 
+def file_of(value: str) -> str:
+    """The file that ``python:FILE.py:NAME`` names."""
+    return value.removeprefix(PREFIX).rpartition(":")[0]
+
+
 def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
     """Call what a setting names. Raises ConfigError with the file and line of an exception in it."""
     try:
@@ -69,7 +74,7 @@ def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
 
 def describe(error: BaseException, value: str) -> str:
     """An exception, and where it was raised in the file that ``python:FILE.py:NAME`` names."""
-    file = str(Path(value.removeprefix(PREFIX).rpartition(":")[0]).resolve())
+    file = str(Path(file_of(value)).resolve())
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
     place = f" ({file}, line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error!s:.{LONGEST_MESSAGE}}{place}"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, make_tiny_model, train_sft
-from heedful.algorithms.online.learner import Learner, Prompts
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import entropy_control, kl_control
 from heedful.algorithms.online.update import Update

@@ -8,6 +8,7 @@ An advantage estimator of heedful's is an entry in `ESTIMATORS` and its name in 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
@@ -362,6 +363,8 @@ class ObjectiveOptions(Settings):
 
 
 PREFIX = "vllm:"
+ENGINES = "heedful.engines"
+"""The entry points of packages that add a kind of server: NAME, and a function like `heedful.engines.remote.connect`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +375,8 @@ class SamplerOptions(Settings):
 
     sampler: tuple[str, ...] = ()
     """vLLM servers that draw the responses, as vllm:http://HOST:PORT; several share them. heedful serve-policy starts one.
-    None: this process draws them. They are sent the token that the environment variable HEEDFUL_SAMPLER_TOKEN holds."""
+    None: this process draws them. python:FILE.py:CLASS: an engine of yours (docs/extend.md). Servers
+    are sent the token that the environment variable HEEDFUL_SAMPLER_TOKEN holds."""
     sampler_weights: Literal["folder", "nccl"] = "folder"
     """How a server gets the weights after each step. folder: it reads a folder that the trainer writes. nccl: from GPU to
     GPU, which needs vLLM in this environment too, and a server that heedful serve-policy started with --nccl."""
@@ -387,10 +391,19 @@ class SamplerOptions(Settings):
     by the others meanwhile. At the start of a new run it is 10 seconds."""
 
     @property
+    def user_engine(self) -> str | None:
+        """The user's own engine, if ``sampler`` names one."""
+        return next(filter(user_code.is_named, self.sampler), None)
+
+    @property
     def sampler_addresses(self) -> tuple[str, ...]:
         """http://HOST:PORT of each server."""
         return tuple(
-            one.strip().removeprefix(PREFIX).rstrip("/") for part in self.sampler for one in part.split(",") if one
+            one.strip().removeprefix(PREFIX).rstrip("/")
+            for part in self.sampler
+            if not user_code.is_named(part)
+            for one in part.split(",")
+            if one
         )
 
     def check(self) -> None:
@@ -400,6 +413,18 @@ class SamplerOptions(Settings):
                 self,
                 *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_retry_minutes"),
                 because="belongs to --sampler, which is not set; add --sampler vllm:http://HOST:PORT, or leave it out",
+            )
+            return
+        if self.user_engine is not None:
+            user_code.check_form("--sampler", self.user_engine)
+            if len(self.sampler) > 1:
+                raise ConfigError(
+                    f"--sampler names {self.user_engine} and others; name one engine of yours, or servers"
+                )
+            refuse(
+                self,
+                *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_retry_minutes"),
+                because=f"is about servers, and --sampler {self.user_engine} is an engine of yours; leave it out",
             )
             return
         for part in self.sampler:
@@ -419,6 +444,9 @@ class SamplerOptions(Settings):
 def _check_address(one: str) -> None:
     """Refuse what is not vllm:http://HOST:PORT. Raises ConfigError."""
     form = "write vllm:http://HOST:PORT, such as vllm:http://127.0.0.1:8000"
+    kind = one.partition(":")[0]
+    if kind != "vllm" and entry_points(group=ENGINES, name=kind):
+        return
     if not one.startswith(PREFIX):
         raise ConfigError(f"--sampler {one!r} is not a sampler; {form}")
     try:
@@ -605,6 +633,11 @@ class RolloutConfig(
         return False
 
     @property
+    def user_code(self) -> dict[str, str]:
+        """Settings that name code of the user's own, by their flags."""
+        return {} if self.user_engine is None else {"--sampler": self.user_engine}
+
+    @property
     def kl_price(self) -> float:
         """What a nat of KL to the reference costs in the comparison of models for ``best/``, in units of the reward."""
         return 0.0
@@ -653,7 +686,7 @@ class RolloutConfig(
 
     def _check_sampler(self) -> None:
         """Refuse what servers cannot draw, or what would be off-policy with nothing to correct for it. Raises ConfigError."""
-        if self.leaves_out and not self.corrects:
+        if self.leaves_out and not self.corrects and self.user_engine is None:
             filtered = f"--top-k {self.top_k}" if self.top_k else f"--top-p {self.top_p:g}"
             raise ConfigError(
                 f"--sampler with {filtered} draws from another distribution than the policy's, and nothing corrects for it; "
@@ -715,6 +748,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         return self.kl_coef
 
     @property
+    def user_code(self) -> dict[str, str]:
+        named = {"--advantage": self.advantage, "--policy-loss": self.policy_loss}
+        return {flag: value for flag, value in named.items() if user_code.is_named(value)} | super().user_code
+
+    @property
     def critic_learning_rate(self) -> float:
         """What ``value_learning_rate`` stands for."""
         return self.value_learning_rate or (HEAD_LEARNING_RATE if self.critic == "shared" else self.learning_rate)
@@ -774,7 +812,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
     def _check_async(self) -> None:
         """Refuse to sample ahead where that cannot be. Raises ConfigError."""
         ahead = f"--async-steps {self.async_steps}"
-        if not self.sampler:
+        if not self.sampler_addresses:
             raise ConfigError(
                 f"{ahead} belongs to --sampler, which is not set: this process cannot sample while it learns; add --sampler "
                 "vllm:http://HOST:PORT, or leave it out"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -10,15 +10,15 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
+from heedful.distributed import ranks
+from heedful.engines.engine import Engine, RemoteEngine, Responses
 from heedful.engines.generate import MICRO_BATCH, sample
 from heedful.engines.probe import check_sampling
 from heedful.engines.rollouts import Rollouts
+from heedful.errors import ConfigError
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows
 from heedful.types import Completion, MicroBatch
-
-if TYPE_CHECKING:
-    from heedful.engines.vllm.servers import Pending, Servers
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,19 @@ class Sampler:
     """The most rows and tokens that are sampled at a time."""
     room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for."""
-    servers: "Servers | None" = None
-    """What samples in the place of this process."""
+    remote: RemoteEngine | None = None
+    """Servers that sample in the place of this process."""
+    engine: Engine | None = None
+    """What the user has written to sample in its place (``--sampler python:``)."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
     ) -> tuple[Rollouts, list[Completion]]:
         """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
-        if self.servers is not None:
+        if self.engine is not None:
+            return self._ask(self.engine, policy, prompts)
+        if self.remote is not None:
             return self.finish(self.begin(policy, prompts, generator), policy, prompts)
         rollouts = sample(
             policy,
@@ -55,18 +59,37 @@ class Sampler:
         )
         return rollouts, self._completions(prompts, rollouts)
 
-    def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> "Pending":
+    def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Any:
         """Have servers sample, by the policy as it is now; `finish` waits for them."""
-        assert self.servers is not None
-        return self.servers.begin(policy, [prompt.ids for prompt in prompts], generator)
+        assert self.remote is not None
+        return self.remote.begin(policy, [prompt.ids for prompt in prompts], generator)
 
     def finish(
-        self, pending: "Pending", policy: Policy, prompts: Sequence[EncodedPrompt]
+        self, ticket: Any, policy: Policy, prompts: Sequence[EncodedPrompt]
     ) -> tuple[Rollouts, list[Completion]]:
         """What `respond` gives, of prompts for which `begin` was called. Raises SamplerError."""
-        assert self.servers is not None
-        rollouts = self.servers.finish(pending, policy.device)
+        assert self.remote is not None
+        rollouts = self.remote.finish(ticket, policy.device)
         return rollouts, self._completions(prompts, rollouts)
+
+    def _ask(
+        self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]
+    ) -> tuple[Rollouts, list[Completion]]:
+        """Responses of an engine that the user has written, on rank 0. Raises ConfigError if they do not fit the prompts."""
+
+        def generate() -> Responses:
+            engine.update_weights(policy)
+            return engine.generate([one.prompt for one in prompts])
+
+        found = ranks.on_rank_zero(generate)
+        name, longest = type(engine).__name__, self.options.max_new_tokens
+        if len(found) != len(prompts):
+            raise ConfigError(f"--sampler: {name}.generate gave {len(found)} responses to {len(prompts)} prompts")
+        if found.mask.shape[1] > longest:
+            raise ConfigError(
+                f"--sampler: {name}.generate gave a response of {found.mask.shape[1]} tokens; --max-new-tokens is {longest}"
+            )
+        return found.rollouts.to(policy.device), found.completions
 
     def _completions(self, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> list[Completion]:
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)

@@ -1,22 +1,22 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
+from heedful.algorithms.online.ahead import Ahead
 from heedful.algorithms.online.average import WeightAverage, averaged
 from heedful.algorithms.online.health import Health
+from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.ptx import PretrainingMix
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch, Batch
-from heedful.data.loading import EncodedPrompt
-from heedful.data.splits import BatchOrder
 from heedful.distributed.sharding import Passes, gathered_on_first, is_sharded, passes
 from heedful.engines.sampler import Sampler
 from heedful.engines.teacher_forced import token_outputs, token_values
@@ -40,27 +40,7 @@ from heedful.training.state import (
 )
 from heedful.types import MicroBatch
 
-if TYPE_CHECKING:
-    from heedful.algorithms.online.ahead import Ahead
-
 C_co = TypeVar("C_co", bound=RolloutConfig, covariant=True)
-
-
-class Prompts(Iterator[list[EncodedPrompt]]):
-    """The prompts of each rollout batch, in an endless shuffled order; each as often as it is to be answered."""
-
-    def __init__(self, prompts: Sequence[EncodedPrompt], order: BatchOrder, samples_per_prompt: int) -> None:
-        self.prompts, self.order, self.samples_per_prompt = prompts, order, samples_per_prompt
-
-    def __next__(self) -> list[EncodedPrompt]:
-        return self._repeated(next(self.order))
-
-    def take(self, count: int) -> list[EncodedPrompt]:
-        """The next ``count`` prompts, each as often as it is to be answered."""
-        return self._repeated(self.order.take(count))
-
-    def _repeated(self, rows: Sequence[int]) -> list[EncodedPrompt]:
-        return [self.prompts[row] for row in rows for _ in range(self.samples_per_prompt)]
 
 
 @dataclass
@@ -93,7 +73,7 @@ class Learner(Generic[C_co]):
     """The coefficient of the entropy bonus."""
     health: Health = field(default_factory=Health)
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
-    ahead: "Ahead | None" = None
+    ahead: Ahead | None = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
     room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward

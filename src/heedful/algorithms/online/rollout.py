@@ -112,7 +112,7 @@ def sample_and_score(
         version = learner.schedule.done
         rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     else:
-        rollouts, completions, version = learner.ahead.respond(learner, prompts)
+        rollouts, completions, version = learner.ahead.respond(learner.policy, prompts, done=learner.schedule.done)
     rollouts = replace(rollouts, versions=torch.full_like(rollouts.lengths, version))
     hit("rollout")
     seconds = time.perf_counter() - started
@@ -124,7 +124,7 @@ def sample_and_score(
 
 def server_metrics(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str, float]:
     """How old the weights were that sampled each response, in steps, and how often servers were asked again."""
-    servers = learner.sampler.servers
+    servers = learner.sampler.remote
     if servers is None or rollouts.versions is None:
         return {}
     staleness = (learner.schedule.done - rollouts.versions).float()

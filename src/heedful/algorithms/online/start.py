@@ -7,11 +7,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from heedful import core
+from heedful import core, user_code
 from heedful.algorithms.online.ahead import Ahead
 from heedful.algorithms.online.average import WeightAverage
 from heedful.algorithms.online.critic import check_critic, check_same_text, load_critic, start_from_scores
-from heedful.algorithms.online.learner import Learner, Prompts
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
 from heedful.algorithms.online.ptx import PretrainingMix, load_mix
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -21,8 +22,8 @@ from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
+from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler
-from heedful.engines.vllm.servers import connect
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.models.heads import disable_dropout
@@ -73,6 +74,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     train, held_out, counts = _load_prompts(config, source, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    prompts = Prompts(train, order, config.samples_per_prompt)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
     critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
@@ -132,16 +134,23 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         score_norm=score_norm,
         average=average,
         ptx=ptx,
-        prompts=Prompts(train, order, config.samples_per_prompt),
+        prompts=prompts,
         generator=generator,
         rewards=functions,
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
         skips=NonFiniteGuard(config.output),
-        ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
+        ahead=_ahead(config, sampler, prompts),
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
+
+
+def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Ahead | None:
+    """What draws rollout batches while the policy learns, if the settings ask for it."""
+    if not isinstance(config, OnlineConfig) or not config.async_steps:
+        return None
+    return Ahead(sampler, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed)
 
 
 def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
@@ -161,7 +170,7 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
-    named += user_files(config)
+    named += [user_code.file_of(value) for value in config.user_code.values()]
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
@@ -213,7 +222,9 @@ def reference_score_norm(
 def _wanted_rewards(
     config: C, rewards: Sequence[str | Reward | RewardFunction]
 ) -> tuple[C, list[str | Reward | RewardFunction]]:
-    """All rewards, and the config with those that are strings. Raises ConfigError."""
+    """All rewards, and the config with those that are strings. The user's own code is loaded. Raises ConfigError."""
+    for name, value in config.user_code.items():
+        user_code.load(name, value)
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.best_by], config)
@@ -250,10 +261,12 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     sampler = replace(sampler, room=AdaptiveMicroBatch("--rollout-micro-batch-size"))
     if not config.sampler:
         return sampler
-    servers = connect(
+    if config.user_engine is not None:
+        return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
+    remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
     )
-    return replace(sampler, servers=servers)
+    return replace(sampler, remote=remote)
 
 
 def _load_prompts(

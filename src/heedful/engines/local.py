@@ -1,0 +1,80 @@
+"""`LocalEngine`: samples in this process."""
+
+from collections.abc import Sequence
+
+import torch
+
+from heedful.configs.options import SamplingOptions
+from heedful.data.chat import Renderer
+from heedful.data.fitting import prompt_room
+from heedful.data.loading import EncodedPrompt
+from heedful.engines.engine import AnyPrompt, Responses, as_prompt
+from heedful.engines.sampler import make_sampler
+from heedful.errors import CheckpointError, DataError
+from heedful.models.policy import Policy
+from heedful.models.shape import context_length
+from heedful.types import MicroBatch
+
+
+class LocalEngine:
+    """Samples in this process, by the policy as it is at each call.
+
+    Args:
+        policy: what is sampled from, with its tokenizer.
+        max_new_tokens: longest response, in tokens.
+        temperature: divides the logits; 0 is greedy.
+        top_k: sample only from the k most likely tokens; 0 samples from all.
+        top_p: sample only from the most likely tokens that together have this probability.
+        seed: of the random numbers.
+        micro_batch_size: rows that are sampled at a time.
+
+    Raises CheckpointError if the policy has no tokenizer or cannot be sampled from, ConfigError for a number out of range.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        micro_batch_size: int = 64,
+    ) -> None:
+        if policy.tokenizer is None:
+            raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
+        options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+        self.policy, self.generator = policy, torch.Generator().manual_seed(seed)
+        self.sampler = make_sampler(
+            options, Renderer(policy.tokenizer), policy, micro_batch=MicroBatch(micro_batch_size)
+        )
+        self.room = prompt_room(max_new_tokens, context_length(policy.lm.config))
+
+    def generate(self, prompts: Sequence[AnyPrompt]) -> Responses:
+        """Sample a response to each prompt.
+
+        Raises DataError for what is no prompt, one that leaves no room for a response, or no prompts at all.
+        """
+        if isinstance(prompts, str) or not len(prompts):
+            raise DataError(f"generate takes a list of prompts, got {prompts!r:.60}")
+        encoded = [self._encoded(prompt, i) for i, prompt in enumerate(prompts)]
+        rollouts, completions = self.sampler.respond(self.policy, encoded, self.generator)
+        return Responses(rollouts, completions, self.sampler.options.temperature)
+
+    def update_weights(self, policy: Policy) -> None:
+        """Sample by another policy of the same shape from now on."""
+        self.policy = policy
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
+        asked = as_prompt(prompt, f"prompt {index}")
+        ids = self.sampler.renderer.prompt_ids(asked.prompt)
+        if len(ids) > self.room:
+            raise DataError(
+                f"{asked.source} has {len(ids)} tokens; the model reads {self.room} besides max_new_tokens="
+                f"{self.sampler.options.max_new_tokens}; shorten it, or lower max_new_tokens"
+            )
+        return EncodedPrompt(asked, ids)

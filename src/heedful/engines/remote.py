@@ -1,0 +1,33 @@
+"""Servers by the beginning of their address: the only place that knows which kinds there are."""
+
+import importlib
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from heedful.configs.online import ENGINES, RolloutConfig
+from heedful.engines.engine import RemoteEngine
+from heedful.models.policy import Policy
+
+KINDS = {"vllm": "heedful.engines.vllm.servers"}
+
+
+def connect(
+    config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int, is_known: bool
+) -> RemoteEngine:
+    """The servers that ``--sampler`` names, once they are known to fit the policy. Raises SamplerError, ConfigError.
+
+    Args:
+        config: the settings of the run.
+        policy: what will be sampled from.
+        stop_ids: the tokens that end a response.
+        pad_id: what is behind it.
+        longest: the most tokens of a prompt and its response.
+        is_known: whether the servers have served this run before; then they are waited for.
+    """
+    kind = config.sampler[0].partition(":")[0]
+    found = entry_points(group=ENGINES, name=kind)
+    function = importlib.import_module(KINDS[kind]).connect if kind in KINDS else next(iter(found)).load()
+    remote: RemoteEngine = function(
+        config, policy, stop_ids=stop_ids, pad_id=pad_id, longest=longest, is_known=is_known
+    )
+    return remote
