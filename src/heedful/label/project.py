@@ -5,7 +5,6 @@ All methods are synchronous and may be called from any thread; those that change
 
 import functools
 import hashlib
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.backups import is_old, migrate, read_old
-from heedful.label.records import Assignment, Event, Item, LabelledItem, Person
+from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Snapshot
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
@@ -136,7 +135,7 @@ class Project:
         """Keep a backup in the project's folder, unless the newest one has the same events. A failure is only said."""
         try:
             backups.keep_backup(self.folder)
-        except (OSError, sqlite3.DatabaseError) as error:
+        except OSError as error:
             say(f"warning: no backup of {self.folder} was made ({error})")
 
     def close(self) -> None:
@@ -281,10 +280,6 @@ class Project:
     is_over = _question(assignment.is_over)
     chats_left = _question(assignment.chats_left)
 
-    def why(self, person_id: str, *, chats: bool = True) -> str:
-        """Return why `next_item` has nothing for a person, in a word of `why_counted`."""
-        return self.why_counted(person_id, chats=chats)[0]
-
     def set_instructions(self, text: str) -> int:
         """Set the instructions that people see, and return their version: 1, 2, ..."""
         check_words("instructions", text, 1_000_000)
@@ -303,6 +298,18 @@ class Project:
 
     # What came of it
 
+    def snapshot(self) -> Snapshot:
+        """Return all items, labels, events and people as they are at one moment, whoever labels meanwhile."""
+
+        def look(seen: Transaction) -> Snapshot:
+            state = seen.state
+            labels = state.labels(also_withdrawn=True)
+            return Snapshot(
+                [*state.items.values()], labels, state.events[:], [*state.people.values()], {*state.withdrawn}
+            )
+
+        return self._store.look(look)
+
     def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
         """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
         return self._store.look(lambda seen: seen.state.labels(also_withdrawn=also_withdrawn))
@@ -314,7 +321,3 @@ class Project:
     def content_hash(self) -> str:
         """Return the SHA-256 of the checksums of all events, as 64 hexadecimal digits."""
         return hashlib.sha256("".join(row_of(event)[-1] for event in self.events()).encode()).hexdigest()
-
-    def event(self, event_id: str) -> Event | None:
-        """Return an event, also one that was retracted; None if there is none with that id."""
-        return next((event for event in reversed(self.events()) if event.event_id == event_id), None)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from heedful import ConfigError, DataError
+from heedful import ConfigError, DataError, faults
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from heedful.errors import MachineError
 from heedful.label import NotHeldError, Project, store
 from heedful.label import project as project_module
 from heedful.label.records import Person
@@ -282,6 +283,23 @@ def test_a_late_label_counts_also_after_a_clock_was_set_back(tmp_path, items, an
         clock.pass_hours(-2 / 3600)
         assert project.next_item(bo) is None, "a step of two seconds takes nothing away"
         assert project.next_item(ada).item.item_id == held
+
+
+def test_a_clock_that_was_set_back_counts_though_the_first_write_failed(tmp_path):
+    """What was put right is undone with all of a failed transaction, and is put right in the next one."""
+    clock, folder = Clock(), tmp_path / "p"
+    with Project.create(folder, ProjectSettings(), clock=clock) as project:
+        clock.pass_hours(HOURS_OF_A_YEAR)
+        session = project.redeem(project.invite("p1"))
+    clock.pass_hours(-HOURS_OF_A_YEAR)
+    with Project.open(folder, clock=clock) as project:
+        faults.plan("label.began:enospc")
+        with pytest.raises(MachineError):
+            project.set_instructions("一")
+        faults.plan("")
+        project.set_instructions("一")
+        clock.pass_hours(14 * 24 + 1)
+        assert project.session(session) is None
 
 
 def test_what_an_older_heedful_reserved_for_a_year(tmp_path, items):
