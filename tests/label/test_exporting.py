@@ -15,7 +15,16 @@ from heedful import ConfigError, Prompt
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
-from heedful.label import Candidate, ExportOptions, ImportOptions, Item, Project, export_project, item_id, project_statistics
+from heedful.label import (
+    Candidate,
+    ExportOptions,
+    ImportOptions,
+    Item,
+    Project,
+    export_project,
+    item_id,
+    project_statistics,
+)
 from heedful.label.exporting import export
 from heedful.label.importing import add, read_items, read_items_text
 from heedful.label.records import Event, LabelledItem, Person, Snapshot

@@ -3,8 +3,10 @@
 All methods are synchronous and may be called from any thread; those that change something return when it is on the disk.
 """
 
+import contextlib
 import functools
 import hashlib
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ AT_A_TIME = 100
 """Items or labels that are added in one transaction: a few hundredths of a second."""
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -51,20 +54,29 @@ def _reader(folder: Path, settings: ProjectSettings, clock: Callable[[], float])
 def _operation(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
     """Make an operation of the store a method of `Project`."""
 
-    @functools.wraps(work)
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.do(lambda transaction: work(transaction, *args, **kwargs))
 
-    return method
+    return _named_after(work, method)
 
 
 def _question(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
     """Make a function that only reads a method of `Project`."""
 
-    @functools.wraps(work)
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.look(lambda transaction: work(transaction, *args, **kwargs))
 
+    return _named_after(work, method)
+
+
+def _named_after(work: Callable[..., Any], method: M) -> M:
+    """Have ``help`` and ``inspect`` show a method as its function, with ``self`` in the place of the transaction."""
+    functools.update_wrapper(method, work)
+    signature = inspect.signature(work)
+    transaction, *others = signature.parameters.values()
+    first = transaction.replace(name="self", annotation=inspect.Parameter.empty)
+    vars(method)["__signature__"] = signature.replace(parameters=[first, *others])
+    method.__qualname__ = f"Project.{work.__name__}"
     return method
 
 
@@ -108,27 +120,24 @@ class Project:
         settings = read_settings(folder)
         if read_only:
             return cls(folder, settings, _reader(folder, settings, clock), None)
-        lock = FolderLock(
-            folder,
+        refusal = (
             f"the project {folder} is open in another process ({{owner}}), which is the only one to write to it; end that "
-            "process first, or do this on its pages",
+            "process first, or do this on its pages"
         )
-        try:
+        with contextlib.ExitStack() as on_failure:
+            lock = on_failure.enter_context(FolderLock(folder, refusal))
             migrate(folder)
             backups.refuse_missing(folder)
-            store = Store(folder, settings, clock)
+            project = on_failure.enter_context(cls(folder, settings, Store(folder, settings, clock), lock))
             raise_format(folder)
             if refused := make_private(folder):
                 say(
                     f"warning: {refused[0]} belongs to somebody else, so others may be able to read it; make it your own"
                 )
-        except BaseException:
-            lock.release()
-            raise
-        project = cls(folder, settings, store, lock)
-        if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
-            project.add_person("owner", "owner")
-        project.keep_backup()
+            if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
+                project.add_person("owner", "owner")
+            project.keep_backup()
+            on_failure.pop_all()
         return project
 
     def keep_backup(self) -> None:

@@ -198,7 +198,8 @@ def in_our_words(error: Exception, path: Path, again: str = SEND_AGAIN) -> Excep
         sqlite3.SQLITE_READONLY: "it cannot be written to; look at the permissions of the file and its folder",
         sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
     }
-    return MachineError(f"{path}: {reasons.get(code, error)} ({error}); {again}")
+    reason = f"{reasons[code]} ({error})" if code in reasons else error
+    return MachineError(f"{path}: {reason}; {again}")
 
 
 @contextlib.contextmanager

@@ -1,11 +1,15 @@
 """The facade on the disk: projects and their settings, people and their tokens, labels from elsewhere, the commands."""
 
 import contextlib
+import inspect
 import json
 import os
+import pydoc
+import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -380,6 +384,31 @@ def test_every_method_says_what_it_does():
         if not name.startswith("_"):
             assert getattr(Project, name).__doc__, name
     assert set(project_module.__all__) == {"Assignment", "LabelledItem", "NotHeldError", "Project"}
+
+
+def test_help_shows_the_methods_as_they_are_called():
+    """Not with the transaction that operations of the store begin with."""
+    assert str(inspect.signature(Project.session)) == "(self, token: str) -> heedful.label.records.Person | None"
+    assert list(inspect.signature(Project.label).parameters)[:4] == ["self", "person_id", "item_id", "answer"]
+    assert Project.label.__qualname__ == "Project.label"
+    shown = pydoc.render_doc(Project, renderer=pydoc.plaintext)
+    assert "next_item(self, person_id: str, *, chats: bool = True)" in shown
+    assert "transaction" not in shown
+
+
+def test_a_project_that_cannot_be_opened_is_left_to_others(tmp_path):
+    """The disk is full when its owner is added: no lock, connection or thread of it is left."""
+    folder = tmp_path / "p"
+    Project.create(folder, ProjectSettings()).close()
+    (folder / "events.sqlite").unlink()
+    shutil.rmtree(folder / "backups")
+    faults.plan("label.began:enospc")
+    with pytest.raises(MachineError):
+        Project.open(folder)
+    faults.plan("")
+    with Project.open(folder) as project:
+        assert [person.role for person in project.people()] == ["owner"]
+    assert not any(thread.name.startswith("label-store") for thread in threading.enumerate())
 
 
 def test_the_command_that_makes_a_project(tmp_path, capsys):
