@@ -80,7 +80,7 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
         number = OS_ERROR.search(str(error)) if type(error).__name__ == "SafetensorError" else None
         if number is not None:
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.filename is None and not isinstance(error, HeedfulError):
             error.filename = str(folder)  # a full disk has no name
         raise
     if folder.exists():

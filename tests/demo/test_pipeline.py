@@ -348,6 +348,56 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
         check_output(DemoConfig(output=output, seed=1))
 
 
+@pytest.mark.parametrize("visit", [1, 2])
+def test_a_demo_that_is_killed_while_its_beginning_is_written_goes_on(demo, small_recipe, tmp_path, forked, visit):
+    """In the middle of ``world`` or of ``base``: it starts again, or is replaced."""
+    output = tmp_path / "演示"
+    config = DemoConfig(output=output)
+    tiny = read_recipe(config, small_recipe).tiny
+
+    def killed():
+        faults.plan(f"save.files:kill@{visit}")
+        make_beginning(config, tiny)
+
+    process = forked(killed)
+    process.communicate()
+    assert process.returncode == -9
+    assert [path.name for path in output.glob(".*partial")] == [f".{('world', 'base')[visit - 1]}.heedful-partial"]
+    assert check_output(DemoConfig(output=output, overwrite=True)) is False
+    assert check_output(config) is True
+    make_beginning(config, tiny, resumes=True).release()
+    for name in ("world", "base"):
+        assert contents(output / name) == contents(demo.folder / name)
+    assert list(output.glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("run.moving:enospc@2", ConfigError),
+        ("save.files:enospc", ConfigError),
+        ("save.files:raise@2", RuntimeError),
+        ("save.files:int@2", KeyboardInterrupt),
+    ],
+)
+def test_a_demo_that_fails_at_its_beginning_leaves_the_older_one(small_recipe, tmp_path, fault, error):
+    """In its place, at once, and its folder to others."""
+    output = tmp_path / "演示"
+    for name in ("world", "sft", ".replaced/sft"):
+        (output / name).mkdir(parents=True)
+        (output / name / "旧").write_text(name, encoding="utf-8")
+    before = {path: path.read_bytes() for path in output.rglob("旧")}
+    config = DemoConfig(output=output, overwrite=True)
+    faults.plan(fault)
+    try:
+        with pytest.raises(error):
+            make_beginning(config, read_recipe(config, small_recipe).tiny)
+    finally:
+        faults.plan("")
+    assert {path: path.read_bytes() for path in output.rglob("旧")} == before
+    assert sorted(path.name for path in output.iterdir()) == [".replaced", "sft", "world"]
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

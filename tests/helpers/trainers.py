@@ -17,11 +17,10 @@ from heedful import (
     train_reward,
     train_sft,
 )
-from heedful.algorithms.online import online_dpo, ppo
+from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
 from heedful.algorithms.online.rollout import rollout
-from heedful.training import dpo, kto, reward, sft
 
-MODULES = {"sft": sft, "reward": reward, "dpo": dpo, "kto": kto}
+MODULES = {"sft": sft, "reward": reward_model, "dpo": dpo, "kto": kto}
 """Of the trainers that learn from data."""
 CONFIGS = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "kto": KTOConfig}
 TRAIN = {
@@ -44,11 +43,11 @@ def begin(settings, *, with_samples=False):
     """
     (module,) = (MODULES[name] for name, kind in CONFIGS.items() if type(settings) is kind)
     learner, data, *_ = module.start(settings)
-    rows, more = (data, ()) if module is reward else (data.train, (data.pad_id,))
+    rows, more = (data, ()) if module is reward_model else (data.train, (data.pad_id,))
 
     def step():
         metrics = module.learn(learner, [rows[i] for i in next(learner.batches)], *more, settings)
-        samples = {"samples": module.sample_rows(learner, data)} if with_samples and module is not reward else {}
+        samples = {"samples": module.sample_rows(learner, data)} if with_samples and module is not reward_model else {}
         return metrics | samples
 
     return learner, step

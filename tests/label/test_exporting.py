@@ -15,10 +15,19 @@ from heedful import ConfigError, Prompt
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
-from heedful.label import Candidate, ExportOptions, ImportOptions, Item, Project, export_project, item_id
+from heedful.label import (
+    Candidate,
+    ExportOptions,
+    ImportOptions,
+    Item,
+    Project,
+    export_project,
+    item_id,
+    project_statistics,
+)
 from heedful.label.exporting import export
 from heedful.label.importing import add, read_items, read_items_text
-from heedful.label.records import Event, LabelledItem, Person
+from heedful.label.records import Event, LabelledItem, Person, Snapshot
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
 ALL = ExportOptions(eval_fraction=0)
@@ -167,7 +176,7 @@ def turns_of_chat(chat, *turns):
 
 def exported_chats(labels, options):
     items = {one.item.item_id: one.item for one in labels}
-    return export(list(items.values()), labels, [one.event for one in labels], [labels[0].person], options)
+    return export(Snapshot(list(items.values()), labels, [one.event for one in labels], [labels[0].person]), options)
 
 
 def test_turns_of_a_chat():
@@ -343,6 +352,24 @@ def test_a_project_without_labels_has_items_and_events(project):
     assert set(export_project(project).files) == {"items.jsonl", "events.jsonl"}
 
 
+def test_exports_and_statistics_are_of_one_moment(memory):
+    """Though another person adds an item and labels it whenever somebody looks at the project."""
+    store = memory(overlap=0, repeats=0)
+    person = store.person()
+
+    def look(work):
+        store.add(1)
+        store.label(person, store.next(person).item.item_id)
+        return store.do(work)
+
+    store.look = look
+    made = export_project(store.project, ALL)
+    labelled = [event for event in records_of(made, "events.jsonl") if event["kind"] == "label"]
+    for name in ("preferences.train.jsonl", "items.jsonl"):
+        assert len(records_of(made, name)) == len(labelled) > 0
+    assert project_statistics(store.project)["left_out"]["withdrawn"] == 0
+
+
 def test_a_folder_is_replaced_only_if_asked_and_only_an_export(project, tmp_path):
     made, folder = export_project(project, ALL), tmp_path / "导出"
     made.write(folder, project.folder)
@@ -425,7 +452,7 @@ def imported_labels(imported):
 def test_import_and_export_is_the_identity(data, records, name):
     given_records = data.draw(st.lists(records, min_size=1, max_size=3, unique_by=identified))
     imported = read_items_text(lines(*given_records))
-    made = export(imported.items, list(imported_labels(imported)), [], [], ALL)
+    made = export(Snapshot(imported.items, list(imported_labels(imported))), ALL)
     assert without_feedback(records_of(made, f"{name}.train.jsonl")) == given_records
 
 

@@ -115,7 +115,7 @@ def test_the_counts_of_a_round_are_those_of_its_labels(begun):
     config = begun(TRAINED[:3], reward="patience: 2\n")
     numbers = {"labels": 3, "pairs": 3, "statistics": {"一": 1}}
     with Project.open(config.project) as project:
-        write_labels(config, project, config.project / "rounds" / "1" / "labels", numbers)
+        write_labels(config, project.snapshot(), config.project / "rounds" / "1" / "labels", numbers)
         person = project.add_person("乙", "annotator").person_id
         label(project, person, TRAINED[0], preferred=1)
     with pytest.raises(ConfigError, match="patience"):
@@ -123,6 +123,18 @@ def test_the_counts_of_a_round_are_those_of_its_labels(begun):
     noted = read_round(config.project, 1).steps["label"]
     assert {name: noted[name] for name in numbers} == numbers
     assert (config.project / "rounds/1/labels" / TRAIN).read_bytes().count(b"\n") == 3
+
+
+def test_what_is_labelled_while_a_round_reads_is_of_the_next(begun):
+    """Its labels are those up to the event that it notes, after which everybody may still take back theirs."""
+    config = begun(TRAINED[:2])
+    with Project.open(config.project) as project:
+        now = project.snapshot()
+        label(project, "p2", TRAINED[5])
+    folder = config.project / "rounds" / "1" / "labels"
+    write_labels(config, now, folder, {})
+    assert (folder / TRAIN).read_bytes().count(b"\n") == 2
+    assert (folder / "events.jsonl").read_bytes().count(b"\n") == len(now.events)
 
 
 @pytest.mark.parametrize("standing", ["held-out", "refused"])

@@ -11,7 +11,7 @@ import pytest
 from heedful import ConfigError
 from heedful.cli.main import main
 from heedful.configs.tracking import TrackConfig, TrackingOptions
-from heedful.tracking.clients import CLIENTS
+from heedful.tracking.clients import CLIENTS, Client
 from heedful.tracking.trackers import Trackers, check_trackers, identity_of
 
 A, B = "a" * 32, "b" * 32
@@ -190,6 +190,14 @@ def test_the_environment_says_where_a_tracker_sends(tracker, variables, online, 
         monkeypatch.setenv(name, value)
     assert client.destination(offline=False) == online
     assert client.destination(offline=True) == "this machine"
+
+
+@pytest.mark.parametrize("lacking", ["__init__", "check", "log", "close"])
+def test_a_client_without_one_of_its_calls_cannot_be_made(lacking):
+    """Else it would send nothing, and nobody would know."""
+    calls = {name: lambda *_: None for name in ("__init__", "check", "log", "close") if name != lacking}
+    with pytest.raises(TypeError, match=lacking):
+        type("Other", (Client,), calls)(None)
 
 
 def test_a_tracker_that_comes_back_after_the_wait_touches_no_run_that_has_taken_the_folder(plant, tmp_path, away):

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from heedful.tracking.clients import Place
 from heedful.tracking.trackers import START, Records
 
@@ -42,6 +44,30 @@ def test_what_was_sent_is_not_read_again_though_the_file_has_other_bytes(tmp_pat
     assert [tuple(r.place) for r in Records(path, Place(2, 0)).read()] == [(3, 0)]
     assert [tuple(r.place) for r in Records(path, Place(1, 0)).read()] == [(1, 1), (2, 0), (3, 0)]
     assert len(Records(path, START).read()) == 5
+
+
+def test_what_is_no_number_costs_no_other(tmp_path):
+    """Somebody has added a text to a line; the lines before it were lost with it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        lines({"step": 0, "x": 1}, {"step": 1, "x": 2, "note": "猫", "y": [1]}, {"step": 2, "x": 3}), "utf-8"
+    )
+    assert [(tuple(r.place), r.metrics) for r in Records(path, START).read()] == [
+        ((0, 0), {"x": 1.0}),
+        ((1, 0), {"x": 2.0}),
+        ((2, 0), {"x": 3.0}),
+    ]
+
+
+def test_lines_that_could_not_be_read_are_next_again(tmp_path):
+    """A number too large for any tracker, in the last of three lines, until somebody takes it out."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines({"step": 0, "x": 1}, {"step": 1, "x": 10**400}), "utf-8")
+    records = Records(path, START)
+    with pytest.raises(OverflowError):
+        records.read()
+    path.write_text(lines({"step": 0, "x": 1}, {"step": 1, "x": 2}), "utf-8")
+    assert [tuple(r.place) for r in records.read()] == [(0, 0), (1, 0)]
 
 
 def test_a_torn_line_is_no_record(tmp_path):

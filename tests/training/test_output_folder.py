@@ -53,6 +53,18 @@ def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_p
 
 
 @pytest.mark.usefixtures("finished")
+def test_overwrite_that_cannot_set_the_older_run_aside_loses_nothing(sft, tmp_path):
+    """The disk refuses in the middle: what has moved comes back, and what has not is not taken for the new run's."""
+    before = files(tmp_path / "run")
+    faults.plan("run.moving:eio@3")
+    with pytest.raises(ConfigError, match="cannot be made: Input/output error"):
+        sft(overwrite=True, seed=1)
+    faults.plan("")
+    assert files(tmp_path / "run") == before
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == []
+
+
+@pytest.mark.usefixtures("finished")
 def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path, killed):
     """Finding 8: a failure after the first step leaves both. A third run, which fails, gives its place to the second again,
     which keeps the first inside it."""

@@ -1,5 +1,6 @@
 """The demo's folder: check that it is free or can go on, and start it with the world's data and a random model."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from heedful.training.output_folder import (
     bring_back,
     check_folder,
     has_begun,
+    is_temporary,
     real_path,
     set_aside,
 )
@@ -26,6 +28,7 @@ CONTENTS = {MARKER, "world", "base", *RUNS, "answers.jsonl", "curves.png", "summ
 """Everything that a demo writes."""
 LABELS = "labels"
 """What it writes besides if its user labels."""
+OURS = CONTENTS | {LABELS}
 
 
 def check_output(config: DemoConfig) -> bool:
@@ -43,11 +46,12 @@ def check_output(config: DemoConfig) -> bool:
     adopt_sibling(output, marker="world")
     if (output / MOVING).exists() or ((output / REPLACED).exists() and not any(map(has_begun, stages))):
         with FolderLock(output, refusal=_busy(output)):
-            bring_back(output, CONTENTS | {LABELS})
-    found = {path.name for path in output.iterdir()} - {LOCK, REPLACED} if output.is_dir() else set()
+            bring_back(output, OURS)
+    names = {path.name for path in output.iterdir()} - {LOCK, REPLACED} if output.is_dir() else set()
+    found = {name for name in names if not is_temporary(name, OURS)}  # a kill leaves what was half-written
     if not found:
         return False
-    foreign = sorted(found - CONTENTS - {LABELS}) or ([] if {"world", MARKER} & found else sorted(found))
+    foreign = sorted(found - OURS) or ([] if {"world", MARKER} & found else sorted(found))
     if foreign:
         raise ConfigError(
             f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
@@ -85,31 +89,36 @@ def _busy(output: Path) -> str:
 def make_beginning(config: DemoConfig, tiny: TinyConfig, *, resumes: bool = False) -> FolderLock:
     """Lock the folder, and write what it lacks of the world's data and the random model. Returns the lock.
 
-    A demo that does not go on is set aside until the new one is done. Raises ConfigError if the folder cannot be made.
+    A demo that does not go on is set aside until the new one is done; after an error it is in its place again. Raises
+    ConfigError if the folder cannot be made.
     """
     output = real_path(config.output)
-    lock: FolderLock | None = None
     try:
         output.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(output, refusal=_busy(output))
-        if not resumes and {path.name for path in output.iterdir()} - {LOCK}:
-            set_aside(output, CONTENTS | {LABELS})
-        write_json(output / MARKER, {"seed": config.seed})
-        if not (output / "world").is_dir():
-            with complete_or_absent(output / "world") as folder:
-                write_world(folder, config.seed)
-        if not (output / "base").is_dir():
-            make_tiny_model(
-                tiny.architecture,
-                output / "base",
-                hidden_size=tiny.hidden_size,
-                num_layers=tiny.num_layers,
-                max_length=tiny.max_length,
-                initializer_range=tiny.initializer_range,
-                seed=tiny.seed,
-            )
+        with contextlib.ExitStack() as on_failure:
+            lock = on_failure.enter_context(FolderLock(output, refusal=_busy(output)))
+            if not resumes and {path.name for path in output.iterdir()} - {LOCK}:
+                set_aside(output, OURS)
+                on_failure.callback(bring_back, output, OURS)
+            _write_beginning(output, config.seed, tiny)
+            on_failure.pop_all()
     except OSError as error:
-        if lock is not None:
-            lock.release()
         raise ConfigError(f"--output {output} cannot be made: {in_words(error)}") from error
     return lock
+
+
+def _write_beginning(output: Path, seed: int, tiny: TinyConfig) -> None:
+    write_json(output / MARKER, {"seed": seed})
+    if not (output / "world").is_dir():
+        with complete_or_absent(output / "world") as folder:
+            write_world(folder, seed)
+    if not (output / "base").is_dir():
+        make_tiny_model(
+            tiny.architecture,
+            output / "base",
+            hidden_size=tiny.hidden_size,
+            num_layers=tiny.num_layers,
+            max_length=tiny.max_length,
+            initializer_range=tiny.initializer_range,
+            seed=tiny.seed,
+        )

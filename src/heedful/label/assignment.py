@@ -151,7 +151,7 @@ def _held(transaction: Transaction, person: Person) -> Counter[str]:
 
 
 def can_return(transaction: Transaction, person: Person, item: Item, repeat: bool) -> bool:
-    """True if somebody who skipped an item can have it after all: others may have it, or it is withdrawn, by now."""
+    """True if an item can go back to somebody who had it: it is not withdrawn, and the others leave room for one more."""
     state = transaction.state
     if item.item_id in state.withdrawn:
         return False

@@ -20,12 +20,14 @@ from heedful.label.settings_file import SETTINGS, raise_format, read_settings
 from heedful.label.state import NewerError, State
 from heedful.label.store import (
     DATABASE,
+    NOT_WRITTEN,
     Row,
     copy_database,
     damaged,
     event_of,
     iso,
     open_to_read,
+    our_words,
     read_checked,
     row_of,
     write_database,
@@ -37,6 +39,8 @@ KEPT = 5
 """Backups of its own that a project keeps."""
 DAMAGED = "events.damaged.sqlite"
 """Where a damaged database is kept."""
+RESTORING = "events.restoring.sqlite"
+"""Where it is while it is restored. So a restore that was killed leaves this damage, and `DAMAGED` is that of another day."""
 PARTS = ("", "-wal", "-shm")
 """What is added to the name of a database for its files."""
 SHOWN = 20
@@ -54,7 +58,7 @@ def is_missing(folder: Path) -> bool:
     """True if a project has no database, or one of no bytes, and had one with events."""
     path = folder / DATABASE
     is_there = path.exists() and path.stat().st_size > 0
-    return not is_there and bool(backups_of(folder) or (folder / DAMAGED).exists())
+    return not is_there and bool(backups_of(folder) or any((folder / name).exists() for name in (DAMAGED, RESTORING)))
 
 
 def refuse_missing(folder: Path) -> None:
@@ -66,19 +70,29 @@ def refuse_missing(folder: Path) -> None:
 def keep_backup(folder: Path) -> Path | None:
     """Back a project's database up into its own folder, unless its newest backup has the same events; keep the last `KEPT`.
 
-    Returns the backup; None if there are no events yet.
+    Backups of another history, which the project has left for an older backup, get the ending ``.other``: nothing begins
+    with them unasked. Returns the backup; None if there are no events yet.
     """
-    with contextlib.closing(open_to_read(folder / DATABASE)) as database:
+    with contextlib.closing(open_to_read(folder / DATABASE)) as database, our_words(folder / DATABASE, NOT_WRITTEN):
         last = database.execute("SELECT seq, checksum FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         if last is None:
             return None
-        path = folder / FOLDER / f"events-{last[0]:09}-{last[1][:8]}.sqlite"
+        path = folder / FOLDER / _name(*last)
         if not path.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)
             copy_database(database, path)
+        for kept in backups_of(folder):
+            of_its_last = database.execute("SELECT seq, checksum FROM events WHERE seq = ?", (kept.name.split("-")[1],))
+            if kept.name not in [_name(*row) for row in of_its_last]:
+                kept.replace(kept.with_suffix(".other"))
     for old in backups_of(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _name(last: int, checksum: str) -> str:
+    """The name of a backup whose last event has a number and a checksum."""
+    return f"events-{last:09}-{checksum[:8]}.sqlite"
 
 
 def back_up(config: BackupConfig) -> Path:
@@ -139,34 +153,40 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
         return [f"{folder} has no events yet; nothing to do"]
     if path.exists() and not is_missing(folder):
         try:
-            return [f"{DATABASE} is sound: {read_checked(path).seq} events; nothing to do"]
+            said.append(f"{DATABASE} is sound: {read_checked(path).seq} events; nothing to do")
+            _rename(folder, RESTORING, DAMAGED)  # if a kill came before it
+            return said
         except NewerError:
             raise
         except DataError as error:
             said.append(f"{error}".partition("; run `heedful")[0])
     backup, base = _sound_backup(folder, given)
-    _put_aside(folder)
+    _rename(folder, DATABASE, RESTORING)
     state, rows = State(), [row_of(event) for event in base.events]
     for event in base.events:
         state.apply(event)
     if backup is not None:
         made = iso(backup.stat().st_mtime)[:19].replace("T", " ")
         said.append(f"{base.seq} events are from the backup {backup} ({made} UTC)")
-    leases: Sequence[Any] = ()
+    leases, gone = list[Any](), 0
     last: int | None = None
-    if (folder / DAMAGED).exists():
-        found, last, leases = _still_readable(folder / DAMAGED, base.seq)
+    if (folder / RESTORING).exists():
+        found, last, readable = _still_readable(folder / RESTORING, base.seq)
         lost = _add(state, rows, found, max(last or 0, *found, 0))
         kept = state.seq - base.seq - len(lost)
         said.append(f"{kept} events after them were read from the damaged file, which is now {DAMAGED}")
         if lost:
             shown = ", ".join(map(str, lost[:SHOWN])) + (" ..." if len(lost) > SHOWN else "")
             said.append(f"{len(lost)} events are lost, or cannot be without one that is: {shown}")
+        leases = [row for row in readable if _has_its_own(state, row)]
+        gone = len(readable) - len(leases)
     if last is None:
         said.append(f"what came after event {state.seq}, if anything, is lost; how many events is not known")
     write_database(path, rows, leases)
+    _rename(folder, RESTORING, DAMAGED)
     what = "leases, drafts, invitations and sessions"
-    said.append(f"{what} were kept" if leases else f"{what} are gone: invite people anew (`heedful label invite`)")
+    but = f", but for {gone} of items or people that are lost" if gone else ""
+    said.append(f"{what} were kept{but}" if leases else f"{what} are gone: invite people anew (`heedful label invite`)")
     labels = len(state.labels(also_withdrawn=True))
     return [*said, f"{DATABASE} has {state.seq} events again, with {labels} labels that count"]
 
@@ -188,14 +208,30 @@ def _sound_backup(folder: Path, given: Path | None) -> tuple[Path | None, State]
     return None, State()
 
 
-def _put_aside(folder: Path) -> None:
-    """Rename the files of a damaged database. Whoever is killed meanwhile finds the rest done the next time."""
-    if (folder / DATABASE).exists():
+def _rename(folder: Path, old: str, new: str) -> None:
+    """Rename the files of a database, in the place of others. If that is killed meanwhile, the next time does the rest."""
+    if (folder / old).exists():
         for part in PARTS:
-            (folder / f"{DAMAGED}{part}").unlink(missing_ok=True)
+            (folder / f"{new}{part}").unlink(missing_ok=True)
     for part in PARTS:
-        if (folder / f"{DATABASE}{part}").exists():
-            (folder / f"{DATABASE}{part}").replace(folder / f"{DAMAGED}{part}")
+        if (folder / f"{old}{part}").exists():
+            (folder / f"{old}{part}").replace(folder / f"{new}{part}")
+
+
+def _has_its_own(state: State, row: Sequence[Any]) -> bool:
+    """True if the person and the item of a row of leases are there; without them nobody could be given an item."""
+    kind, key, value, _ = row
+    try:
+        match kind:
+            case "lease":
+                person, items = key, [json.loads(value)["item"]]
+            case "draft":
+                person, *items = json.loads(key)
+            case _:
+                person, items = json.loads(value)["person"], []
+        return person in state.people and all(item in state.items for item in items)
+    except (ValueError, TypeError, LookupError):  # rows have no checksums
+        return False
 
 
 def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None, list[Any]]:

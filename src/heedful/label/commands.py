@@ -169,7 +169,7 @@ def correct_label(config: CorrectConfig) -> None:
     with Project.open(config.project) as project:
         owner = _person_of(project, config.by) if config.by else next(filter(is_owner, project.people()))
         project.correct(owner.person_id, config.label, answer, nonce=secrets.token_hex(16), reason=config.reason)
-        label = next(one for one in project.labels() if one.event.event_id == config.label)
+        label = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == config.label)
         closed = listing.is_closed(project.folder, label)
     print(harmless(f"Corrected by {owner.name}: {json.dumps(label.event.content['answer'], ensure_ascii=False):.300}"))
     if closed:

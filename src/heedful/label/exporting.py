@@ -18,7 +18,7 @@ from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, to_json, write_bytes
 from heedful.label.answers import dense_ranks, sides
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
+from heedful.label.records import Candidate, Event, Item, LabelledItem, Snapshot
 from heedful.types import Message, Prompt, Text
 
 Fields = dict[str, Any]
@@ -113,30 +113,21 @@ def export_project(project: Project, options: ExportOptions = ExportOptions()) -
     Raises ConfigError for an eval fraction that is none, and for a person who is not in the project. An empty side of the
     split is no error, and is said in ``notes``.
     """
-    items, labels = project.items(also_withdrawn=True), project.labels(also_withdrawn=True)
-    withdrawn = project.withdrawn() if options.withdrawn == "leave-out" else set[str]()
-    return export(items, labels, project.events(), project.people(), options, withdrawn=withdrawn)
+    return export(project.snapshot(), options)
 
 
-def export(
-    items: Sequence[Item],
-    labels: Sequence[LabelledItem],
-    events: Sequence[Event],
-    people: Sequence[Person],
-    options: ExportOptions,
-    *,
-    withdrawn: Set[str] = frozenset(),
-) -> Export:
-    """Export labels, but not those of items that are ``withdrawn``. Raises as `export_project`."""
-    known = [person.person_id for person in people]
+def export(now: Snapshot, options: ExportOptions) -> Export:
+    """Export a project as it was at a moment. Raises as `export_project`."""
+    withdrawn = now.withdrawn if options.withdrawn == "leave-out" else frozenset[str]()
+    known = [person.person_id for person in now.people]
     if unknown := sorted({*options.without} - {*known}):
         raise ConfigError(f"--without {unknown[0]}: there is no such person; the project has {', '.join(known)}")
-    place = {item.item_id: i for i, item in enumerate(items)}
-    ordered = sorted(labels, key=lambda one: (place[one.item.item_id], one.event.seq))
-    refused = {person.person_id for person in people if person.standing == "refused"}
-    flagged = _flagged(events) if options.flagged == "leave-out" else set()
+    place = {item.item_id: i for i, item in enumerate(now.items)}
+    ordered = sorted(now.labels, key=lambda one: (place[one.item.item_id], one.event.seq))
+    refused = {person.person_id for person in now.people if person.standing == "refused"}
+    flagged = _flagged(now.events) if options.flagged == "leave-out" else set()
     usable, left_out = _usable(ordered, options, refused, flagged, withdrawn)
-    held_out = {person.person_id for person in people if person.standing == "held-out"}
+    held_out = {person.person_id for person in now.people if person.standing == "held-out"}
     _, of_eval = split_by_prompt(map(_prompt, usable), options.eval_fraction, may_be_one_sided=True)
     evaluated = {prompt.source for prompt in of_eval}
     records: dict[str, list[Fields]] = {}
@@ -161,9 +152,9 @@ def export(
         if one.item.task != "chat" and not one.event.content.get("repeat"):
             said.setdefault(one.item.item_id, []).append(one)
     records["items"] = [
-        item_record(item, said.get(item.item_id, ())) for item in items if item.item_id not in withdrawn
+        item_record(item, said.get(item.item_id, ())) for item in now.items if item.item_id not in withdrawn
     ]
-    records["events"] = [vars(event) for event in events]
+    records["events"] = [vars(event) for event in now.events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
     if corrected := sum("corrected_by" in one.event.content for one in usable):

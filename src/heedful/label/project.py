@@ -3,9 +3,10 @@
 All methods are synchronous and may be called from any thread; those that change something return when it is on the disk.
 """
 
+import contextlib
 import functools
 import hashlib
-import sqlite3
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.backups import is_old, migrate, read_old
-from heedful.label.records import Assignment, Event, Item, LabelledItem, Person
+from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Snapshot
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
@@ -35,6 +36,7 @@ AT_A_TIME = 100
 """Items or labels that are added in one transaction: a few hundredths of a second."""
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -52,20 +54,29 @@ def _reader(folder: Path, settings: ProjectSettings, clock: Callable[[], float])
 def _operation(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
     """Make an operation of the store a method of `Project`."""
 
-    @functools.wraps(work)
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.do(lambda transaction: work(transaction, *args, **kwargs))
 
-    return method
+    return _named_after(work, method)
 
 
 def _question(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
     """Make a function that only reads a method of `Project`."""
 
-    @functools.wraps(work)
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.look(lambda transaction: work(transaction, *args, **kwargs))
 
+    return _named_after(work, method)
+
+
+def _named_after(work: Callable[..., Any], method: M) -> M:
+    """Have ``help`` and ``inspect`` show a method as its function, with ``self`` in the place of the transaction."""
+    functools.update_wrapper(method, work)
+    signature = inspect.signature(work)
+    transaction, *others = signature.parameters.values()
+    first = transaction.replace(name="self", annotation=inspect.Parameter.empty)
+    vars(method)["__signature__"] = signature.replace(parameters=[first, *others])
+    method.__qualname__ = f"Project.{work.__name__}"
     return method
 
 
@@ -109,34 +120,31 @@ class Project:
         settings = read_settings(folder)
         if read_only:
             return cls(folder, settings, _reader(folder, settings, clock), None)
-        lock = FolderLock(
-            folder,
+        refusal = (
             f"the project {folder} is open in another process ({{owner}}), which is the only one to write to it; end that "
-            "process first, or do this on its pages",
+            "process first, or do this on its pages"
         )
-        try:
+        with contextlib.ExitStack() as on_failure:
+            lock = on_failure.enter_context(FolderLock(folder, refusal))
             migrate(folder)
             backups.refuse_missing(folder)
-            store = Store(folder, settings, clock)
+            project = on_failure.enter_context(cls(folder, settings, Store(folder, settings, clock), lock))
             raise_format(folder)
             if refused := make_private(folder):
                 say(
                     f"warning: {refused[0]} belongs to somebody else, so others may be able to read it; make it your own"
                 )
-        except BaseException:
-            lock.release()
-            raise
-        project = cls(folder, settings, store, lock)
-        if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
-            project.add_person("owner", "owner")
-        project.keep_backup()
+            if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
+                project.add_person("owner", "owner")
+            project.keep_backup()
+            on_failure.pop_all()
         return project
 
     def keep_backup(self) -> None:
         """Keep a backup in the project's folder, unless the newest one has the same events. A failure is only said."""
         try:
             backups.keep_backup(self.folder)
-        except (OSError, sqlite3.DatabaseError) as error:
+        except OSError as error:
             say(f"warning: no backup of {self.folder} was made ({error})")
 
     def close(self) -> None:
@@ -281,10 +289,6 @@ class Project:
     is_over = _question(assignment.is_over)
     chats_left = _question(assignment.chats_left)
 
-    def why(self, person_id: str, *, chats: bool = True) -> str:
-        """Return why `next_item` has nothing for a person, in a word of `why_counted`."""
-        return self.why_counted(person_id, chats=chats)[0]
-
     def set_instructions(self, text: str) -> int:
         """Set the instructions that people see, and return their version: 1, 2, ..."""
         check_words("instructions", text, 1_000_000)
@@ -303,6 +307,18 @@ class Project:
 
     # What came of it
 
+    def snapshot(self) -> Snapshot:
+        """Return all items, labels, events and people as they are at one moment, whoever labels meanwhile."""
+
+        def look(seen: Transaction) -> Snapshot:
+            state = seen.state
+            labels = state.labels(also_withdrawn=True)
+            return Snapshot(
+                [*state.items.values()], labels, state.events[:], [*state.people.values()], {*state.withdrawn}
+            )
+
+        return self._store.look(look)
+
     def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
         """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
         return self._store.look(lambda seen: seen.state.labels(also_withdrawn=also_withdrawn))
@@ -314,7 +330,3 @@ class Project:
     def content_hash(self) -> str:
         """Return the SHA-256 of the checksums of all events, as 64 hexadecimal digits."""
         return hashlib.sha256("".join(row_of(event)[-1] for event in self.events()).encode()).hexdigest()
-
-    def event(self, event_id: str) -> Event | None:
-        """Return an event, also one that was retracted; None if there is none with that id."""
-        return next((event for event in reversed(self.events()) if event.event_id == event_id), None)

@@ -7,7 +7,7 @@ an undo, a skip, a new person), is an `Event`; events are only ever appended, an
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -147,6 +147,24 @@ class LabelledItem:
     item: Item
     person: Person
     event: Event
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A project at one moment."""
+
+    items: Sequence[Item] = ()
+    """In the order in which they were added, those that are withdrawn among them."""
+    labels: Sequence[LabelledItem] = ()
+    """Those that were not taken back, in their order, those of withdrawn items among them."""
+    events: Sequence[Event] = ()
+    people: Sequence[Person] = ()
+    withdrawn: Set[str] = frozenset()
+    """Ids of the items that an owner has withdrawn."""
+
+    def counting(self) -> list[LabelledItem]:
+        """Return the labels of items that are not withdrawn."""
+        return [one for one in self.labels if one.item.item_id not in self.withdrawn]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Agreement between people is by task (ratings and rankings contradict each other 60 % of the time: Bansal et al. 2023, arXiv
 2308.15812). What says something about the page or one person is of all tasks together, each comparison counting once, and by
-task in ``by_task``. Never mixed with others: hidden repeats, screening items, labels that came with an imported file.
+task in ``by_task``. Never mixed with others: hidden repeats, screening items, gold questions, labels that came with an
+imported file.
 """
 
 import dataclasses
@@ -132,9 +133,10 @@ def statistics(
 def project_statistics(project: Project) -> dict[str, Any]:
     """Return the statistics of a project as it is now, with the scores in its folder if there are any."""
     scores = read_scores(project.folder / "scores.jsonl") or None
-    labels = project.labels()
-    found = statistics(labels, project.people(), scores=scores, criteria=project.settings.criteria_asked)
-    found["left_out"]["withdrawn"] = len(project.labels(also_withdrawn=True)) - len(labels)
+    now = project.snapshot()
+    labels = now.counting()
+    found = statistics(labels, now.people, scores=scores, criteria=project.settings.criteria_asked)
+    found["left_out"]["withdrawn"] = len(now.labels) - len(labels)
     return found
 
 

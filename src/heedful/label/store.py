@@ -105,7 +105,7 @@ def event_of(row: Sequence[Any]) -> Event:
 
 def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
     """Add to a state the events that come next in a database. Raises DataError if one is damaged or missing."""
-    with _our_words(path):
+    with our_words(path):
         try:
             for row in database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (state.seq,)):
                 state.apply(event_of(row))
@@ -120,7 +120,7 @@ def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
 
 def open_database(path: Path) -> sqlite3.Connection:
     """Open a database to write, made if there is none. Raises DataError if it is damaged, else MachineError."""
-    with _our_words(path), contextlib.ExitStack() as on_failure:
+    with our_words(path), contextlib.ExitStack() as on_failure:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             sync(path.parent)
@@ -136,7 +136,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open a database that is there, without changing anything. Raises as `open_database`."""
-    with _our_words(path), contextlib.ExitStack() as on_failure:
+    with our_words(path), contextlib.ExitStack() as on_failure:
         database = _connect(f"{path.absolute().as_uri()}?mode=ro")
         on_failure.enter_context(contextlib.closing(database))
         database.execute("SELECT count(*) FROM sqlite_schema")
@@ -164,7 +164,7 @@ def check_integrity(database: sqlite3.Connection, path: Path) -> None:
 def read_checked(path: Path) -> State:
     """Return the state of a database, all of which is checked. Raises DataError if it is damaged, or of no project."""
     with contextlib.closing(open_to_read(path)) as database:
-        with _our_words(path):
+        with our_words(path):
             check_integrity(database, path)
         state = State()
         advance(state, database, path)
@@ -179,11 +179,14 @@ def damaged(path: Path, what: str) -> DataError:
     )
 
 
-def in_our_words(error: Exception, path: Path) -> Exception:
-    """Return what a caller gets for an error of SQLite or of the system: what is wrong, and what to do."""
+SEND_AGAIN = "what was sent is not confirmed, send it again later"
+NOT_WRITTEN = "it was not written, try again later"
+
+
+def in_our_words(error: Exception, path: Path, again: str = SEND_AGAIN) -> Exception:
+    """Return what a caller gets for an error of SQLite or of the system: what is wrong, and what to do ``again``."""
     if isinstance(error, HeedfulError) or not isinstance(error, sqlite3.DatabaseError | OSError):
         return error
-    again = "what was sent is not confirmed, send it again later"
     if isinstance(error, OSError):
         return MachineError(f"{path}: {error.strerror or error}; {again}")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -195,32 +198,37 @@ def in_our_words(error: Exception, path: Path) -> Exception:
         sqlite3.SQLITE_READONLY: "it cannot be written to; look at the permissions of the file and its folder",
         sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
     }
-    return MachineError(f"{path}: {reasons.get(code, error)} ({error}); {again}")
+    reason = f"{reasons[code]} ({error})" if code in reasons else error
+    return MachineError(f"{path}: {reason}; {again}")
 
 
 @contextlib.contextmanager
-def _our_words(path: Path) -> Iterator[None]:
+def our_words(path: Path, again: str = SEND_AGAIN) -> Iterator[None]:
+    """Raise errors of SQLite and of the system as `in_our_words` has them."""
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as error:
-        raise in_our_words(error, path) from error
+        raise in_our_words(error, path, again) from error
 
 
 def copy_database(source: sqlite3.Connection, path: Path) -> None:
-    """Copy a database, also while it is written to, into a file that is complete or absent."""
+    """Copy a database, also while it is written to, into a file that is complete or absent. Raises as `open_database`."""
     partial = path.with_name(f".{path.name}.heedful-partial")
-    partial.unlink(missing_ok=True)
-    os.close(os.open(partial, os.O_RDWR | os.O_CREAT, 0o600))
-    with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        source.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a -wal beside it
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    with our_words(path, NOT_WRITTEN), contextlib.ExitStack() as on_failure:
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_RDWR | os.O_CREAT, 0o600))
+        on_failure.callback(partial.unlink)
+        with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a -wal beside it
+        sync(partial)
+        partial.replace(path)
+        on_failure.pop_all()
+        sync(path.parent)
 
 
 def write_database(path: Path, rows: Sequence[Row], leases_rows: Sequence[Sequence[Any]]) -> None:
-    """Make a database of rows of events and of leases, in a file that is complete or absent."""
+    """Make a database of rows of events and of leases, in a file that is complete or absent. Raises as `open_database`."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.executescript(SCHEMA)
         database.execute("BEGIN")
@@ -412,7 +420,7 @@ class Store:
 
     def look(self, work: Callable[[Transaction], T]) -> T:
         """Return what a function finds. It sees no operation half done, and changes nothing."""
-        with self._lock, _our_words(self.path):
+        with self._lock, our_words(self.path):
             return work(self._transaction(None))
 
     def close(self) -> None:
@@ -460,7 +468,7 @@ class Store:
 
     def _commit(self, works: Sequence[Operation]) -> list[Outcome]:
         """Do operations in one transaction. What one of them raises undoes only that one."""
-        outcomes, database = list[Outcome](), self._database
+        outcomes, database, time_before = list[Outcome](), self._database, self._leases.now
         database.execute("BEGIN IMMEDIATE")
         try:
             transaction = self._transaction(database)
@@ -481,6 +489,7 @@ class Store:
             hit("label.began")
             database.execute("COMMIT")
         except BaseException:
+            self._leases.now = time_before  # what `set_time` did to rows is undone with the others
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
@@ -532,7 +541,7 @@ class Reader:
     def _catch_up(self) -> None:
         last = [(event.event_id,) for event in self._state.events[-1:]]
         with contextlib.closing(open_to_read(self.path)) as database:
-            with _our_words(self.path):
+            with our_words(self.path):
                 there = database.execute("SELECT event_id FROM events WHERE seq = ?", (self._state.seq,)).fetchall()
             if there != last:  # another file was put in its place
                 self._state = State()

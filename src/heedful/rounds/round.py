@@ -55,9 +55,9 @@ from heedful.errors import ConfigError, DataError
 from heedful.evaluate.policies import evaluate_kl, evaluate_win_rate
 from heedful.faults import hit
 from heedful.files import read_record, to_json, write_json
-from heedful.label.exporting import Export, ExportOptions, export_project
+from heedful.label.exporting import Export, ExportOptions, export
 from heedful.label.project import Project
-from heedful.label.records import Item
+from heedful.label.records import Item, Snapshot
 from heedful.label.rounds_page import COUNTED, REMEDY, ROUND, STEPS, read_noted
 from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
@@ -389,34 +389,35 @@ def _label(config: RoundConfig, notes: RoundNotes, say: Say) -> Note | None:
     if counted is not None:
         return counted
     with Project.open(config.project, read_only=True) as project:
-        asked = set(notes.steps["sample"]["items"])
-        labels = [one for one in project.labels() if one.item.item_id in asked]
-        done = {
-            one.item.item_id
-            for one in labels
-            if not one.event.content.get("repeat") and one.person.standing not in ("held-out", "refused")
-        }
-        wanted = max(1, round(config.enough * len(asked)))
-        if len(done) < wanted:
-            skipped = {event.content["item"] for event in project.events() if event.kind == "skip"}
-            passed = len((asked & skipped) - done)
-            also = f" ({passed} were skipped; --enough goes on without them)" if passed else ""
-            say(
-                f"{len(done)} of {len(asked)} pairs are labelled, {wanted} are needed{also}. Have them labelled:\n"
-                f"  heedful label serve {config.project}\nand go on with:\n  heedful round {config.project}"
-            )
-            return None
-        numbers = {
-            "labels": len(labels),
-            "pairs": len(done),
-            "events": len(project.events()),
-            "statistics": statistics(labels, project.people()),
-        }
-        write_labels(config, project, folder, numbers)
+        now = project.snapshot()  # what is trained on, and what undo leaves alone for that
+    asked = set(notes.steps["sample"]["items"])
+    labels = [one for one in now.counting() if one.item.item_id in asked]
+    done = {
+        one.item.item_id
+        for one in labels
+        if not one.event.content.get("repeat") and one.person.standing not in ("held-out", "refused")
+    }
+    wanted = max(1, round(config.enough * len(asked)))
+    if len(done) < wanted:
+        skipped = {event.content["item"] for event in now.events if event.kind == "skip"}
+        passed = len((asked & skipped) - done)
+        also = f" ({passed} were skipped; --enough goes on without them)" if passed else ""
+        say(
+            f"{len(done)} of {len(asked)} pairs are labelled, {wanted} are needed{also}. Have them labelled:\n"
+            f"  heedful label serve {config.project}\nand go on with:\n  heedful round {config.project}"
+        )
+        return None
+    numbers = {
+        "labels": len(labels),
+        "pairs": len(done),
+        "events": len(now.events),
+        "statistics": statistics(labels, now.people),
+    }
+    write_labels(config, now, folder, numbers)
     return numbers
 
 
-def write_labels(config: RoundConfig, project: Project, folder: Path, numbers: Note) -> None:
+def write_labels(config: RoundConfig, now: Snapshot, folder: Path, numbers: Note) -> None:
     """Write the files that reward models learn from, and the numbers that count them, once per round.
 
     Raises DataError if there is nothing to train on.
@@ -424,7 +425,7 @@ def write_labels(config: RoundConfig, project: Project, folder: Path, numbers: N
     if folder.is_dir():
         return
     fraction = config.eval_fraction if config.ask_held_out else 0.0
-    exported = export_project(project, ExportOptions(eval_fraction=fraction, margin=config.margin))
+    exported = export(now, ExportOptions(eval_fraction=fraction, margin=config.margin))
     if TRAIN not in exported.files:
         raise DataError(
             f"{config.project}: no label is left to train on ({_elsewhere(exported)}); add pairs of answers to other "

@@ -5,10 +5,11 @@ import math
 import os
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from heedful.redact import redact
 
@@ -59,7 +60,7 @@ class RunInfo:
     """What the tracker called this run when it was first opened there; None if it never was."""
 
 
-class Client(Protocol):
+class Client(ABC):
     """A run in a tracker. Making one opens the run there, or resumes it. Any call may raise, hang or be slow."""
 
     addresses: ClassVar[tuple[str, ...]]
@@ -75,7 +76,9 @@ class Client(Protocol):
     later: str | None = None
     """The tracker's own command that sends what it has kept on this machine."""
 
-    def __init__(self, run: RunInfo) -> None: ...
+    @abstractmethod
+    def __init__(self, run: RunInfo) -> None:
+        """Open the run, and set `known`, `where` and, if there is one, `later`."""
 
     @classmethod
     def destination(cls, *, offline: bool) -> str:
@@ -84,12 +87,15 @@ class Client(Protocol):
         return HERE if offline else redact(given) or cls.default_address
 
     @staticmethod
+    @abstractmethod
     def check(*, offline: bool) -> None:
         """Raise NotReadyError if runs cannot be sent: nobody is logged in, or a part is not installed."""
 
+    @abstractmethod
     def log(self, records: Sequence[MetricLine]) -> None:
         """Send metrics with their steps."""
 
+    @abstractmethod
     def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:
         """Send the summary and wait until everything has been sent. ``finished`` is False for a run that may be resumed."""
 

@@ -77,20 +77,26 @@ class Records:
         self._path, self._sent, self._offset, self._last = path, sent, 0, START
 
     def read(self, most: int | None = None) -> list[MetricLine]:
-        """The next lines. One torn by a kill is left out, a last one without its line feed is left for later."""
+        """The next lines. One torn by a kill is left out, a last one without its line feed is left for later.
+
+        What is no number is left out too. If the file cannot be read, the same lines are next again.
+        """
         records: list[MetricLine] = []
+        offset, last = self._offset, self._last
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            file.seek(offset)
             while len(records) != most and (line := file.readline()).endswith(b"\n"):
-                self._offset += len(line)
+                offset += len(line)
                 content = read_record(line)
                 step = content.pop("step", None) if content else None
                 if content is None or not isinstance(step, int):
                     continue
-                self._last = Place(step, self._last.line + 1 if step == self._last.step else 0)
-                if self._last > self._sent:
-                    metrics = {name: math.nan if value is None else float(value) for name, value in content.items()}
-                    records.append(MetricLine(self._last, metrics, int(time.time() * 1000)))
+                last = Place(step, last.line + 1 if step == last.step else 0)
+                if last > self._sent:
+                    numbers = {name: math.nan if value is None else value for name, value in content.items()}
+                    metrics = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+                    records.append(MetricLine(last, metrics, int(time.time() * 1000)))
+        self._offset, self._last = offset, last
         return records
 
 

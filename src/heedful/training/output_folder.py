@@ -205,11 +205,15 @@ def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
 
 
 def set_aside(output: Path, contents: Set[str] = CONTENTS) -> None:
-    """Move the run in a folder, and what it had replaced itself, into `REPLACED`."""
+    """Move the run in a folder, and what it had replaced itself, into `REPLACED`. After an error all is where it was."""
     (output / MOVING).mkdir()
-    for path in [*_contents(output, contents), *output.glob(REPLACED)]:
-        path.rename(output / MOVING / path.name)
-        hit("run.moving")
+    try:
+        for path in [*_contents(output, contents), *output.glob(REPLACED)]:
+            path.rename(output / MOVING / path.name)
+            hit("run.moving")
+    except BaseException:
+        bring_back(output)
+        raise
     (output / MOVING).rename(output / REPLACED)
     hit("run.aside")
 
@@ -261,20 +265,20 @@ def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
 
 def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:
     """What a run wrote into its folder."""
-    return [path for path in _entries(output) if path.name in contents or _is_temporary(path.name, contents)]
+    return [path for path in _entries(output) if path.name in contents or is_temporary(path.name, contents)]
 
 
 def _foreign(output: Path) -> list[str]:
     """The names of what no run wrote."""
     ours = {*CONTENTS, LOCK, REPLACED, MOVING}
-    return [path.name for path in _entries(output) if path.name not in ours and not _is_temporary(path.name)]
+    return [path.name for path in _entries(output) if path.name not in ours and not is_temporary(path.name)]
 
 
 def _entries(output: Path) -> Iterator[Path]:
     return output.iterdir() if output.is_dir() else iter(())
 
 
-def _is_temporary(name: str, contents: Set[str] = CONTENTS) -> bool:
+def is_temporary(name: str, contents: Set[str] = CONTENTS) -> bool:
     """Whether a name is that of something of a run while it is written or replaced."""
     begin, _, end = name.rpartition(".")
     return begin.startswith(".") and begin[1:] in contents and end in ("heedful-partial", "heedful-replaced")

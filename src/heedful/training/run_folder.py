@@ -97,7 +97,8 @@ class RunFolder:
         self.checkpoint: Checkpoint | None = None
         """What the run continues from; None if it is new."""
         self._lock: FolderLock | None = None
-        self._resumes = plan.resumes
+        self._is_new = False
+        """Whether what is in the folder is of this run, which is removed if it never makes its first step."""
         self._is_new_folder = not self.path.exists()
         self._has_stepped = False
         self._logs = contextlib.ExitStack()
@@ -107,6 +108,7 @@ class RunFolder:
                 self._lock = FolderLock(self.path)  # refused if another process writes to it
                 if plan.replaces:
                     set_aside(self.path)
+                self._is_new = not plan.resumes
             except OSError as error:
                 if isinstance(error, HeedfulError):
                     raise
@@ -264,7 +266,7 @@ class RunFolder:
             self._logs.close()
         if self._lock is not None:  # else the folder is another process's
             with contextlib.suppress(OSError):  # the first error is the one to report
-                if not self._resumes:
+                if self._is_new:
                     clear(self.path)
                     bring_back(self.path)
             self._lock.release()

@@ -1,6 +1,7 @@
 """A process that speaks the protocol of `heedful.rounds.sample` without a model: a test says how it behaves.
 
-A prompt "die" kills it, "fail" is refused, "hang" is never answered; every other is answered by its text and a number.
+A prompt "die" kills it, "fail" is refused, "hang" is never answered; "stray" has it print what is no answer first. Every
+other is answered by its text and a number.
 """
 
 import json
@@ -19,6 +20,8 @@ for line in sys.stdin:
         os._exit(9)
     if "hang" in texts:
         time.sleep(3600)
+    if "stray" in texts:
+        sys.stdout.buffer.write(b'[1]\n3\n"id"\nnull\n{"id": [1]}\n\xff\xfe{"ready"\n')
     if "fail" in texts:
         print(json.dumps({"id": request["id"], "error": "runs/secret-policy: no room for an answer"}), flush=True)
         continue

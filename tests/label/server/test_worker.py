@@ -1,14 +1,20 @@
 """The process that writes answers while people label: asked, dying, failing, not starting."""
 
+import contextlib
+import sqlite3
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from heedful.errors import MachineError
 from heedful.label.server import policy as module
-from heedful.label.server.policy import AwayError, PolicyWorker
+from heedful.label.server import run
+from heedful.label.server.policy import AwayError, Buffer, PolicyWorker
+from heedful.label.server.run import Closing
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 
@@ -60,6 +66,60 @@ def test_a_refusal_is_said_and_the_process_goes_on(tmp_path, capsys):
         assert "runs/secret-policy: no room for an answer" in capsys.readouterr().err
         worker.answers(["fine"], 2)
         assert worker.starts == 1
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path):
+    """Neither JSON of another kind nor bytes that are no text end the thread that reads."""
+    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
+        until(lambda: worker.is_ready)
+        assert len(worker.answers(["stray"], 3, seconds=5)[0]) == 3
+        assert worker.starts == 1
+
+
+@pytest.fixture
+def unreadable(project):
+    """``with unreadable():`` the database cannot be read, and what failed to be written has to be read again."""
+
+    @contextlib.contextmanager
+    def broken():
+        with contextlib.closing(sqlite3.connect(project.folder / "events.sqlite", isolation_level=None)) as database:
+            database.execute("ALTER TABLE events RENAME TO away")
+            with pytest.raises(MachineError):
+                project.set_instructions("一")
+            yield
+            database.execute("ALTER TABLE away RENAME TO events")
+
+    return broken
+
+
+def test_new_items_come_again_once_the_disk_can_be_read(project, unreadable, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.02)
+    said = []
+    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
+        until(lambda: worker.is_ready)
+        buffer = Buffer(project, worker, ["新"], 2, 50)
+        with unreadable():
+            buffer.__enter__()
+            until(lambda: said.append(capsys.readouterr().err) or "no new items could be added" in "".join(said))
+        until(lambda: not buffer.left)
+        buffer.__exit__()
+    assert project.items()[-1].prompt == "新"
+
+
+def test_a_server_ends_once_everything_is_labelled_though_the_disk_could_not_be_read(
+    project, unreadable, monkeypatch, capsys
+):
+    monkeypatch.setattr(run, "UNSEEN_SECONDS", 0.0)
+    server = SimpleNamespace(should_exit=False)
+    watching = threading.Thread(target=Closing(project, 0.0).watch, args=(server,))
+    with unreadable():
+        watching.start()
+        time.sleep(0.25)
+    project.withdraw("p1", items=[item.item_id for item in project.items()[1:]])
+    project.skip("p2", project.next_item("p2").item.item_id, "", [], "n")
+    watching.join(5)
+    assert server.should_exit
+    assert capsys.readouterr().err.count("whether everything is labelled cannot be seen") == 1
 
 
 def test_nobody_waits_without_end(tmp_path):

@@ -1,19 +1,24 @@
 """The facade on the disk: projects and their settings, people and their tokens, labels from elsewhere, the commands."""
 
 import contextlib
+import inspect
 import json
 import os
+import pydoc
+import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from heedful import ConfigError, DataError
+from heedful import ConfigError, DataError, faults
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from heedful.errors import MachineError
 from heedful.label import NotHeldError, Project, store
 from heedful.label import project as project_module
 from heedful.label.records import Person
@@ -284,6 +289,23 @@ def test_a_late_label_counts_also_after_a_clock_was_set_back(tmp_path, items, an
         assert project.next_item(ada).item.item_id == held
 
 
+def test_a_clock_that_was_set_back_counts_though_the_first_write_failed(tmp_path):
+    """What was put right is undone with all of a failed transaction, and is put right in the next one."""
+    clock, folder = Clock(), tmp_path / "p"
+    with Project.create(folder, ProjectSettings(), clock=clock) as project:
+        clock.pass_hours(HOURS_OF_A_YEAR)
+        session = project.redeem(project.invite("p1"))
+    clock.pass_hours(-HOURS_OF_A_YEAR)
+    with Project.open(folder, clock=clock) as project:
+        faults.plan("label.began:enospc")
+        with pytest.raises(MachineError):
+            project.set_instructions("一")
+        faults.plan("")
+        project.set_instructions("一")
+        clock.pass_hours(14 * 24 + 1)
+        assert project.session(session) is None
+
+
 def test_what_an_older_heedful_reserved_for_a_year(tmp_path, items):
     """It did not note when a lease began."""
     clock, folder = Clock(), tmp_path / "p"
@@ -362,6 +384,31 @@ def test_every_method_says_what_it_does():
         if not name.startswith("_"):
             assert getattr(Project, name).__doc__, name
     assert set(project_module.__all__) == {"Assignment", "LabelledItem", "NotHeldError", "Project"}
+
+
+def test_help_shows_the_methods_as_they_are_called():
+    """Not with the transaction that operations of the store begin with."""
+    assert str(inspect.signature(Project.session)) == "(self, token: str) -> heedful.label.records.Person | None"
+    assert list(inspect.signature(Project.label).parameters)[:4] == ["self", "person_id", "item_id", "answer"]
+    assert Project.label.__qualname__ == "Project.label"
+    shown = pydoc.render_doc(Project, renderer=pydoc.plaintext)
+    assert "next_item(self, person_id: str, *, chats: bool = True)" in shown
+    assert "transaction" not in shown
+
+
+def test_a_project_that_cannot_be_opened_is_left_to_others(tmp_path):
+    """The disk is full when its owner is added: no lock, connection or thread of it is left."""
+    folder = tmp_path / "p"
+    Project.create(folder, ProjectSettings()).close()
+    (folder / "events.sqlite").unlink()
+    shutil.rmtree(folder / "backups")
+    faults.plan("label.began:enospc")
+    with pytest.raises(MachineError):
+        Project.open(folder)
+    faults.plan("")
+    with Project.open(folder) as project:
+        assert [person.role for person in project.people()] == ["owner"]
+    assert not any(thread.name.startswith("label-store") for thread in threading.enumerate())
 
 
 def test_the_command_that_makes_a_project(tmp_path, capsys):

@@ -90,8 +90,6 @@ def test_what_was_confirmed_is_there_again(project):
         assert after[4].item == before[4].item
         assert again.instructions() == (1, "谨慎\u2028")
         assert again.label("p2", event.content["item"], PAIR, nonce="一", seconds=9) == event
-        assert again.event(event.event_id) == event
-        assert again.event("nothing") is None
     check_sound(project.folder)
 
 
@@ -496,6 +494,109 @@ def test_what_cannot_be_without_a_lost_event_is_lost_too(project):
     )
     with Project.open(project.folder) as again:
         assert again.labels() == kept
+    check_sound(project.folder)
+
+
+def test_who_holds_a_lost_item_or_is_lost_holds_nobody_up(project, items):
+    """Leases, drafts and sessions of what is lost go; the others stay."""
+    project.close()
+    with Project.open(project.folder) as again:
+        shutil.rmtree(project.folder / "backups")
+        newcomer = again.add_person("李娜", "annotator").person_id
+        again.add_items(items(1, start=100))
+        (late,) = again.items()[20:]
+        sessions = {one: again.redeem(again.invite(one)) for one in ("p2", newcomer)}
+        holds = again.next_item(newcomer).item.item_id
+        again.save_draft(newcomer, holds, {"answer": "草稿"})
+        while again.next_item("p2").item != late:
+            send(again, f"{len(again.events())}")
+        again.save_draft("p2", late.item_id, {"answer": "草稿"})
+        lost = [
+            e.seq for e in again.events() if late.item_id == e.content.get("item_id") or e.content.get("name") == "李娜"
+        ]
+    change(project.folder, f"UPDATE events SET at = '' WHERE seq IN ({', '.join(map(str, lost))})")
+    said = restored(project.folder)
+    assert "leases, drafts, invitations and sessions were kept, but for 5 of items or people that are lost" in said
+    with Project.open(project.folder) as again:
+        assert again.session(sessions["p2"]).person_id == "p2"
+        assert again.session(sessions[newcomer]) is None
+        assert again.next_item("p2").item.item_id == holds
+    check_sound(project.folder)
+
+
+def test_an_earlier_damage_is_not_read_as_this_one(project):
+    """The database is gone now; that a file from before has nothing more does not say that nothing is lost."""
+    events, _ = reopened(project, labels=2)
+    change(project.folder, f"UPDATE events SET at = '' WHERE seq = {events[-1].seq}")
+    restored(project.folder)
+    with Project.open(project.folder) as again:
+        kept = again.events()
+        send(again, "later")
+    gone(project.folder / "events.sqlite")
+    said = "\n".join(restored(project.folder))
+    assert "were read from the damaged file" not in said
+    assert f"what came after event {len(kept)}, if anything, is lost; how many events is not known" in said
+    with Project.open(project.folder) as again:
+        assert again.events() == kept
+    check_sound(project.folder)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_restore_that_was_killed_is_finished(project, is_written):
+    """What it had put aside is of this damage, not of one before."""
+    events, _ = reopened(project, labels=3)
+    change(project.folder, f"UPDATE events SET at = '' WHERE seq = {events[-1].seq}")
+    if is_written:
+        restored(project.folder)
+    put_aside = f"events{'.damaged' if is_written else ''}.sqlite"
+    (project.folder / put_aside).rename(project.folder / "events.restoring.sqlite")
+    restored(project.folder)
+    with Project.open(project.folder) as again:
+        assert again.events()[:-1] == events[:-1]
+    names = {path.name for path in project.folder.iterdir()}
+    assert names == {"backups", "events.damaged.sqlite", "events.sqlite", "project.yaml"}
+    check_sound(project.folder)
+
+
+def test_a_project_that_was_taken_back_to_an_older_backup_stays_there(project, tmp_path):
+    """Later backups are of it, however many events those had that it has left, and so is a later restore."""
+    assert main(["label", "backup", str(project.folder), "--output", str(tmp_path / "older")]) == 0
+    for number in range(7):
+        send(project, f"left {number}")
+        project.keep_backup()
+    project.close()
+    header(project.folder / "events.sqlite")
+    restored(project.folder, "--backup", str(tmp_path / "older"))
+    for number in range(2):
+        with Project.open(project.folder) as again:
+            send(again, f"new {number}")
+            events = again.events()
+    Project.open(project.folder).close()
+    header(project.folder / "events.sqlite")
+    restored(project.folder)
+    with Project.open(project.folder) as again:
+        assert again.events() == events
+    assert len(list((project.folder / "backups").glob("*.other"))) == 5, "what was left is kept"
+
+
+@pytest.mark.parametrize("command", ["backup", "backup as a project", "restore"])
+def test_a_full_disk_while_a_backup_or_what_is_restored_is_written(project, tmp_path, command, capsys):
+    """It is said in a sentence, and nothing half-written stays."""
+    project.close()
+    words = ["label", command.partition(" ")[0], str(project.folder)]
+    words += ["--output", str(tmp_path / "copy")] if command == "backup as a project" else []
+    (header if command == "restore" else gone)(max((project.folder / "backups").iterdir()))
+    if command == "restore":
+        last_page(project.folder / "events.sqlite")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        assert main(words) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "it was not written, try again later" in capsys.readouterr().err.replace("\n", " ")
+    assert not list(tmp_path.rglob("*heedful-partial*"))
+    assert main(words) == 0
     check_sound(project.folder)
 
 

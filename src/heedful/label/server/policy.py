@@ -22,7 +22,7 @@ from typing import Any
 
 from heedful.display import say
 from heedful.errors import HeedfulError, MachineError
-from heedful.files import private_opener
+from heedful.files import private_opener, read_record
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item, Task, item_id
 
@@ -158,6 +158,7 @@ class PolicyWorker:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
+                errors="replace",
                 process_group=0 if os.name == "posix" else None,  # Ctrl-C in a terminal is for the server only
             )
         with process:
@@ -184,10 +185,9 @@ class PolicyWorker:
         return said or f"status {status}"
 
     def _take(self, line: str) -> str | None:
-        """Act on a line; return what it says if it is why the process cannot go on."""
-        try:
-            content = json.loads(line)
-        except ValueError:
+        """Act on a line; return what it says if it is why the process cannot go on. What a library prints is passed over."""
+        content = read_record(line)
+        if content is None:
             return None
         if "ready" in content:
             with self._lock:
@@ -196,7 +196,7 @@ class PolicyWorker:
         if "id" not in content:
             return str(content.get("error", "it said nothing that is known"))
         with self._lock:
-            future = self._pending.pop(content["id"], None)
+            future = self._pending.pop(content["id"], None) if isinstance(content["id"], int) else None
         if future is not None and "error" in content:
             say(f"the policy could not answer: {content['error']}")
             future.set_exception(
@@ -243,11 +243,11 @@ class Buffer:
     def _fill(self) -> None:
         failures = 0
         while self.left and not self._ends.is_set():
-            if not self.worker.is_ready or self.project.waiting() >= self.size:
-                self._ends.wait(LOOK_SECONDS)
-                continue
             prompts = self.left[: 1 if failures else AT_A_TIME]
             try:
+                if not self.worker.is_ready or self.project.waiting() >= self.size:
+                    self._ends.wait(LOOK_SECONDS)
+                    continue
                 written = self.worker.answers(prompts, self.answers)
                 made = map(_item_of, prompts, written)
                 self.project.add_items([item for item in made if item is not None])

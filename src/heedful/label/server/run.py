@@ -23,7 +23,7 @@ from heedful.configs.tools import SampleWorkerConfig
 from heedful.data.messages import as_dict
 from heedful.data.schemas import read_prompts
 from heedful.display import Screen, harmless, say
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, HeedfulError
 from heedful.files import make_private, write_text
 from heedful.hub import MODELSCOPE
 from heedful.label.people import OWNER_LINK_MINUTES, make_owner_link
@@ -119,9 +119,17 @@ class Closing:
             return max(0.0, self.seconds - (now - self.told_at))
 
     def watch(self, server: uvicorn.Server) -> None:
-        """Have a server end when it may; returns when it does."""
+        """Have a server end when it may; returns when it does. A disk that cannot be read is reported once."""
+        reported = ""
         while not server.should_exit:
-            server.should_exit = self._has_ended()
+            try:
+                if self._has_ended():
+                    server.should_exit = True
+                reported = ""
+            except HeedfulError as error:
+                if str(error) != reported:
+                    say(f"whether everything is labelled cannot be seen: {error}")
+                reported = str(error)
             time.sleep(LOOK_SECONDS)
 
     def _has_ended(self) -> bool:
