@@ -203,7 +203,7 @@ def test_each_check_can_fail(check, old, new, said):
             "from heedful.algorithms.dpo import train_dpo",
             "algorithms/ppo.py imports algorithms/dpo.py, which the page does not",
         ),
-        ("from heedful.training import dpo", "algorithms/ppo.py imports algorithms/dpo.py, which the page does not"),
+        ("from heedful.algorithms import dpo", "algorithms/ppo.py imports algorithms/dpo.py, which the page does not"),
         ("import heedful.hub", "algorithms/ppo.py imports hub.py, which the page does not"),
         ("core.dpo_loss", "algorithms/ppo.py imports core/preference_losses.py, which the page does not"),
         ("from heedful.kernels.packing import token_states", ""),

@@ -25,7 +25,8 @@ from transformers import (
 )
 
 from heedful import CheckpointError, PPOConfig, Prompt, RewardConfig, SFTConfig
-from heedful.algorithms.online import ppo
+from heedful.algorithms import ppo, sft
+from heedful.algorithms import reward_model as reward
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.data.loading import EncodedPrompt
@@ -34,7 +35,6 @@ from heedful.engines.probe import ADVICE, PROVEN
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.packing import can_pack
 from heedful.models import byte_tokenizer
-from heedful.training import reward, sft
 from heedful.types import MicroBatch
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"

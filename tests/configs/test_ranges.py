@@ -280,14 +280,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             )
             for name, value in (("gamma", 0.9), ("whiten_rewards", True))
         ),
-        *(
-            (
-                GRPOConfig,
-                {name: value},
-                f"--{name.replace('_', '-')} {value} is about a critic's values, .* --advantage grpo ",
-            )
-            for name, value in (("gae_lambda", 0.5), ("action", "response"))
-        ),
+        (GRPOConfig, {"gae_lambda": 0.5}, "--gae-lambda 0.5 is about a critic's values, .* --advantage grpo "),
         *(
             (GRPOConfig, {name: value}, f"{flag(name)} {value} belongs to a critic, and --advantage grpo has")
             for name, value in (
@@ -300,9 +293,28 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         ),
         (
             PPOConfig,
-            {"importance_level": "sequence"},
-            "--importance-level sequence has one ratio per response, but --advantage gae gives each",
+            {"advantage": "reinforce++", "importance_level": "sequence"},
+            r"--importance-level sequence has one ratio per response, but --advantage reinforce\+\+ gives each",
         ),
+        (
+            PPOConfig,
+            {"importance_level": "sequence", "max_approx_kl": 1.0},
+            "--max-approx-kl 1.0 is about ratios per token",
+        ),
+        (
+            A2CConfig,
+            {"importance_level": "sequence-mean"},
+            "--importance-level sequence-mean is about the probability ratio",
+        ),
+        (
+            PPOConfig,
+            {"advantage": "group-mean"},
+            "--advantage group-mean is none of gae, .*group-mean is called dr_grpo now",
+        ),
+        (PPOConfig, {"policy_loss": "clp"}, "--policy-loss clp is none of clip, a2c, cispo"),
+        (PPOConfig, {"advantage": "python:mine"}, "--advantage: python:mine does not name a function"),
+        (PPOConfig, {"sampler": ("python:a.py:E", "vllm:http://a:1")}, "--sampler names python:a.py:E and others"),
+        (PPOConfig, {"sampler": ("python:a.py:E",), "sampler_sleep": True}, "--sampler-sleep True is about servers"),
         (
             PPOConfig,
             {"importance_level": "sequence", "loss_reduction": "sequence"},

@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 import torch
 
-from heedful.algorithms.online import advantages, metrics, ppo
+from heedful.algorithms import ppo
+from heedful.algorithms.online import advantages, metrics
 from heedful.core import kl_control
 from heedful.data import batches
 from heedful.distributed import ranks

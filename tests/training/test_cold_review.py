@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig
+from heedful.algorithms import sft as sft_module
 from heedful.cli.main import main
 from heedful.configs.parse import parse
 from heedful.configs.tools import TinyConfig
@@ -23,7 +24,6 @@ from heedful.demo import folder as demo_folder
 from heedful.files import complete_or_absent
 from heedful.lock import FolderLock, is_locked
 from heedful.signals import Stops
-from heedful.training import sft as sft_module
 from heedful.training.checkpoints import check_space
 from heedful.training.output_folder import check_output
 from heedful.training.provenance import differences, saved_settings, settings_of

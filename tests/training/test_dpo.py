@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
+from heedful.algorithms import dpo as dpo_module
+from heedful.algorithms import sft as sft_module
 from heedful.algorithms.dpo import accumulate, encode_preferences, response_logprobs, with_reference
 from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
-from heedful.training import dpo as dpo_module
-from heedful.training import sft as sft_module
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
 

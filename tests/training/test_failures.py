@@ -12,8 +12,8 @@ from heedful import (
     TrainingError,
     train_ppo,
 )
+from heedful.algorithms import ppo
 from heedful.algorithms.online import learner as online_learner
-from heedful.algorithms.online import ppo
 from heedful.errors import Terminated
 from heedful.models import load_policy
 from jsonl import read_metrics

@@ -19,6 +19,7 @@ from heedful import (
     core,
     make_tiny_model,
 )
+from heedful.algorithms import sft
 from heedful.algorithms.online.start import start
 from heedful.data.batches import collate
 from heedful.data.loading import Example
@@ -29,7 +30,6 @@ from heedful.models.adapters import is_adapter
 from heedful.models.heads import disable_dropout
 from heedful.models.load import check_bitsandbytes
 from heedful.models.source import resolve
-from heedful.training import sft
 from heedful.training.optimization import make_optimizer, optimizer_step, step_metrics
 from heedful.training.setup import load_reference, prepare, quantized, reference_device
 from heedful.types import MicroBatch

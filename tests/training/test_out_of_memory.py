@@ -21,7 +21,7 @@ from heedful import (
     PPOConfig,
     train_ppo,
 )
-from heedful.algorithms.online import ppo
+from heedful.algorithms import ppo
 from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start

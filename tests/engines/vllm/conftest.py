@@ -48,7 +48,7 @@ class PolicyServer:
 @pytest.fixture(scope="session")
 def process(forked):
     """``process(port, model)`` starts a server in a copy of this process and returns its port."""
-    server = runpy.run_path(Path(__file__).parents[1] / "policy_server.py")["Server"]
+    server = runpy.run_path(Path(__file__).parents[2] / "policy_server.py")["Server"]
     started = []
 
     def start(port, model):

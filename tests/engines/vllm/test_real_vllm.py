@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vllm.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "vllm.py"
 NEEDED = ("HEEDFUL_VLLM_PYTHON", "HEEDFUL_VLLM_MODEL")
 missing = [name for name in NEEDED if not os.environ.get(name)]
 pytestmark = [

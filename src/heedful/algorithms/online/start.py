@@ -72,9 +72,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     train, held_out, counts = _load_prompts(config, source, renderer)
-    num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
-    prompts = Prompts(train, order, config.samples_per_prompt)
+    prompts = _prompts(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
     critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
@@ -144,6 +142,13 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         ahead=_ahead(config, sampler, prompts),
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
+
+
+def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
+    """The prompts of each rollout batch."""
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    return Prompts(train, order, config.samples_per_prompt)
 
 
 def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Ahead | None:

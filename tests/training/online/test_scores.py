@@ -158,7 +158,7 @@ def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, le
 # A step in which nothing is learned -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_a_step_of_ties_is_told_once(settings, capfd, advantage):
     """With a score that rounding could tell apart (0.1 is no binary number), three to a group."""
     config = settings(

@@ -24,9 +24,9 @@ def test_advantages_by_hand(config):
     scores = [1.0, 2.0, 3.0, 6.0, 5.0, 5.0, 5.0, 5.0]
     deviation = (14 / 3) ** 0.5 + 1e-4
     for advantage, expected in {
-        "group": [-2 / deviation, -1 / deviation, 0.0, 3 / deviation],
-        "group-mean": [-2.0, -1.0, 0.0, 3.0],
-        "leave-one-out": [1 - 11 / 3, 2 - 10 / 3, 0.0, 4.0],
+        "grpo": [-2 / deviation, -1 / deviation, 0.0, 3 / deviation],
+        "dr_grpo": [-2.0, -1.0, 0.0, 3.0],
+        "rloo": [1 - 11 / 3, 2 - 10 / 3, 0.0, 4.0],
     }.items():
         (found, returns), mask = of_scores(scores, config(GRPOConfig, advantage=advantage, kl_in="loss"))
         assert found[:, 0].tolist() == pytest.approx([*expected, 0, 0, 0, 0], abs=1e-5), advantage

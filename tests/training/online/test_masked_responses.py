@@ -19,7 +19,7 @@ from heedful import (
     make_tiny_model,
     train_online_dpo,
 )
-from heedful.algorithms.online import online_dpo
+from heedful.algorithms import online_dpo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import shuffled

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.algorithms.online import online_dpo, ppo
+from heedful.algorithms import online_dpo, ppo
 from heedful.algorithms.online.evaluation import sample_rows
 from heedful.algorithms.online.provenance import ONLY_MEASURED
 from heedful.algorithms.online.rollout import rollout

@@ -205,10 +205,6 @@ def test_groups_of_equal_scores_teach_nothing(config, numbers, capsys):
             "--loss-reduction token averages tokens",
         ),
         (
-            {"importance_level": "sequence-mean"},
-            "--importance-level sequence-mean has no penalty per token .* --kl-in reward, or --kl-coef 0",
-        ),
-        (
             {"kl_in": "reward"},
             "--kl-in reward does not go with --advantage grpo.*--advantage dr_grpo, or --advantage rloo",
         ),

@@ -1,6 +1,6 @@
 """Every option in every preset: it has an effect, or it is refused with a reason. docs/options.md is this table.
 
-`python tests/algorithms/online/test_options.py` writes the page again; the tests hold each of its cells against the code.
+`python tests/training/online/test_options.py` writes the page again; the tests hold each of its cells against the code.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
-from heedful.algorithms.online import online_dpo, ppo
+from heedful.algorithms import online_dpo, ppo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 
@@ -61,11 +61,11 @@ OPTIONS = {
     "whiten-rewards": Option({"whiten_rewards": True}),
     "whiten-advantages": Option({"whiten_advantages": ...}),
     "a reward per token": Option({}, reward="dense"),
-    "loss_reduction": Option({"loss_reduction": ...}),
-    "ratio": Option({"ratio": ...}),
+    "loss-reduction": Option({"loss_reduction": ...}, {"max_new_tokens": 40}),
+    "importance-level": Option({"importance_level": ...}),
     "clip-range": Option({"clip_range": 1e-5}),
     "clip-range-high": Option({"clip_range_high": 1e-5}),
-    "dual-clip": Option({"dual_clip": 1.00001}, MOVED),
+    "dual-clip": Option({"dual_clip": 1.00001}, MOVED | {"ppo_epochs": 16, "seed": 4}),
     "entropy-coef": Option({"entropy_coef": 0.5}),
     "target-entropy": Option({"target_entropy": 9.0}),
     "importance": Option({"importance": ...}, FILTERED),
@@ -158,12 +158,14 @@ def make(preset, settings):
         common["samples_per_prompt"] = 3
     chosen = common | own
     default = {f.name: f.default for f in dataclasses.fields(config_class)} | chosen
-    is_whole = "sequence" in (default.get("ratio"), {"response": "sequence"}.get(default.get("action")))
+    is_whole = default.get("importance_level") == "sequence"
     others = {
         "importance_level": "sequence-mean" if is_whole else "sequence",
         "whiten_advantages": not default.get("whiten_advantages"),
-        "loss_reduction": "sequence" if default.get("aggregate") != "sequence" else "token",
-        "importance": "sequence-mask" if is_whole or default.get("ratio") == "sequence-mean" else "token-mask",
+        "loss_reduction": "sequence" if default.get("loss_reduction") != "sequence" else "token",
+        "importance": "sequence-mask"
+        if is_whole or default.get("importance_level") == "sequence-mean"
+        else "token-mask",
         "kl_in": "loss" if default.get("kl_in") == "reward" else "reward",
         "ptx_data": str(folder() / "demonstrations.jsonl"),
         "reference": str(folder() / "reference"),
@@ -296,7 +298,7 @@ def write():
         "Which option works in which preset. *yes*: it changes what is learned, and a test has seen it do so. *refused*: it "
         "would have no\nmeaning there, and the command says why before anything is written. *as its sum*: a reward per "
         "token counts as one number per\nresponse, because the preset compares whole responses.\n\n"
-        "This page is written by `python tests/algorithms/online/test_options.py`, and that file's tests hold every "
+        "This page is written by `python tests/training/online/test_options.py`, and that file's tests hold every "
         "cell against the code.\n\n"
         "## The presets\n\n| preset | command |\n|---|---|\n" + presets + "\n\n"
         "## The matrix\n\n| option | " + " | ".join(PRESETS) + " |\n" + "|---" * (len(PRESETS) + 1) + "|\n"

@@ -186,12 +186,10 @@ def test_the_others_are_as_if_it_had_not_been_sampled(config, make_learner, expe
     assert part.metrics["reward/failed_frac"] == 2 / 8
 
 
-@pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_a_prompt_with_a_failed_response_is_left_out(config, make_learner, experience_of, advantage):
     """Four prompts of four: the others are as if it had not been sampled, and both shares are counted."""
-    beside = {"group": {}, "group-mean": {}, "leave-one-out": {"importance_level": "sequence", "kl_in": "reward"}}[
-        advantage
-    ]
+    beside = {"grpo": {}, "dr_grpo": {}, "rloo": {"importance_level": "sequence", "kl_in": "reward"}}[advantage]
     whole = learned_from(config, make_learner, experience_of, (), GRPOConfig, advantage=advantage, **beside)
     part = learned_from(config, make_learner, experience_of, (1, 8, 11), GRPOConfig, advantage=advantage, **beside)
     kept = torch.tensor([4, 5, 6, 7, 12, 13, 14, 15])

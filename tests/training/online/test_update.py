@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from heedful import GRPOConfig, TrainingError, core, train_grpo, train_ppo
-from heedful.algorithms.online import ppo, update
+from heedful.algorithms import ppo
+from heedful.algorithms.online import update
 from heedful.algorithms.online.update import Update
 from heedful.algorithms.ppo import backward_minibatch, learn, learn_values
 from heedful.data.batches import Batch
