@@ -267,6 +267,7 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
+        policy.tokenizer = renderer.tokenizer  # which engines expect of a policy
         return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
