@@ -23,8 +23,8 @@ class TopEngine(heedful.Engine):
             probs = logits.softmax(dim=-1)
             probs[probs.cumsum(dim=-1) - probs > top_p] = 0.0
             next_tokens = top.gather(1, torch.multinomial(probs, num_samples=1))
-            ids, mask = torch.cat([ids, next_tokens], dim=1), torch.cat([mask, next_tokens >= 0], dim=1)
-        return heedful.as_responses(self.policy, prompts, ids[:, -max_new_tokens:].tolist())
+            ids, mask = torch.cat([ids, next_tokens], dim=1), torch.nn.functional.pad(mask, (0, 1), value=True)
+        return heedful.as_responses(self.policy, prompts, ids[:, -max_new_tokens:].tolist())  # cut behind the end token
 
 
 def main(model="runs/tiny", reward_model="rule:digits"):
@@ -44,6 +44,7 @@ def main(model="runs/tiny", reward_model="rule:digits"):
             for idx in torch.randperm(len(rollout)).split(minibatch_size):
                 mb, adv = rollout.select(idx), core.whiten(advantages[idx], response_mask[idx])
                 new = policy_model(mb.ids, mb.attention_mask, mb.mask, with_entropy=True)
+                # L = -L_clip + vf_coef (V - returns)^2 - ent_coef H
                 policy_loss, _ = core.ppo_policy_loss(new.logprobs, log_probs[idx], adv, mb.mask, clip_range=clip_param)
                 value_loss = core.masked_mean((new.values - returns[idx]) ** 2, mb.mask)
                 optimizer.zero_grad()
