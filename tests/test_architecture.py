@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "publishing": {"evaluate"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
-    "pieces": {"engines", "rewards", "models"},
+    "pieces": {"engines", "rewards", "models", "data"},
     "demo": {"algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
     "cli": {
         "algorithms",

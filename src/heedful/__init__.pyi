@@ -48,6 +48,8 @@ from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
 from .models.merge import merge_model as merge_model
 from .models.policy import Policy as Policy
 from .models.tiny import make_tiny_model as make_tiny_model
+from .pieces import as_responses as as_responses
+from .pieces import encode_prompts as encode_prompts
 from .pieces import load_rewards as load_rewards
 from .pieces import logprobs as logprobs
 from .pieces import score as score

@@ -1,4 +1,4 @@
-"""The pieces of the algorithms, to hold in a notebook: score responses, and read them with a model.
+"""The pieces of the algorithms, to hold in a notebook: score responses, read them with a model, make them of one's own.
 
 >>> policy = heedful.Policy.from_pretrained("runs/sft/final", value_head=True)
 >>> reference, engine = policy.frozen_copy(), heedful.LocalEngine(policy, max_new_tokens=64)
@@ -12,18 +12,21 @@ What is learned from these is pure functions: `heedful.core`.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.engines.engine import Responses
+from heedful.data.batches import collate
+from heedful.data.chat import Renderer, stop_ids
+from heedful.engines.engine import AnyPrompt, Responses, as_prompt
+from heedful.engines.rollouts import Rollouts
 from heedful.engines.teacher_forced import token_outputs, token_values
-from heedful.errors import RewardError
+from heedful.errors import CheckpointError, DataError, RewardError
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards.resolve import AnyReward, resolve_rewards
 from heedful.rewards.scoring import Ensemble, Reward
 from heedful.rewards.scoring import score_tokens as score_completions
-from heedful.types import MicroBatch
+from heedful.types import Completion, MicroBatch, Prompt
 
 
 def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torch.device = "cpu") -> list[Reward]:
@@ -77,3 +80,79 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
             "values: the policy has no value head; load it with Policy.from_pretrained(..., value_head=True)"
         )
     return found
+
+
+def encode_prompts(
+    policy: Policy, prompts: Sequence[AnyPrompt]
+) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
+    """Token ids of prompts, padded on the left, and a mask that is True at tokens: for an engine of your own.
+
+    Args:
+        policy: its tokenizer and chat template are used.
+        prompts: as `LocalEngine.generate` takes them.
+
+    Raises CheckpointError if the policy has no tokenizer, DataError for what is no prompt.
+    """
+    renderer = _renderer(policy)
+    ids = [renderer.prompt_ids(prompt.prompt) for prompt in _as_prompts(prompts)]
+    batch = collate(ids, [[]] * len(ids), pad_id=renderer.pad_id).to(policy.device)
+    return batch.ids, batch.attention_mask
+
+
+def as_responses(
+    policy: Policy,
+    prompts: Sequence[AnyPrompt],
+    responses: Sequence[str | Sequence[int]],
+    *,
+    temperature: float = 1.0,
+    micro_batch_size: int = 16,
+) -> Responses:
+    """Responses that something else wrote, as a batch: an engine of your own, people, a file.
+
+    Args:
+        policy: its tokenizer is used. The batch's ``logprobs`` are those of the policy as it is now.
+        prompts: as `LocalEngine.generate` takes them.
+        responses: one for each prompt: a text, after which the token comes that ends an answer; or the token ids that were
+            sampled, of which those behind the first such token are left out. Ids without one are a truncated response.
+        temperature: that the ids were sampled at.
+        micro_batch_size: rows that are read at a time.
+
+    Raises CheckpointError if the policy has no tokenizer, DataError for what is no prompt, or other numbers of prompts and
+    responses.
+    """
+    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    if len(responses) != len(asked):
+        raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    rows = [
+        renderer.written(one.prompt, written)
+        if isinstance(written, str)
+        else (renderer.prompt_ids(one.prompt), _up_to_stop(written, stops))
+        for one, written in zip(asked, responses, strict=True)
+    ]
+    batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id).to(policy.device)
+    truncated = [not ids or ids[-1] not in stops for _, ids in rows]
+    read = token_outputs(policy, batch, temperature=temperature, micro_batch=MicroBatch(micro_batch_size)).logprobs
+    rollouts = Rollouts(batch, batch.response_mask.sum(dim=1), torch.tensor(truncated, device=batch.ids.device), read)
+    completions = [
+        Completion(one, renderer.response_text(ids, prompt=one.prompt, truncated=cut), ids, truncated=cut)
+        for one, ids, cut in zip(asked, rollouts.responses(with_stop=False), truncated, strict=True)
+    ]
+    return Responses(rollouts, completions, temperature)
+
+
+def _renderer(policy: Policy) -> Renderer:
+    if policy.tokenizer is None:
+        raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
+    return Renderer(policy.tokenizer)
+
+
+def _as_prompts(prompts: Sequence[AnyPrompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or not len(prompts):
+        raise DataError(f"expected a list of prompts, got {prompts!r:.60}")
+    return [as_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+
+
+def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
+    end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
+    return list(ids[:end])
