@@ -27,6 +27,7 @@ LEAVES = {
     "lock",
     "retries",
     "background",
+    "user_code",
 }
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
@@ -40,7 +41,8 @@ MAY_IMPORT = {
     "redact": set(),
     "retries": set(),
     "background": set(),
-    "configs": {"errors"},
+    "user_code": {"errors"},
+    "configs": {"errors", "user_code"},
     "hub": set(),
     "core": set(),
     "distributed": set(),

@@ -1,4 +1,4 @@
-"""Engines: what samples responses for a policy. `Engine` is the protocol; `heedful.engines.local` has one in this process."""
+"""Engines: what samples responses for a policy. `Engine` is the protocol; another module has `LocalEngine`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

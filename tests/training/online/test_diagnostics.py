@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
-from heedful.algorithms.online.metrics import critic_metrics, ratio_metrics, with_effective_frac
+from heedful.algorithms.online.metrics import critic_metrics, with_effective_frac
 from heedful.algorithms.online.update import Update
 from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.training.metric_sums import MetricSums
@@ -42,9 +42,8 @@ def test_golden_ratio_metrics():
     log_ratio = torch.tensor([[2.0, 0.5, 1.0, 4.0, 99.0], [2.0, 0.5, 0.5, 4.0, 99.0]]).log()
     advantages = torch.tensor([[1.0, 1.0, -1.0, -2.0, 0.0]]).expand(2, 5)
     mask = torch.tensor([[True] * 4 + [False]] * 2)
-    surrogate = core.clipped_ratio(log_ratio, torch.zeros(2, 5), advantages, mask, core.Bounds(0.2, 0.2))
-    found = ratio_metrics(surrogate, lambda x, m: core.masked_mean(x, m, count=8), 8)
-    found = with_effective_frac({name: float(value) for name, value in found.items()})
+    _, found = core.ppo_policy_loss(log_ratio, torch.zeros(2, 5), advantages, mask, clip_range=0.2)
+    found = with_effective_frac({name: float(value) for name, value in found.items() if name != "loss/policy"})
     assert found.pop("policy/approx_kl") > 0
     assert found == pytest.approx(
         {
@@ -58,18 +57,19 @@ def test_golden_ratio_metrics():
 
 
 def test_a_loss_without_a_ratio_has_none_of_them():
-    plain = core.policy_gradient(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
-    assert ratio_metrics(plain, core.masked_mean, 2) == {}
+    _, metrics = core.a2c_policy_loss(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
+    assert metrics.keys() == {"loss/policy"}
     assert with_effective_frac({"loss/policy": 1.0}) == {"loss/policy": 1.0}
 
 
 def test_a_ratio_too_large_for_a_square_is_still_a_number():
     """Ratio e^60: its square is none in float32. An update with one ratio per response is not left out for that."""
     mask = torch.ones(1, 2, dtype=torch.bool)
-    found = core.clipped_sequence_ratio(
-        torch.tensor([[30.0, 30.0]]), torch.zeros(1, 2), torch.ones(1, 2), mask, core.Bounds(0.2, 0.2)
+    new = torch.tensor([[30.0, 30.0]])
+    _, found = core.ppo_policy_loss(
+        new, torch.zeros(1, 2), torch.ones(1, 2), mask, clip_range=0.2, importance_level="sequence"
     )
-    assert all(bool(value.isfinite()) for value in ratio_metrics(found, core.masked_mean, 1).values())
+    assert all(bool(value.isfinite()) for value in found.values())
 
 
 def test_maxima_are_kept_and_not_divided():

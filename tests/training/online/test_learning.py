@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from heedful import A2CConfig, GRPOConfig, PPOConfig
+from heedful.algorithms.online.policy_losses import POLICY_LOSSES
 from heedful.algorithms.ppo import train_online
-from heedful.core.surrogates import SURROGATES
 
 LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
 LEARNERS = {
@@ -67,13 +67,13 @@ def test_raises_the_share_of_a_letter(settings, share_of_a, name):
 @pytest.mark.exhaustive
 def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(settings, share_of_a, monkeypatch, kind):
     """Negative control of the learning test: with the sign flipped the score does not rise by 0.3."""
-    right = SURROGATES["clip", "token"]
+    right = POLICY_LOSSES["clip"]
 
-    def wrong(*tensors):
-        surrogate = right(*tensors)
-        return surrogate._replace(objective=-surrogate.objective)
+    def wrong(*tensors, **settings):
+        loss, metrics = right(*tensors, **settings)
+        return -loss, metrics
 
-    monkeypatch.setitem(SURROGATES, ("clip", "token"), wrong)
+    monkeypatch.setitem(POLICY_LOSSES, "clip", wrong)
     assert gain(train_online(settings(kind), rewards=[share_of_a])) < 0.3
 
 
