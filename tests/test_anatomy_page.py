@@ -213,7 +213,7 @@ def test_a_new_import_is_noticed(line, said, tmp_path):
     """Negative control on the side of the code; an import of a room that is named as a whole is none."""
     source = tmp_path / "heedful"
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
-    with (source / "train" / "online" / "ppo.py").open("a", encoding="utf-8") as file:
+    with (source / "algorithms" / "ppo.py").open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")
     found = wrong_lists(PAGE, source)
     assert (len(found) == 1 and said in found[0]) if said else found == []

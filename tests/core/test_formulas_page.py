@@ -152,7 +152,7 @@ def test_a_missing_entry_is_noticed(name):
         (wrong_names, "(numerics.md)", "(numerics.txt)", "numerics.txt"),
         (wrong_names, "[`lr_factor`]", "[`lr_factors`]", "defines no lr_factors"),
         (wrong_flags, "--gae-lambda", "--gae-lamda", "--gae-lamda"),
-        (wrong_flags, "--advantage rloo", "--advantage loo", "--advantage loo"),
+        (wrong_flags, "--importance-level sequence", "--importance-level whole", "--importance-level whole"),
         (failures, "tensor([[0.5408, 0.4850, 0.3000", "tensor([[0.5408, 0.4850, 0.3001", "0.3001"),
         (wrong_entries, ">>> head_logprobs(", ">>> core.whiten(", "head_logprobs: no numbers"),
         (wrong_entries, "`num_episodes` $n$", "$n$", "AdaptiveKL: no argument num_episodes"),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import best_of_k_reward_loss, dpo_loss, pairwise_reward_loss, ranking_reward_loss
+from heedful.core import dpo_loss, pairwise_reward_loss, ranking_reward_loss
 from tensors import close, f64, minus_log_sigmoid
 
 # ------------------------------------------------------------------------------------------------------------- pairs
@@ -216,46 +216,6 @@ def test_identity_ranking_weighs_prompts_alike():
     ranking_reward_loss(scores, torch.tensor([0, 1, 2, 3, 0, 1]), groups)[0].backward()
     close(scores.grad, [-0.5 * 3 / 6 / 2, -0.5 * 1 / 6 / 2, 0.5 * 1 / 6 / 2, 0.5 * 3 / 6 / 2, -0.25, 0.25])
 
-
-# -------------------------------------------------------------------------------------------------------- best of K
-
-
-def test_golden_best_of_k_reward_loss():
-    scores = f64([[1.0, 2.0, 0.0, -1.0], [0.5, 0.5, 3.0, 0.0]])
-    loss, metrics = best_of_k_reward_loss(scores, torch.tensor([1, 0]))
-    first = -2.0 + math.log(sum(math.exp(s) for s in (1.0, 2.0, 0.0, -1.0)))
-    second = -0.5 + math.log(sum(math.exp(s) for s in (0.5, 0.5, 3.0, 0.0)))
-    close(loss, (first + second) / 2)
-    close(metrics["loss/reward"], (first + second) / 2)
-    close(metrics["reward/accuracy"], 1 / 2)
-
-
-def test_golden_best_of_k_reward_loss_divides_by_the_count_handed_in():
-    loss, metrics = best_of_k_reward_loss(f64([[0.0, math.log(3)]]), torch.tensor([1]), num_prompts=8)
-    close(loss, -math.log(3 / 4) / 8)
-    close(metrics["reward/accuracy"], 1 / 8)
-
-
-def test_identity_best_of_two_is_pairwise():
-    chosen, rejected = torch.randn(2, 6, dtype=torch.float64)
-    loss, metrics = best_of_k_reward_loss(torch.stack([rejected, chosen], 1), torch.ones(6, dtype=torch.long))
-    pairwise, pairwise_metrics = pairwise_reward_loss(chosen, rejected)
-    close(loss, pairwise)
-    close(metrics["reward/accuracy"], pairwise_metrics["reward/accuracy"].double())
-
-
-def test_identity_best_of_k_equal_scores_is_log_k_and_a_constant_changes_nothing():
-    close(best_of_k_reward_loss(f64([[0.3] * 4]), torch.tensor([2]))[0], math.log(4))
-    scores, best = torch.randn(3, 5, dtype=torch.float64), torch.tensor([4, 0, 2])
-    close(best_of_k_reward_loss(scores + f64([[1.0], [2], [3]]), best)[0], best_of_k_reward_loss(scores, best)[0])
-
-
-def test_identity_best_of_k_is_cross_entropy():
-    scores, best = torch.randn(3, 5, dtype=torch.float64), torch.tensor([4, 0, 2])
-    close(best_of_k_reward_loss(scores, best)[0], torch.nn.functional.cross_entropy(scores, best))
-
-
-# --------------------------------------------------------------------------------------------------------------- dpo
 
 # Log-ratios to the reference: 0.5 and 1.5 where chosen; -0.25 and 2 where rejected. h = 0.75 and -0.5.
 DPO = (f64([-10.0, -20.0]), f64([-12.25, -18.0]), f64([-10.5, -21.5]), f64([-12.0, -20.0]))

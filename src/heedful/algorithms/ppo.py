@@ -18,7 +18,7 @@ pass gives the old log-probs.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -200,20 +200,28 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
 
     metrics = with_effective_frac({**experience.metrics, **value_metrics, **update.metrics()})
     metrics |= critic_norm(head_steps, update.steps) | {"optimizer/learning_rate": learning_rate}
-    if cfg.kl_coef > 0:
-        metrics["reference/kl_coef"] = learner.kl.coef
-        if not is_warming_up and math.isfinite(metrics.get("reference/kl", math.nan)):
-            learner.kl.update(metrics["reference/kl"], cfg.rollout_batch_size)
-    if cfg.target_entropy is not None:
-        metrics["policy/entropy_coef"] = experience.entropy_coef
-        if not is_warming_up and math.isfinite(metrics.get("policy/entropy", math.nan)):
-            learner.entropy.update(metrics["policy/entropy"])
+    metrics |= steer(learner, metrics, is_warming_up=is_warming_up)
     if cfg.approx_kl_limit is not None:
         planned = cfg.ppo_epochs * math.ceil(max(1, len(experience.rows)) / cfg.minibatch_size)
         metrics["policy/update_frac"] = sum(not step.is_left_out for step in update.steps) / planned
     learned_tokens = float(experience.mask.sum())
     metrics = update.end(metrics, learned_tokens=learned_tokens, sampled_tokens=experience.sampled_tokens)
     return Learned(metrics, update.kl)
+
+
+def steer(learner: Learner[OnlineConfig], metrics: Mapping[str, float], *, is_warming_up: bool) -> dict[str, float]:
+    """Move the KL coefficient and that of the entropy bonus; returns those of this step."""
+    cfg, kl, entropy = learner.config, metrics.get("reference/kl", math.nan), metrics.get("policy/entropy", math.nan)
+    used: dict[str, float] = {}
+    if cfg.kl_coef > 0:
+        used["reference/kl_coef"] = learner.kl.coef
+        if not is_warming_up and math.isfinite(kl):
+            learner.kl.update(kl, cfg.rollout_batch_size)
+    if cfg.target_entropy is not None:
+        used["policy/entropy_coef"] = learner.entropy.coef
+        if not is_warming_up and math.isfinite(entropy):
+            learner.entropy.update(entropy)
+    return used
 
 
 def backward_minibatch(
@@ -246,9 +254,6 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
 
     J is the surrogate that ``policy_loss`` and ``importance_level`` choose; KL is here only with ``kl_in`` loss, L_V only
     for a value head whose loss is to pull the trunk.
-
-    Without old log-probs the minibatch is the whole rollout batch and the policy is the one that sampled it, so this pass
-    gives them, and with them the metrics and the KL that a pass before the update would have given.
     """
     cfg, batch, mask = learner.config, part.batch, part.mask
     new = learner.policy(
@@ -259,10 +264,7 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
         with_entropy=part.entropy_coef > 0 or part.old_logprobs is None,
         with_values=learner.pulls_trunk,
     )
-    old_logprobs = new.logprobs.detach() if part.old_logprobs is None else part.old_logprobs
-    if part.old_logprobs is None:
-        add_first_pass(new, part, counts, update)
-
+    old_logprobs = first_pass(new, part, counts, update) if part.old_logprobs is None else part.old_logprobs
     loss, metrics = objective_loss(
         new.logprobs, old_logprobs, part.advantages, mask, config=cfg, reduction=counts.reduction
     )
@@ -334,8 +336,11 @@ def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConf
             yield rows.to(experience.rows.device)
 
 
-def add_first_pass(new: TokenOutputs, part: Experience, counts: Counts, update: Update) -> None:
-    """Add the metrics and the KL of the policy that sampled, from the update's own pass."""
+def first_pass(new: TokenOutputs, part: Experience, counts: Counts, update: Update) -> Tensor:
+    """Old log-probs ``[b, T]`` from the update's own pass; adds the metrics and the KL of a pass before the update.
+
+    The minibatch is the whole rollout batch, and the policy is still the one that sampled it.
+    """
     kl = None
     if part.ref_logprobs is not None:
         kl = core.response_kl(new.logprobs.detach(), part.ref_logprobs, part.mask)
@@ -343,3 +348,4 @@ def add_first_pass(new: TokenOutputs, part: Experience, counts: Counts, update: 
         update.set_kl(part.rows, kl)
     seen = part.sampler_logprobs
     update.add(pass_metrics(new, seen, kl, part.mask, num_tokens=counts.tokens, num_responses=counts.responses))
+    return new.logprobs.detach()

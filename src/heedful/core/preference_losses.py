@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from heedful.core.masking import Count, at_least_float32
 from heedful.core.policy_losses import Metrics, Scalar
 
-__all__ = ["best_of_k_reward_loss", "dpo_loss", "pairwise_reward_loss", "ranking_reward_loss"]
+__all__ = ["dpo_loss", "pairwise_reward_loss", "ranking_reward_loss"]
 
 
 def pairwise_reward_loss(
@@ -108,28 +108,6 @@ def _bradley_terry(
     logit = difference if margin is None else difference - margin.detach()
     per_pair = -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
     return per_pair + center_coef * (chosen + rejected).square(), difference
-
-
-def best_of_k_reward_loss(
-    scores: Float[Tensor, "n k"], best: Int[Tensor, " n"], *, num_prompts: Count | None = None
-) -> tuple[Scalar, Metrics]:
-    """Softmax loss of a reward model on choices: a person picked one of K responses (Ziegler et al. 2019, eq. 1).
-
-        L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
-
-    Args:
-        scores: scores of the K responses to each prompt.
-        best: column of the response that was picked.
-        num_prompts: N, the prompts of the whole optimizer step.
-
-    Metric ``reward/accuracy``: share of rows whose highest score (the first of equal ones) is the best.
-    """
-    scores = at_least_float32(scores)
-    count = scores.shape[0] if num_prompts is None else num_prompts
-    picked = torch.log_softmax(scores, dim=1).gather(1, best.unsqueeze(1))
-    loss = -picked.sum() / count
-    accuracy = (scores.detach().argmax(dim=1) == best).to(scores.dtype).sum() / count
-    return loss, {"loss/reward": loss.detach(), "reward/accuracy": accuracy}
 
 
 def dpo_loss(

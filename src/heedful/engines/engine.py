@@ -1,4 +1,4 @@
-"""Engines: what samples responses for a policy. `Engine` is the protocol; another module has `LocalEngine`."""
+"""Engines: what samples responses for a policy. `Engine` is the protocol; `heedful.LocalEngine` samples in this process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
