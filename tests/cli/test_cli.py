@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from heedful.cli.main import COMMANDS, main, spins
-from heedful.configs.help import SECTIONS
+from heedful.configs.help import FIRST_SCREENS, SECTIONS
 from heedful.evaluate.curves import read_algorithm
 
 QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
@@ -88,12 +88,17 @@ def test_a_commands_help_is_one_screen(heedful, command, width, monkeypatch):
     assert max(map(len, lines)) <= width
     assert f"usage: heedful {command}" in lines[0]
     assert f"heedful {command} --help-all" in outcome.out
+    assert f"\nexample\n  heedful {command} " in outcome.out
     positions = getattr(config_of(command), "POSITIONAL", ())
     for field in dataclasses.fields(config_of(command)):
         if field.default is dataclasses.MISSING:
             shown = field.name.upper() if field.name in positions else f"--{field.name.replace('_', '-')}"
             assert shown in outcome.out.split("required", maxsplit=1)[1]
     assert heedful(*command.split(), "-h").out == outcome.out
+
+
+def test_first_screens_are_those_of_the_commands():
+    assert FIRST_SCREENS.keys() == COMMANDS.keys()
 
 
 def test_the_first_screen_of_ppo_has_what_somebody_who_knows_trl_looks_for(heedful):

@@ -162,6 +162,22 @@ def test_a_removed_setting_with_another_value_is_answered_with_what_to_use(heedf
         assert name not in settings_of(command)
 
 
+@pytest.mark.parametrize("value", ["2024-02-30", "=", "[=, 2024-02-30]"])
+def test_a_removed_setting_may_hold_any_text(heedful, tmp_path, value):
+    """Also one that YAML would refuse as a date or a merge."""
+    path = tmp_path / "设置.yaml"
+    path.write_text(f"model: 模型\ntrack_name: {value}\n", encoding="utf-8")
+    outcome = heedful("ppo", path)
+    assert outcome.status == 2
+    assert f"{path}:2: track_name (--track-name) is not a setting any more: " in outcome.message
+
+
+def test_a_removed_choice_is_answered_with_what_to_use(heedful):
+    outcome = heedful("ppo", "--model", "m", "--data", "d", "--output", "o", "--response-length", "drawn")
+    assert outcome.status == 2
+    assert "--response-length: Where a response ends. stop: up to a stop token. fixed: exactly" in outcome.message
+
+
 def test_a_removed_setting_at_its_default_is_checked_as_others_are(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("judge_scale: [0.0, 10.0]\njudge_scale: [0, 10]\n", encoding="utf-8")

@@ -11,9 +11,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heedful import A2CConfig, ChatConfig, ConfigError, GRPOConfig, PPOConfig, SFTConfig, configs
+from heedful import A2CConfig, ChatConfig, ConfigError, GRPOConfig, PassAtKConfig, PPOConfig, SFTConfig, configs
 from heedful.configs.label_server import LabelServeConfig
 from heedful.configs.parse import parse, to_yaml
+from heedful.configs.tools import SampleConfig
 
 RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
 
@@ -315,6 +316,15 @@ def test_a_switch_spelt_with_a_dash_is_a_switch(written):
 )
 def test_lists(written, line, expected):
     assert parsed(PPOConfig, written(RUN_YAML + line + "\n")).rewards == expected
+
+
+def test_an_empty_list_is_not_the_default(written, refused):
+    path = written("model: m\ndata: d.jsonl\nk: []\n")
+    assert "--k must be numbers from 1 to --samples-per-prompt 16, got none" in refused(PassAtKConfig, [path])
+    path = written("models: []\ndata: d.jsonl\noutput: o\n")
+    message = refused(SampleConfig, [path])
+    assert message.startswith("--models is missing: name one policy or several")
+    assert f"{path}:1: models is set here" in message
 
 
 def test_a_list_does_not_swallow_what_follows(written):

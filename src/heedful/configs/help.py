@@ -89,7 +89,7 @@ FIRST_SCREENS = {
         "--models runs/sft/final --data prompts.jsonl --answers 4 --output answers.jsonl",
         ("answers", "max_prompts", "max_new_tokens", "temperature", "eval_fraction", "micro_batch_size", "dtype"),
     ),
-    "demo": FirstScreen(""),
+    "demo": FirstScreen("--output runs/demo"),
     "tiny": FirstScreen("--output runs/tiny"),
     "merge": FirstScreen("--adapter runs/sft/final --output runs/merged"),
     "runs": FirstScreen("runs"),
@@ -139,7 +139,16 @@ FIRST_SCREENS = {
     "label simulate": FirstScreen(
         "PROJECT --rewards model:runs/reward/final", ("labellers", "agreement", "scale", "labels", "seed"), ("rewards",)
     ),
-    "label rebuild": FirstScreen("PROJECT"),
+    "label backup": FirstScreen("PROJECT"),
+    "label restore": FirstScreen("PROJECT"),
+    **{
+        f"plan {trainer}": FirstScreen("--model 1.5B --max-length 1024 --gpu-gb 24")
+        for trainer in ("sft", "reward", "dpo", "kto")
+    },
+    **{
+        f"plan {trainer}": FirstScreen("--model 1.5B --rewards model:0.5B --gpu-gb 24")
+        for trainer in ("ppo", "a2c", "grpo", "online-dpo")
+    },
 }  # fmt: skip
 
 

@@ -117,11 +117,12 @@ def _without_frame(message: str, config_class: type) -> str:
     lines = lines if has_frame else lines[2:]  # a title and a rule
     lines = list(itertools.takewhile(lambda line: not line.startswith(("───", "---")), lines))
     text = "\n".join(lines).strip().removeprefix("Error parsing ")
-    unreadable = re.match(r"(--[\w-]+): ", text)
-    if unreadable is None:
+    refused = re.match(r"(--[\w-]+): |invalid choice .* for argument '(--[\w-]+)'", text)
+    if refused is None:
         return text
+    flag = refused[1] or refused[2]
     explained = {one.flag: one.explanation for one in settings(config_class)}
-    return f"{text}\n{unreadable[1]}: {explained[unreadable[1]]}"
+    return f"{text}\n{flag}: {explained[flag]}"
 
 
 def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command: str) -> None:
@@ -240,11 +241,15 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
 
 
 def _typed(node: yaml.Node) -> Any:
-    """What a plain value or a list of them means in YAML."""
+    """What a plain value or a list of them means in YAML; one without a meaning, such as the date 2024-02-30, is text."""
     if isinstance(node, yaml.SequenceNode):
         return [_typed(one) for one in node.value]
-    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
-    return yaml.safe_load(node.value) if is_plain else node.value
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return node.value
+    try:
+        return yaml.safe_load(node.value)
+    except (ValueError, yaml.YAMLError):
+        return node.value
 
 
 def _settings_text(path: Path) -> str:
@@ -335,7 +340,7 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
             raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
         if annotation is not None and typing.get_origin(annotation) is not tuple:
             raise ConfigError(f"{place}: {key} takes one value, got a list of {len(node.value)}")
-        return (name, *(_whole(item.value, f"{place}: {key}") for item in node.value)) if node.value else ()
+        return (name, *(_whole(item.value, f"{place}: {key}") for item in node.value))
     if not isinstance(node, yaml.ScalarNode):
         raise ConfigError(f"{place}: {key} holds a mapping; settings are flat 'key: value' lines")
     value = _whole(node.value, f"{place}: {key}")
