@@ -20,6 +20,8 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+from architectures import DECODERS
+
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
@@ -131,7 +133,6 @@ def checkpoints(tmp_path_factory):
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from heedful import make_tiny_model
-    from heedful.models.tiny import DECODERS
 
     root = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(7)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import heedful
 from heedful import CheckpointError, ConfigError, DataError, Message, RewardError, core
+from heedful.data.batches import collate
 from heedful.models import load_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -84,6 +85,29 @@ def test_a_model_in_memory_is_used_as_it_is(tiny):
         heedful.Policy.from_pretrained(model)
 
 
+def gradients(policy):
+    """Of a batch whose padding and one response token are the model's padding token, id 0."""
+    batch = collate([[0, 9, 10, 11], [12, 13]], [[0, 20, 21], [30, 0]], pad_id=0)
+    policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs.sum().backward()
+    return {name: parameter.grad for name, parameter in policy.named_parameters()}
+
+
+def test_gradients_do_not_depend_on_how_a_model_came_in(tiny):
+    folder = tiny("qwen3")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.get_input_embeddings().padding_idx == 0, "transformers gives this row no gradient"
+    policies = [
+        heedful.Policy.from_pretrained(folder, device="cpu", dtype="float32"),
+        heedful.Policy.from_pretrained(Path(folder), device="cpu", dtype="float32"),
+        heedful.Policy.from_pretrained(model, load_tokenizer(folder), dtype="float32"),
+    ]
+    assert len({policy.lm.config._attn_implementation for policy in policies}) == 1
+    by_name, by_path, in_memory = map(gradients, policies)
+    assert by_name["lm.model.embed_tokens.weight"][0].any()
+    torch.testing.assert_close(by_path, by_name, rtol=0, atol=0)
+    torch.testing.assert_close(in_memory, by_name)
+
+
 def test_sampling_is_that_of_the_seed_and_of_the_weights_now(policy):
     first, second, other = (
         heedful.LocalEngine(policy, max_new_tokens=8, seed=seed).generate(["好"] * 4).texts for seed in (1, 1, 2)
@@ -142,7 +166,7 @@ def test_scores_are_the_sum_of_the_rewards(batch):
     assert torch.equal(heedful.score(lengths, batch), expected)
     both = heedful.score([lengths, "rule:repetition"], batch)
     assert torch.equal(both, expected + heedful.score("rule:repetition", batch))
-    loaded = heedful.load_rewards([lengths, "rule:repetition"])
+    loaded = heedful.load_rewards([lengths, "rule:repetition"], device="auto")
     assert torch.equal(heedful.score(loaded, batch), both)
 
 
@@ -156,6 +180,8 @@ def test_a_reward_that_fails_is_an_error(batch):
         heedful.score(lambda completions, **_: [1.0], batch)
     with pytest.raises(ConfigError, match="no rule 'nothing'"):
         heedful.score("rule:nothing", batch)
+    with pytest.raises(ConfigError, match=r"no reward is given; name at least one, such as .*model:runs/reward/final"):
+        heedful.score([], batch)
 
 
 # Responses of one's own -----------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ from heedful.data.chat import Renderer, stop_ids
 from heedful.engines.engine import AnyPrompt, Responses, as_prompt
 from heedful.engines.rollouts import Rollouts
 from heedful.engines.teacher_forced import token_outputs, token_values
-from heedful.errors import CheckpointError, DataError, RewardError
+from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards.resolve import AnyReward, resolve_rewards
-from heedful.rewards.scoring import Ensemble, Reward
-from heedful.rewards.scoring import score_tokens as score_completions
+from heedful.rewards.scoring import Reward
+from heedful.rewards.scoring import score as score_completions
 from heedful.types import Completion, MicroBatch, Prompt
 
 
@@ -34,16 +35,21 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 
     Args:
         rewards: functions, `Reward` objects, or strings as in ``--rewards``, such as ``model:PATH`` or ``rule:repetition``.
-        device: of reward models.
+        device: of reward models: auto, cpu, cuda, mps.
 
     Raises ConfigError, CheckpointError.
     """
     wanted = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
-    return resolve_rewards(wanted, device=torch.device(device), compute_dtype=torch.float32)
+    if not wanted:
+        raise ConfigError('no reward is given; name at least one, such as a function or "model:runs/reward/final"')
+    place = resolve_device(device) if isinstance(device, str) else device
+    return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
 def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
+
+    `heedful.rewards.score` is the same of texts: it takes completions and gives lists of numbers.
 
     Args:
         rewards: as `load_rewards` takes them. Those that are strings are loaded at each call: load them once for a loop.
@@ -51,10 +57,8 @@ def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[T
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
-    found = score_completions(Ensemble(tuple(load_rewards(rewards, device=batch.ids.device))), batch.completions)
-    if found.failed:
-        raise RewardError(f"{len(found.failed)} of {len(batch)} responses have no score: {found.note}")
-    return torch.tensor(found.totals, dtype=torch.float32, device=batch.ids.device)
+    totals, _ = score_completions(load_rewards(rewards, device=batch.ids.device), batch.completions)
+    return torch.tensor(totals, dtype=torch.float32, device=batch.ids.device)
 
 
 def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:

@@ -23,7 +23,6 @@ from heedful.distributed import ranks
 from heedful.distributed.sharded_files import as_held
 from heedful.distributed.sharding import (
     Passes,
-    bytes_held,
     divided_like,
     gathered,
     gathered_on_first,
@@ -52,6 +51,12 @@ CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
 CONFIG = SFTConfig(model="m", data="d", output="o", learning_rate=1e-3)
 APART = replace(CONFIG, optimizer_device="cpu")
 HALF = replace(CONFIG, weights_dtype="bfloat16", dtype="bfloat16")
+
+
+def bytes_held(tensors):
+    """Bytes of this rank's parts of some tensors."""
+    parts = [held(tensor) for tensor in tensors if tensor is not None]
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32, stored=torch.float32):

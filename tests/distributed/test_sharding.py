@@ -13,7 +13,6 @@ from heedful.data.batches import AdaptiveMicroBatch
 from heedful.distributed import rank_failures
 from heedful.errors import RankError
 from heedful.models.shape import load_shape
-from heedful.models.tiny import DECODERS
 from heedful.planning.memory import Lengths, plan_of
 from heedful.training.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
@@ -48,7 +47,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def launched(results, checkpoints, folder):
     """``launched(names)`` is what two ranks found of these cases."""
-    assert {"gpt2", "llama", "qwen2", "qwen3"} <= set(DECODERS)
+    assert {"gpt2", "llama", "qwen2", "qwen3"} <= set(checkpoints)
     return lambda names: results(2, "divided.py", checkpoints["gpt2"].parent, folder, *names)
 
 

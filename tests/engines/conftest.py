@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from architectures import DECODERS
 from heedful import make_tiny_model
 from heedful.models import load_policy
-from heedful.models.tiny import DECODERS
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from architectures import DECODERS
 from heedful import CheckpointError, Message, make_tiny_model
 from heedful.data.chat import RewardInputs
 from heedful.models import byte_tokenizer, load_reward_model, load_tokenizer, save_reward_model
-from heedful.models.tiny import DECODERS
 
 CPU = torch.device("cpu")
 TEXTS = [

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from architectures import DECODERS
 from heedful import make_tiny_model
-from heedful.models.tiny import DECODERS
 
 ARCHITECTURES = (*DECODERS, "deberta-v2")
 EXACT = [a for a in ARCHITECTURES if a != "qwen2"]

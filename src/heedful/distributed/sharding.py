@@ -9,7 +9,7 @@ All ranks call these functions in the same order, with the same arguments, but f
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -324,9 +324,3 @@ def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
     return Passes(
         [zero for _, zero in divided], [module for module, _ in divided], "step" if root is None else root.sync_every
     )
-
-
-def bytes_held(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of this rank's parts of some tensors."""
-    parts = [held(tensor) for tensor in tensors if tensor is not None]
-    return sum(part.numel() * part.element_size() for part in parts)

@@ -5,6 +5,7 @@ parallelism, sharding, adapters) wraps all of it.
 """
 
 import copy
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ class Policy(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        model: str | PreTrainedModel,
+        model: str | Path | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         value_head: bool = False,
@@ -75,9 +76,10 @@ class Policy(nn.Module):
         """A policy and its tokenizer, ready to sample and to learn: without dropout, so that its log-probs are one function.
 
         Args:
-            model: a folder, an adapter folder, a name on the Hub, or a causal language model that is in memory, which is used
-                as it is, where it is.
-            tokenizer: of a model in memory; None is the one saved with the model.
+            model: a folder, an adapter folder, a name on the Hub, or a causal language model that is in memory. That one is
+                not copied: it keeps its device and dtype, and is changed in place as one that is loaded would be. Its dropout
+                becomes 0, the embedding of its padding token learns too, and sdpa attention becomes heedful's.
+            tokenizer: needed with a model in memory. With a name, None loads the one saved with the model.
             value_head: add a value head: the saved one, or one that is zero.
             device: of a model that is loaded: auto, cpu, cuda, mps.
             dtype: of matrix products: auto (bfloat16 where the hardware is fast at it), float32, bfloat16, float16.
@@ -85,22 +87,24 @@ class Policy(nn.Module):
 
         Raises CheckpointError if the model or its tokenizer is missing or unusable, ConfigError if the device is.
         """
+        from heedful.kernels.attention import use_attention
         from heedful.kernels.device import resolve_device, resolve_dtype
         from heedful.models.heads import disable_dropout
-        from heedful.models.load import load_policy
+        from heedful.models.load import learn_every_embedding, load_policy
         from heedful.models.tokenizer import load_tokenizer
 
-        if isinstance(model, str):
-            place = resolve_device(device)
+        if isinstance(model, str | Path):
+            place, name = resolve_device(device), str(model)
             policy = load_policy(
-                model, with_value_head=value_head, device=place, compute_dtype=resolve_dtype(dtype, place)
+                name, with_value_head=value_head, device=place, compute_dtype=resolve_dtype(dtype, place)
             )
-            tokenizer = load_tokenizer(model, chat_template=chat_template) if tokenizer is None else tokenizer
+            tokenizer = load_tokenizer(name, chat_template=chat_template) if tokenizer is None else tokenizer
         else:
             if tokenizer is None:
                 raise CheckpointError(
                     "a model in memory comes without its tokenizer; pass Policy.from_pretrained(model, tokenizer)"
                 )
+            use_attention(learn_every_embedding(model))
             policy = cls(model, with_value_head=value_head, compute_dtype=resolve_dtype(dtype, model.device)).to(
                 model.device
             )

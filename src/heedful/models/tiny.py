@@ -24,7 +24,6 @@ from transformers import (
 from heedful.files import complete_or_absent
 
 Architecture = Literal["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"]
-DECODERS: tuple[Architecture, ...] = ("gpt2", "qwen2", "qwen3", "llama")
 PAD, END_OF_TEXT, TURN_END, CLS, SEP = "<|pad|>", "<|endoftext|>", "<|end|>", "<|cls|>", "<|sep|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 SPECIALS = [PAD, END_OF_TEXT, TURN_END, CLS, SEP, *ROLES]

@@ -62,8 +62,6 @@ class Ensemble(Sequence[Reward]):
 
     rewards: tuple[Reward, ...]
     combine: Combination = "sum"
-    std_coef: float = 1.0
-    """How many standard deviations ``mean-std`` subtracts."""
     max_failed: float = 0.0
     """The largest share of responses on which a reward may fail. 0 makes every failure an error."""
     already_reported: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -122,6 +120,8 @@ class Scores:
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
     """Score completions as `score_tokens` does, with every failure an error.
 
+    `heedful.score` is the same of a batch that an engine generated: it also loads rewards by name, and gives a tensor.
+
     Returns the total of each completion and the mean of each reward by name.
     """
     scores = score_tokens(replace(_ensemble(rewards), max_failed=0.0), completions)
@@ -167,7 +167,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
             continue
         applied_here = [(r.weight, c[row]) for r, c in zip(rewards, columns, strict=True) if c[row] is not None]
         weighted = [weight * _total(one) for weight, one in applied_here]
-        totals.append(combine_scores(weighted, ensemble.combine, std_coef=ensemble.std_coef))
+        totals.append(combine_scores(weighted, ensemble.combine))
         if is_dense:
             placed = [0.0] * len(completion.ids)
             for share, (weight, one) in zip(shares(weighted, ensemble.combine), applied_here, strict=True):
@@ -186,13 +186,13 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     )
 
 
-def combine_scores(scores: Sequence[float], how: Combination, *, std_coef: float = 1.0) -> float:
+def combine_scores(scores: Sequence[float], how: Combination) -> float:
     """Combine the weighted scores of the rewards that apply to a response into one score.
 
         sum       s_1 + ... + s_n
         mean      (s_1 + ... + s_n) / n
         min       the smallest
-        mean-std  mean - std_coef * sqrt(mean of (s_i - mean)^2)      population standard deviation
+        mean-std  mean - sqrt(mean of (s_i - mean)^2)      population standard deviation
 
     The last two are conservative: a response must please every member of an ensemble (Coste et al. 2024, section 3, where min
     is worst-case optimisation). They subtract the variance from the mean; heedful subtracts the standard deviation, which has
@@ -201,7 +201,6 @@ def combine_scores(scores: Sequence[float], how: Combination, *, std_coef: float
     Args:
         scores: one weighted score per reward that applies.
         how: sum, mean, min or mean-std.
-        std_coef: how many standard deviations mean-std subtracts.
     """
     if how == "sum":
         return sum(scores)
@@ -210,7 +209,7 @@ def combine_scores(scores: Sequence[float], how: Combination, *, std_coef: float
     mean = sum(scores) / len(scores)
     if how == "mean":
         return mean
-    return mean - std_coef * math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
+    return mean - math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
 
 
 def shares(scores: Sequence[float], how: Combination) -> list[float]:
