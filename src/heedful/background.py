@@ -35,7 +35,7 @@ class Background:
         return result(self.start(coroutine))
 
     def stop(self) -> None:
-        """Cancel what is running, if anything is: whoever waits for it gets a CancelledError."""
+        """Cancel what is running, if anything is. A thread that waits for it gets a `concurrent.futures.CancelledError`."""
         self._loop.call_soon_threadsafe(_cancel, self._loop)
 
 

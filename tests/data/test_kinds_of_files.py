@@ -112,10 +112,24 @@ def test_faulty_csv(tmp_path, text, parts):
     mentions(fault(path), str(path), *parts)
 
 
-def test_rows_without_a_cell_that_is_filled_are_blank_lines(tmp_path):
-    """As Excel leaves them at the end."""
-    (tmp_path / "a.csv").write_text("\nprompt,x\n\n问,1\n,\n,,\n".replace(",,\n", ",\n"))
-    assert sources(tmp_path / "a.csv") == [f"{tmp_path / 'a.csv'}:4"]
+def test_rows_of_empty_cells_at_the_end_are_left_out_and_reported(tmp_path, capsys):
+    """As Excel leaves them there. Above the names of the columns they are nothing."""
+    path = tmp_path / "a.csv"
+    path.write_text("\n,\nprompt,x\n\n问,1\n\n,\n,\n")
+    assert sources(path) == [f"{path}:5"]
+    assert f"{path}:7: rows of empty cells from here to the end are left out (2)" in capsys.readouterr().err
+    path.write_text("\nprompt,x\n\n问,1\n\n")
+    assert sources(path) == [f"{path}:4"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["prompt,chosen,rejected\na,b,c\n,,\na,b,c\n", 'prompt\na\n""\nb\n'])
+def test_rows_of_empty_cells_among_others_are_records(tmp_path, text):
+    """As in JSON Lines, where they are faults."""
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    assert sources(path) == [f"{path}:{line}" for line in (2, 3, 4)]
+    mentions(fault(path, read_prompts), f"{path}:3", "`prompt` is empty or only white space")
 
 
 def test_an_unnamed_column_has_a_name(tmp_path):

@@ -2,12 +2,16 @@
 
 import json
 from datetime import timedelta
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from heedful import DataError
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.distributed import ranks
 from heedful.distributed.ranks import own_random_numbers
+from heedful.types import MicroBatch
 
 
 def refuse(error):
@@ -80,6 +84,13 @@ def main():
     found["merged"] = ranks.merged({here: "秩"})
     with ranks.alone():
         found["alone"] = [ranks.size(), ranks.total(5.0), ranks.shard_indices([1.0, 1.0])]
+    reduce, left = dist.all_reduce, [torch.OutOfMemoryError("CUDA out of memory.")] * here
+
+    def full_once(*arguments, **options):
+        return refuse(left.pop()) if left else reduce(*arguments, **options)
+
+    with patch.object(dist, "all_reduce", full_once):
+        found["rows at a time"] = AdaptiveMicroBatch().run(lambda limit: limit.rows, MicroBatch(8), rows=8)
     ranks.leave()
     found["after"] = ranks.size()
     print(json.dumps(found))

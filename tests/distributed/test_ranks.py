@@ -103,6 +103,11 @@ def test_each_rank_has_random_numbers_of_its_own_where_it_asks_for_them(two):
     assert two[0]["common again"][0] == two[0]["common again"][1]
 
 
+def test_memory_that_runs_out_while_ranks_ask_each_other_is_that_of_the_attempt(two):
+    """It ran out on rank 1 only: both try again, with half of their four rows."""
+    assert [found["rows at a time"] for found in two] == [2, 2]
+
+
 def test_a_rank_that_differs_is_named(two):
     assert two[0]["differs"] == "ConfigError: rank 1 differs from rank 0 in data: e instead of d; copy it"
     assert two[0]["same"] is None

@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -400,6 +400,23 @@ def test_a_server_that_dies_and_returns(answering, completions, away):
     assert score([reward], completions)[0] == [4.0, 5.0, 6.0]
     assert away - 0.1 <= time.monotonic() - started < away + LONGEST_WAIT + 1
     back.join()
+
+
+def test_a_call_that_was_stopped_is_not_made_again_in_parts(answering, completions):
+    stopped = threading.Event()
+    server = answering(lambda count: stopped.wait(10) and scores_of(1))
+    reward = HTTPReward(server.url)
+
+    def stop():
+        while not server.requests:
+            time.sleep(0.01)
+        reward.stop()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(CancelledError):
+        score([Reward("h", reward)], completions)
+    stopped.set()
+    assert len(server.requests) == 1
 
 
 def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, monkeypatch):

@@ -364,6 +364,33 @@ def test_requests_whose_client_has_gone_are_not_scored(serving):
     assert slow.asked == ["first", "stays"]
 
 
+def test_requests_whose_client_has_gone_do_not_gather_without_end(serving):
+    """They stay in the queue while one request is scored, but only so many."""
+    slow = Slow()
+    with serving(slow, max_characters=1000, max_queue=1) as url:
+        one = Address(url)
+
+        def until(count):
+            deadline = time.monotonic() + 10
+            while httpx2.get(f"{url}/health").json()["requests"] != count and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+        first = one.connect(named("first"))
+        slow.wait_for(1)
+        for i in range(9):
+            with one.connect(named(f"gone {i}")):
+                until(2)
+            until(1)
+        with one.connect(named("one more")) as connection:
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 429")
+        slow.go.release(2)
+        assert answer_on(first, head_only=True).startswith(b"HTTP/1.1 200")
+        first.close()
+        with one.connect(named("later")) as connection:
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
+    assert slow.asked == ["first", "later"]
+
+
 def test_bodies_in_flight_are_bounded(serving):
     """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
     with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=2) as url:

@@ -262,8 +262,11 @@ class Attempt:
         if error is None:
             try:
                 ranks.all_well()
-            except ranks.ElsewhereMemoryError as elsewhere:
-                error = elsewhere
+            except Exception as failed:  # as if the attempt itself had
+                if not is_out_of_memory(failed):
+                    check_present(failed)
+                    raise
+                error = failed
             else:
                 return False
         if not isinstance(error, Exception):

@@ -305,7 +305,10 @@ def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
 
 
 def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: bool) -> Iterator[Row]:
-    """Yield the rows of a CSV or TSV file: every cell is text, to the character, but those of `JSON_CELLS`."""
+    """Yield the rows of a CSV or TSV file: every cell is text, to the character, but those of `JSON_CELLS`.
+
+    Rows of empty cells at the end, as Excel leaves them there, are left out with a line on standard error.
+    """
     lines = (_decoded(raw, path, number) for number, raw in numbered_lines(path, file))
     head = next(lines, "")
     delimiter = "\t" if tabs else next((one for one in ",;\t" if one in head), ",")
@@ -313,11 +316,12 @@ def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: 
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader(itertools.chain([head], lines), delimiter=delimiter, strict=True)
     names: list[str] = []
+    empty: list[Row] = []
     line = 1
     try:
         for cells in reader:
             begun, line = line, reader.line_num + 1
-            if not any(cells):
+            if not cells or not (names or any(cells)):  # a blank line, or nothing above the names
                 continue
             if not names:
                 names = [name or f"column {i}" for i, name in enumerate(cells, 1)]
@@ -329,12 +333,17 @@ def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: 
                     f"Quote a cell that holds {delimiter!r}, a quote or a line break, and double the quotes in it."
                 )
             row = zip(names, cells, strict=True)
-            yield f"{path}:{begun}", {n: _cell(c, own.get(n, ""), f"{path}:{begun}: `{n}`") for n, c in row}
+            empty.append((f"{path}:{begun}", {n: _cell(c, own.get(n, ""), f"{path}:{begun}: `{n}`") for n, c in row}))
+            if any(cells):
+                yield from empty
+                empty.clear()
     except csv.Error as error:
         raise DataError(
             f"{path}:{line}: not {'TSV' if tabs else 'CSV'}: {error}, in the cell that begins here or before. Quote a "
             f"cell that holds {delimiter!r}, a quote or a line break, and double the quotes in it; or write .jsonl."
         ) from error
+    if empty:
+        say(f"{empty[0][0]}: rows of empty cells from here to the end are left out ({len(empty)})")
 
 
 def _cell(text: str, name: str, place: str) -> Any:

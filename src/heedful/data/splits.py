@@ -43,8 +43,8 @@ def split_by_prompt(
     An item goes to eval if ``SHA-256(prompt_key) / 2^256 < eval_fraction``, so a larger fraction only adds to eval. Items
     with an empty prompt, such as plain text, are split by their first response.
 
-    Raises ConfigError for a fraction outside [0, 1), and DataError if it is above 0 but one of the two parts is empty and
-    not both may be.
+    Raises ConfigError for a fraction outside [0, 1). Raises DataError if it is above 0 and one of the two parts is empty,
+    unless it ``may_be_one_sided``.
     """
     if not 0 <= eval_fraction < 1:
         raise ConfigError(

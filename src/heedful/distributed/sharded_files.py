@@ -93,7 +93,12 @@ class Stored:
     dtype: torch.dtype
 
     def read(self, like: Tensor | None = None, device: torch.device | None = None) -> Tensor:
-        """Its numbers: all of them, on the CPU, or those that this rank holds of a tensor of its shape, on a device."""
+        """Read its numbers: all of them onto the CPU, or the part of ``like`` that this rank holds.
+
+        Args:
+            like: a tensor of the same shape, whole or divided.
+            device: where the part goes; None is where ``like`` is.
+        """
         if like is None:
             into = torch.empty(self.shape, dtype=self.dtype)
         else:
@@ -103,7 +108,10 @@ class Stored:
 
 
 def as_held(value: Tensor | Stored, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """A tensor of a run's state in the form that another of its shape has: whole, or this rank's part, on a device."""
+    """A tensor of a run's state in the form of ``like``, which has its shape: whole, or the part that this rank holds.
+
+    A part goes to a device, by default to that of ``like``.
+    """
     if isinstance(value, Stored):
         return value.read(like, device)
     return divided_like(value, like, device)

@@ -14,7 +14,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -410,13 +410,15 @@ def call_reward(
 
 
 def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[OneScore | Problem]:
-    """What the function returns, read. Raises CallError, ResultError and RewardError."""
+    """What the function returns, read. Raises CallError, ResultError, RewardError, and CancelledError if it was stopped."""
     try:
         found = function(**arguments)
         return read_scores(Background().run(found) if inspect.iscoroutine(found) else found)
     except (HeedfulError, CallError, ResultError):  # the first says what to do, and it is not to call again
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(function, Remote) and isinstance(error, CancelledError):
+            raise
         if isinstance(function, Distributed) and ranks.size() > 1:  # others may wait for this rank's part
             raise
         raise CallError(f"raised {type(error).__name__}: {error}") from error

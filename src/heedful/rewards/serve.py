@@ -53,6 +53,8 @@ END_SECONDS = 0.5
 """How long clients may take their last answers when the server ends."""
 QUIET_SECONDS = 10.0
 """The least time between two lines about requests that failed."""
+MOST_LEFT = 8
+"""How many times ``--max-queue`` requests the queue may hold if those are counted whose clients have left."""
 SHORTEST_LIMIT = 100_000
 """A text of so many characters is always tokenised, whatever the model can read."""
 
@@ -110,6 +112,10 @@ class RequestQueue:
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[bytearray, Future[Answer]] | None] = queue.SimpleQueue()
         self._is_closed = False
+
+    def __len__(self) -> int:
+        """How many are in the queue, with those whose clients have left."""
+        return self._waiting.qsize()
 
     def add(self, body: bytearray) -> "Future[Answer]":
         """Let a request wait for its turn, until which its answer may be cancelled."""
@@ -230,7 +236,8 @@ class Front:
         """Refuse a request of which so many more bytes are to come, if it cannot be kept."""
         if received + length > self.max_request_bytes:
             return 413, f"the request is larger than {self.max_request_bytes} bytes; send fewer responses at a time"
-        if self.unanswered > self.config.max_queue or self.held + length > self.max_held_bytes:
+        is_full = self.unanswered > self.config.max_queue or len(self.requests) > MOST_LEFT * self.config.max_queue
+        if is_full or self.held + length > self.max_held_bytes:
             return 429, (
                 f"the server is busy: {self.config.max_queue} requests or {self.max_held_bytes} bytes of them wait; try "
                 "again later"
@@ -431,7 +438,10 @@ def _integer(digits: str) -> int:
 
 
 def _check_text(place: str, text: Any, max_characters: int) -> None:
-    """Raise RequestError if a text is not a string or a list of messages, is too long, or cannot be written as UTF-8."""
+    """Check that a text is a string or a list of messages, not too long, and can be written as UTF-8.
+
+    Raises RequestError, and DataError for thinking, tools or calls that do not have the form that heedful sends.
+    """
     is_chat = isinstance(text, list) and bool(text) and all(map(_is_message, text))
     if not isinstance(text, str) and not is_chat:
         raise RequestError(
@@ -445,9 +455,7 @@ def _check_text(place: str, text: Any, max_characters: int) -> None:
         )
     try:
         written.encode()
-        for i, message in enumerate(
-            text if is_chat else []
-        ):  # thinking, tools and calls have the form that heedful sends
+        for i, message in enumerate(text if is_chat else []):
             read_tools("the request", message.get("tools"))
             more = {key: value for key, value in message.items() if key != "tools"}
             if more.keys() != {"role", "content"}:

@@ -1,4 +1,4 @@
-"""What training makes of scores: running normalisation, clipping, dense scores, several rewards.
+"""What training makes of scores: normalisation, clipping, dense scores, several rewards.
 
 The functions themselves are tested in tests/core/test_score_norm.py.
 """

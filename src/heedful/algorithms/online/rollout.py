@@ -200,10 +200,7 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
 
 
 def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
-    """Which groups teach nothing: their shaped scores are all equal, or a response has none.
-
-    A running norm is taken as it was before this step.
-    """
+    """Which groups teach nothing: their shaped scores are all equal, or a response has none."""
     config, rollouts = learner.config, sampled.rollouts
     scores = torch.tensor(sampled.given.totals, device=rollouts.lengths.device)
     shaped = shape(scores, rollouts, learner.score_norm, config)
