@@ -38,10 +38,10 @@ def test_golden_simpo_loss_divides_by_the_count_handed_in():
     close(metrics["reward/accuracy"], 1 / 10)
 
 
-def test_golden_simpo_accuracy_asks_for_no_margin_and_a_tie_is_wrong():
+def test_golden_simpo_accuracy_asks_for_no_margin_and_a_tie_is_half_right():
     one, two = torch.tensor([1]), torch.tensor([2])
     close(simpo_loss(f64([-1.0]), f64([-2.2]), one, two, beta=1.0, target_margin=5.0)[1]["reward/accuracy"], 1)
-    close(simpo_loss(f64([-1.0]), f64([-2.0]), one, two, beta=1.0, target_margin=0.0)[1]["reward/accuracy"], 0)
+    close(simpo_loss(f64([-1.0]), f64([-2.0]), one, two, beta=1.0, target_margin=0.0)[1]["reward/accuracy"], 0.5)
 
 
 def test_identity_simpo_without_a_margin_is_length_normalised_dpo_with_a_uniform_reference():
@@ -134,7 +134,7 @@ KTO = (f64([-8.0, -6.0, -9.5]), f64([-10.0, -5.0, -10.0]), torch.tensor([True, T
 
 
 def test_golden_kto_loss():
-    """z0 = 0.5: gains 1.5, -1.5 and 0, times beta 0.4; a response at the point of reference is not right."""
+    """z0 = 0.5: gains 1.5, -1.5 and 0, times beta 0.4; a response at the point of reference is half right."""
     loss, metrics = kto_loss(*KTO, beta=0.4, kl=0.5)
     close(loss, ((1 - sigmoid(0.6)) + (1 - sigmoid(-0.6)) + (1 - sigmoid(0))) / 3)
     close(loss, (1 + 0.5) / 3)
@@ -142,7 +142,7 @@ def test_golden_kto_loss():
     close(metrics["reward/chosen"], 0.4 * (2 - 1) / 2)
     close(metrics["reward/rejected"], 0.4 * 0.5)
     close(metrics["reward/margin"], 0.4 * 0.5 - 0.4 * 0.5)
-    close(metrics["reward/accuracy"], 1 / 3)
+    close(metrics["reward/accuracy"], (1 + 0 + 0.5) / 3)
 
 
 def test_golden_kto_loss_weighs_good_and_bad_responses():
@@ -158,7 +158,7 @@ def test_golden_kto_loss_divides_by_the_counts_handed_in():
     close(metrics["reward/chosen"], 0.4 * (2 - 1) / 4)
     close(metrics["reward/rejected"], 0.4 * 0.5 / 6)
     close(metrics["reward/margin"], 0.4 * (1 / 4 - 0.5 / 6))
-    close(metrics["reward/accuracy"], 1 / 10)
+    close(metrics["reward/accuracy"], (1 + 0.5) / 10)
 
 
 def test_golden_a_negative_kl_counts_as_zero():
@@ -181,7 +181,7 @@ def test_identity_kto_where_the_policy_is_the_reference_is_half_the_mean_weight(
         logprobs, logprobs.clone(), label, beta=0.1, kl=0.0, desirable_weight=3.0, undesirable_weight=1.5
     )
     close(loss, 0.5 * (3 + 3 * 1.5) / 4)
-    close(metrics["reward/accuracy"], 0)
+    close(metrics["reward/accuracy"], 0.5)
 
 
 def test_identity_turning_labels_and_log_ratios_over_changes_nothing_at_z0_of_0():

@@ -256,15 +256,16 @@ def test_golden_hinge_loss():
     close(dpo_loss(*DPO, beta=0.4, kind="hinge")[0], ((1 - 0.4 * 0.75) + (1 + 0.4 * 0.5)) / 2)
 
 
-def test_golden_dpo_equal_ratios_are_not_accurate():
-    assert dpo_loss(f64([-1.0]), f64([-2.0]), f64([-1.0]), f64([-2.0]), beta=0.1)[1]["reward/accuracy"] == 0
+def test_golden_dpo_equal_ratios_are_half_right():
+    assert dpo_loss(f64([-1.0]), f64([-2.0]), f64([-1.0]), f64([-2.0]), beta=0.1)[1]["reward/accuracy"] == 0.5
 
 
 def test_identity_dpo_where_the_policy_is_the_reference_is_log_two():
     chosen, rejected = torch.randn(2, 5, dtype=torch.float64)
     loss, metrics = dpo_loss(chosen, rejected, chosen.clone(), rejected.clone(), beta=0.1)
     close(loss, math.log(2))
-    assert all(metrics[f"reward/{name}"] == 0 for name in ("chosen", "rejected", "margin", "accuracy"))
+    assert all(metrics[f"reward/{name}"] == 0 for name in ("chosen", "rejected", "margin"))
+    assert metrics["reward/accuracy"] == 0.5
 
 
 def test_golden_robust_dpo_loss():
@@ -297,7 +298,7 @@ def test_golden_length_normalised_dpo_loss():
     close(metrics["reward/chosen"], 5 * (0.25 + 0.5) / 2)
     close(metrics["reward/rejected"], 5 * (-0.05 + 0.5) / 2)
     close(metrics["reward/margin"], 5 * 0.3 / 2)
-    close(metrics["reward/accuracy"], 1 / 2)
+    close(metrics["reward/accuracy"], (1 + 0.5) / 2)
 
 
 @pytest.mark.parametrize("kind", ["ipo", "hinge"])

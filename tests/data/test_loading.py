@@ -94,12 +94,13 @@ def test_learning_the_prompt_learns_all_but_the_first_token(extra, max_length):
 
 def check_share(records, done, *, exactly, too_little, listed):
     """These counts pass `encode_split` with the first share of --max-dropped and are refused, listed, with the second."""
-    split = ["record"], [], {"records": records}
+    split = ["record"] * records, [], {"records": records, "train": records}
 
     def encoded(items, refused):
         return items, done
 
-    shown = {"records": records} | {name: count for name, count in done.items() if count}
+    left = records - sum(count for name, count in done.items() if name.startswith("dropped_"))
+    shown = {"records": records, "train": left} | {name: count for name, count in done.items() if count}
     assert encode_split(encoded, split, DataOptions(data="d.jsonl", max_dropped=exactly))[2] == shown
     with pytest.raises(DataError) as error:
         encode_split(encoded, split, DataOptions(data="d.jsonl", max_dropped=too_little))
@@ -383,10 +384,10 @@ def test_one_long_held_out_record_of_few_is_fine_where_it_is_one_in_a_hundred():
         return encode(items, action="drop")
 
     train, held_out = demonstrations(*[("a", "b")] * 98), demonstrations(("a", "b"), ("a", "b" * 20))
-    split = train, held_out, {"records": 100}
+    split = train, held_out, {"records": 100, "train": 98, "held_out": 2}
     encoded = encode_split(encode_short, split, DataOptions(data="d.jsonl", max_dropped=0.01))
     assert (len(encoded[0]), len(encoded[1])) == (98, 1)
-    assert encoded[2] == {"records": 100, "dropped_too_long": 1}
+    assert encoded[2] == {"records": 100, "train": 98, "held_out": 1, "dropped_too_long": 1}
     with pytest.raises(DataError, match="1 of 100 records"):
         encode_split(encode_short, split, DataOptions(data="d.jsonl", max_dropped=0.009))
 
@@ -417,7 +418,7 @@ def test_unusable_too_long_and_equal_records_share_one_allowance(tmp_path):
     assert len(train) + len(held_out) == 76
     shown = {"dropped_unusable": 9, "dropped_too_long": 8, "dropped_equal": 7}
     assert {name: count for name, count in counts.items() if name.startswith("dropped_")} == shown
-    assert counts["records"] == 100
+    assert (counts["records"], counts["train"], counts["held_out"]) == (100, len(train), len(held_out))
     with pytest.raises(DataError):
         load(records, 0.23)
     for kept in ("u", "l", "e"):  # each cause alone passes

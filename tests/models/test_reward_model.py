@@ -20,7 +20,7 @@ from transformers import (
 from architectures import DECODERS
 from heedful import CheckpointError, Message, make_tiny_model
 from heedful.data.chat import RewardInputs
-from heedful.models import byte_tokenizer, load_reward_model, load_tokenizer, save_reward_model
+from heedful.models import byte_tokenizer, load_policy, load_reward_model, load_tokenizer, save_reward_model
 
 CPU = torch.device("cpu")
 TEXTS = [
@@ -159,6 +159,19 @@ def test_more_than_one_output_is_refused(folder, tmp_path):
     for seed in (None, 1):
         with pytest.raises(CheckpointError, match="more than one output; a reward model has one score"):
             load(tmp_path, seed=seed)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_a_reward_model_is_no_policy(checkpoints, tmp_path, architecture):
+    """Its embeddings are tied to what would be the output head, so no weight is missing."""
+    tokenizer = load_tokenizer(str(checkpoints[architecture]))
+    options = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    model = load_reward_model(str(checkpoints[architecture]), tokenizer, seed=0, **options)
+    save_reward_model(model, tokenizer, tmp_path / "r")
+    with pytest.raises(
+        CheckpointError, match=r"r is a reward model \(\w+ForSequenceClassification\), which writes no text"
+    ):
+        load_policy(str(tmp_path / "r"), **options)
 
 
 @pytest.mark.parametrize("seed", [None, 1])

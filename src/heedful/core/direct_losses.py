@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from heedful.core.masking import Count, at_least_float32
+from heedful.core.masking import Count, at_least_float32, rightness
 from heedful.core.policy_losses import Metrics, Scalar
 
 __all__ = ["kto_loss", "orpo_loss", "simpo_loss"]
@@ -114,7 +114,7 @@ def kto_loss(
 
     Metrics: mean implicit reward ``beta r`` of the good responses (``reward/chosen``) and of the bad ones
     (``reward/rejected``), and their difference, each left out in a step that has no such response; and
-    ``reward/accuracy``, the share of responses on the right side of z0.
+    ``reward/accuracy``, the share of responses on the right side of z0 (at z0 one is half right).
     """
     ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach())
     z0 = torch.as_tensor(kl, dtype=ratio.dtype, device=ratio.device).detach().clamp_min(0)
@@ -123,7 +123,7 @@ def kto_loss(
     gain = torch.where(desirable, ratio - z0, z0 - ratio)
     weight = torch.where(desirable, ratio.new_tensor(desirable_weight), ratio.new_tensor(undesirable_weight))
     loss = (weight * torch.sigmoid(-beta * gain)).sum() / count
-    metrics = {"loss/kto": loss.detach(), "reward/accuracy": (gain.detach() > 0).to(ratio.dtype).sum() / count}
+    metrics = {"loss/kto": loss.detach(), "reward/accuracy": rightness(gain).sum() / count}
     rewards = beta * ratio.detach()
     if good > 0:
         metrics["reward/chosen"] = torch.where(desirable, rewards, 0.0).sum() / good
@@ -148,5 +148,5 @@ def _pair_metrics(chosen: Tensor, rejected: Tensor, count: Count) -> Metrics:
         "reward/chosen": chosen.sum() / count,
         "reward/rejected": rejected.sum() / count,
         "reward/margin": (chosen - rejected).sum() / count,
-        "reward/accuracy": (chosen > rejected).to(chosen.dtype).sum() / count,
+        "reward/accuracy": rightness(chosen - rejected).sum() / count,
     }

@@ -16,6 +16,12 @@ STD_FLOOR = 1e-4
 Count = int | float | Tensor
 
 
+def rightness(difference: Tensor) -> Tensor:
+    """1 where a difference is above 0, 1/2 where it is 0, else 0: a tie is half right. Without gradient."""
+    difference = difference.detach()
+    return (difference > 0).to(difference.dtype) + 0.5 * (difference == 0)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Convert float16 and bfloat16 to float32; leave float32 and float64 as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

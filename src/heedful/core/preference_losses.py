@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from heedful.core.masking import Count, at_least_float32
+from heedful.core.masking import Count, at_least_float32, rightness
 from heedful.core.policy_losses import Metrics, Scalar
 
 __all__ = ["dpo_loss", "pairwise_reward_loss", "ranking_reward_loss"]
@@ -146,7 +146,8 @@ def dpo_loss(
             (Lambert et al. 2024, "Tulu 3"). Long responses then have no more say than short ones.
         num_pairs: the pairs of the whole optimizer step.
 
-    Metrics: implicit rewards ``beta * (policy - reference)`` of both sides, their difference and its accuracy.
+    Metrics: implicit rewards ``beta * (policy - reference)`` of both sides, their difference and its accuracy
+    (a tie is half right, as all pairs are before the first update).
 
     Raises ValueError for any other ``kind``, for label smoothing with a kind other than "sigmoid" and "robust" or too
     large for the latter, or if only one of ``chosen_tokens`` and ``rejected_tokens`` is given.
@@ -180,5 +181,5 @@ def dpo_loss(
         "reward/chosen": beta * chosen_ratio.detach().sum() / count,
         "reward/rejected": beta * rejected_ratio.detach().sum() / count,
         "reward/margin": beta * h.detach().sum() / count,
-        "reward/accuracy": (h.detach() > 0).to(h.dtype).sum() / count,
+        "reward/accuracy": rightness(h).sum() / count,
     }

@@ -147,6 +147,8 @@ def encode_split(
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
+    ``train`` and ``held_out`` of the counts are then without the records that were dropped.
+
     ``encode`` turns records into token ids and counts; its second argument is ``refused``. If a ``renderer`` reads texts
     letter by letter that a chat template has probably rendered, that is said.
 
@@ -157,15 +159,24 @@ def encode_split(
         _notice_rendered([*train, *held_out], renderer)
     refused: list[Refusal] = []
     encoded_train, done_train = encode(train, refused)
+    of_train = len(refused)
     encoded_held_out, done_held_out = encode(held_out, refused) if held_out else ([], {})
     refusals = settle(refused, len(train) + len(held_out) - len(refused), options)
-    summed = added(counts, done_train, done_held_out, refusals)
+    left = {
+        "train": len(train) - of_train - _dropped(done_train),
+        "held_out": len(held_out) - (len(refused) - of_train) - _dropped(done_held_out),
+    }
+    summed = added(counts | left, done_train, done_held_out, refusals)
     counts = {name: count for name, count in summed.items() if count or name in counts}
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
     if not encoded_train or (held_out and not encoded_held_out):
         half = "held-out" if encoded_train else "training"
         raise DataError(f"{options.data}: every {half} record was dropped: {counts}")
     return encoded_train, encoded_held_out, counts
+
+
+def _dropped(counts: Counts) -> int:
+    return sum(count for name, count in counts.items() if name.startswith("dropped_"))
 
 
 def _notice_rendered(records: Sequence[HasPrompt], renderer: Renderer) -> None:

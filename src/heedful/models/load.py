@@ -119,9 +119,16 @@ class LoadOptions(TypedDict, total=False):
 def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
     """Load a causal language model, with float32 weights (or linear layers in 4 bits) and its adapters merged into it.
 
-    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are missing.
+    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are missing,
+    or if it is a classifier, such as a reward model: with tied embeddings it lacks no weight.
     """
     source = resolve(model)
+    kind = next(iter(load_config(source).architectures or ()), "")
+    if kind.endswith("ForSequenceClassification"):
+        raise CheckpointError(
+            f"{source.folder} is a reward model ({kind}), which writes no text; name a language model, such as the final/ of "
+            "heedful sft"
+        )
     with explained(source.folder, "causal language model"):
         lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit)
         for folder in source.adapters:
