@@ -346,6 +346,22 @@ def test_a_held_out_file_that_repeats_training_prompts_is_counted(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("prompts", "said"), [(1, "only 1 held-out prompt:"), (29, "only 29 held-out prompts:"), (30, "")]
+)
+def test_few_held_out_prompts_are_reported(tmp_path, capsys, prompts, said):
+    """Different ones: two records of one prompt are one."""
+    data = write(tmp_path / "d.jsonl", {"prompt": "p", "completion": "c"})
+    held_out = write(
+        tmp_path / "e.jsonl", *({"prompt": f"题{i % prompts}", "completion": f"{i}"} for i in range(prompts + 5))
+    )
+    load_split(read_demonstrations, DataOptions(data=data, eval_data=held_out))
+    assert said in (err := capsys.readouterr().err)
+    assert bool(err) == bool(said)
+    load_split(read_demonstrations, DataOptions(data=data, eval_fraction=0.0))
+    assert capsys.readouterr().err == ""
+
+
 def test_a_split_by_prompt_when_there_is_no_held_out_file(tmp_path):
     data = write(
         tmp_path / "p.jsonl", *({"prompt": f"题{i % 20}", "chosen": f"好{i}", "rejected": "坏"} for i in range(60))

@@ -92,6 +92,19 @@ def test_a_prompt_that_is_too_long_is_refused_dropped_or_cut(run, prompts, writt
     assert "truncated 1" in cut.out
 
 
+def test_answers_cut_by_their_length_are_reported_with_their_share(run):
+    """Not if all are to have one length."""
+    outcome, output = run("回答.jsonl", "--response-length", "stop", "--max-new-tokens", "3")
+    answers = [answer for row in rows_of(output) for answer in row["responses"]]
+    cut = sum(answer["source"]["truncated"] for answer in answers)
+    assert cut
+    said = (
+        f"{cut} of {len(answers)} answers ({cut / len(answers):.1%}) were cut at --max-new-tokens 3, before their end"
+    )
+    assert said in outcome.message
+    assert "were cut" not in run("二.jsonl")[0].message
+
+
 def test_tools_of_a_prompt_are_kept(run, thinker, written):
     tools = [{"type": "function", "function": {"name": "天气", "parameters": {}}}]
     data = written("工具.jsonl", [{"prompt": [{"role": "user", "content": "北京？"}], "tools": tools}])

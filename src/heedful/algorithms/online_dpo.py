@@ -64,6 +64,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                     learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
+        learner.health.tell_end(config.learning_rate)
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return run.summary
 

@@ -22,7 +22,7 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, fitted, settle, too_long
 from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
-from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
+from heedful.data.splits import HasPrompt, item_key, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
 from heedful.display import say
 from heedful.errors import DataError
@@ -31,6 +31,8 @@ from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking,
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
 Answer = TypeVar("Answer", bound=Demonstration)
+FEW_PROMPTS = 30
+"""Held-out prompts below which a run says that their numbers are noisy."""
 Row = dict[str, list[int]]
 """What a reward model reads of a prompt and a response."""
 
@@ -104,7 +106,8 @@ class RankingRows:
 def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
     """Read ``(training records, held-out records, counts)`` with a function such as `read_rankings`.
 
-    Held-out records come from ``options.eval_data``; without it they are split off by prompt. Raises DataError, ConfigError.
+    Held-out records come from ``options.eval_data``; without it they are split off by prompt. Few different prompts among
+    them are reported on standard error. Raises DataError, ConfigError.
     """
     train, refused = read_usable(read, options.data, options)
     shared = 0
@@ -115,6 +118,12 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
         refused = added(refused, refused_held_out)
         seen = {prompt_key(item.prompt) for item in train if item.prompt}
         shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
+    prompts = len({item_key(item) for item in held_out})
+    if 0 < prompts < FEW_PROMPTS:
+        say(
+            f"only {prompts} held-out prompt{'s' * (prompts > 1)}: numbers of so few are noisy, as is the choice of best/; "
+            f"hold out {FEW_PROMPTS} or more (--eval-fraction, --eval-data)"
+        )
     records = len(train) + len(held_out) + refused["dropped_unusable"]
     more = {"max_samples": options.max_samples, **refused, "held_out_prompts_also_trained_on": shared}
     counts = {"records": records, "train": len(train), "held_out": len(held_out)}

@@ -35,6 +35,7 @@ from heedful.data.messages import as_dict, read_conversation
 from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
+from heedful.display import say
 from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, DataError, HeedfulError
 from heedful.evaluate.measuring import load_frozen
@@ -133,6 +134,12 @@ def sampled_rows(
             offered = {"tools": json.loads(tools)} if tools else {}
             rows.append({"prompt": _as_json(prompt.prompt), "responses": kept, **offered, **columns})
     num_answers = sum(len(row["responses"]) for row in rows)
+    cut = sum(answer["source"]["truncated"] for row in rows for answer in row["responses"])
+    if cut and config.response_length == "stop":
+        say(
+            f"{cut} of {num_answers} answers ({cut / num_answers:.1%}) were cut at --max-new-tokens {config.max_new_tokens}, "
+            "before their end; raise it, or people compare unfinished texts"
+        )
     return rows, {
         "prompts": len(rows),
         "answers": num_answers,

@@ -11,11 +11,13 @@ import torch
 from heedful import (
     CheckpointError,
     ConfigError,
+    GRPOConfig,
+    OnlineDPOConfig,
     TrainingError,
     make_tiny_model,
     train_ppo,
 )
-from heedful.algorithms.online.health import JUMP, KL_STEPS, SETTLED, Health
+from heedful.algorithms.online.health import JUMP, KL_STEPS, SETTLED, STILL, STILL_STEPS, Health
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
@@ -121,6 +123,49 @@ def test_a_run_tells_of_scores_that_jump(config, capsys):
     said = capsys.readouterr().err
     assert said.count("times as large as in any step before") == 1
     assert "step 7: the scores are" in said
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, OnlineDPOConfig])
+def test_a_run_whose_policy_has_hardly_moved_says_which_setting_to_raise(config, length, kind, capsys):
+    quiet = config(kind, eval_fraction=0.0, steps=STILL_STEPS, learning_rate=1e-9)
+    ONLINE[kind](quiet, rewards=[length])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the policy has hardly moved, so it has learned next to nothing") == 1
+    assert "Raise --learning-rate (it was 1e-09; try 1e-08) or --steps" in said
+
+
+def test_responses_that_are_cut_are_reported_once_with_their_share(capsys):
+    health = Health()
+    for step, ended in enumerate([1.0, 0.95, 0.7, 0.2], start=1):
+        health.watch(step, metrics() | {"rollout/eos_frac": ended}, max_kl=None, longest=64)
+        again = Health()
+        again.load_state_dict(json.loads(json.dumps(health.state_dict())))
+        health = again
+    said = capsys.readouterr().err
+    assert "step 3: 30% of the responses were cut at --max-new-tokens 64, before their end" in " ".join(said.split())
+    assert said.count("were cut") == 1
+
+
+@pytest.mark.parametrize(("response_length", "times"), [("stop", 1), ("fixed", 0)])
+def test_a_run_reports_responses_that_are_cut(config, capsys, length, response_length, times):
+    train_ppo(config(eval_fraction=0.0, steps=2, response_length=response_length), rewards=[length])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("of the responses were cut at --max-new-tokens") == times
+
+
+def test_a_policy_that_moves_or_ran_for_few_steps_is_not_said_to_be_still(capsys):
+    moved, few = Health(), Health()
+    for step in range(1, 2 * STILL_STEPS):
+        moved.watch(step, metrics(0.0 if step <= STILL_STEPS else 2.1 * STILL), max_kl=None)
+        again = Health()
+        again.load_state_dict(json.loads(json.dumps(moved.state_dict())))
+        moved = again
+        if step < STILL_STEPS:
+            few.watch(step, metrics(0.0), max_kl=None)
+    moved.tell_end(1e-6)
+    few.tell_end(1e-6)
+    Health().tell_end(1e-6)
+    assert capsys.readouterr().err == ""
 
 
 # ---------------------------------------------------------------------------------------------- records and the state

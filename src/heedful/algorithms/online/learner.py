@@ -139,7 +139,8 @@ class Learner(Generic[C_co]):
     def check(self, metrics: Mapping[str, float]) -> None:
         """Raise TrainingError if the run is to end after a step with these metrics."""
         self.skips.check()
-        self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl)
+        longest = self.config.max_new_tokens if self.config.response_length == "stop" else None
+        self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl, longest=longest)
 
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
         """The models that are saved, without heads of ours, and their tokenizer."""
