@@ -11,7 +11,20 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heedful import A2CConfig, ChatConfig, ConfigError, GRPOConfig, PassAtKConfig, PPOConfig, SFTConfig, configs
+from heedful import (
+    A2CConfig,
+    ChatConfig,
+    ConfigError,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PassAtKConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    configs,
+)
 from heedful.configs.label_server import LabelServeConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.tools import SampleConfig
@@ -238,6 +251,28 @@ def test_a_saved_configuration_repeats_the_run(tmp_path_factory, rewards, **sett
 def test_any_output_folder_survives(tmp_path_factory, output):
     config = SFTConfig(model="m", data="d", output=Path(output))
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_all", "of_adapters"),
+    [
+        (SFTConfig, 1e-5, 1e-4), (RewardConfig, 1e-5, 1e-4), (DPOConfig, 1e-6, 1e-5), (KTOConfig, 1e-6, 1e-5),
+        (PPOConfig, 3e-6, 3e-5), (A2CConfig, 3e-6, 3e-5), (GRPOConfig, 3e-6, 3e-5), (OnlineDPOConfig, 3e-6, 3e-5),
+    ],
+)  # fmt: skip
+def test_adapters_have_a_learning_rate_of_their_own_if_none_is_set(kind, of_all, of_adapters, tmp_path, written):
+    base = {"model": "m", "data": "d.jsonl", "output": Path("o")}
+    assert kind(**base).learning_rate == of_all
+    config = kind(**base, lora_rank=8)
+    assert config.learning_rate == of_adapters
+    assert type(kind(**base).learning_rate) is type(config.learning_rate) is float
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert yaml.safe_load(path.read_text("utf-8"))["learning_rate"] == of_adapters
+    assert parsed(kind, str(path)) == dataclasses.replace(config) == config
+    assert parsed(kind, written(RUN_YAML), "--lora-rank", "8") == config
+    assert parsed(kind, written(RUN_YAML + f"learning_rate: {of_all}\n"), "--lora-rank", "8").learning_rate == of_all
+    assert kind(**base, lora_rank=8, learning_rate=of_all).learning_rate == of_all
 
 
 def test_what_is_left_out_is_given_again(tmp_path):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from heedful.configs.options import ReferenceOptions, TrainingOptions
+from heedful.configs.options import DefaultRate, ReferenceOptions, TrainingOptions
 from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, refuse
 from heedful.errors import ConfigError
 
@@ -100,8 +100,8 @@ class DPOConfig(ReferenceOptions, EpochOptions):
     """Pairs per optimizer step."""
     equal_pairs: Literal["error", "drop"] = "error"
     """What to do with pairs whose chosen and rejected responses are equal (also after truncation)."""
-    learning_rate: Annotated[float, POSITIVE] = 1e-6
-    """Peak learning rate."""
+    learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-6)
+    """Peak learning rate. With lora-rank the default is ten times as large."""
 
     @property
     def needs_reference(self) -> bool:
@@ -177,8 +177,8 @@ class KTOConfig(ReferenceOptions, EpochOptions):
     """What multiplies the loss of bad responses. If they are few, raise it."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Responses per optimizer step, at least 2. The KL to the reference is estimated on as many: small ones make it noisy."""
-    learning_rate: Annotated[float, POSITIVE] = 1e-6
-    """Peak learning rate."""
+    learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-6)
+    """Peak learning rate. With lora-rank the default is ten times as large."""
 
     def check(self) -> None:
         super().check()

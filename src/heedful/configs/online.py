@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from heedful import user_code
-from heedful.configs.options import ReferenceOptions, SamplingOptions, TrainingOptions
+from heedful.configs.options import DefaultRate, ReferenceOptions, SamplingOptions, TrainingOptions
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import (
     BELOW_ONE,
@@ -580,8 +580,9 @@ class RolloutConfig(
     rollouts: Literal["samples", "all"] = "samples"
     """What is kept of the responses. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores
     and KL, a Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
-    learning_rate: Annotated[float, POSITIVE] = 3e-6
-    """Peak learning rate of the policy; constant within the epochs of one rollout batch."""
+    learning_rate: Annotated[float, POSITIVE] = DefaultRate(3e-6)
+    """Peak learning rate of the policy; constant within the epochs of one rollout batch. With lora-rank the default is ten
+    times as large."""
     adam_eps: Annotated[float, POSITIVE] = 1e-5
     """Adam's epsilon; 1e-5 is what RL implementations use."""
 

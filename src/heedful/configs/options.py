@@ -73,7 +73,8 @@ class LoRAOptions(Settings):
     SECTION = "optimisation"
 
     lora_rank: Annotated[int, NOT_NEGATIVE] = 0
-    """Rank of LoRA adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory."""
+    """Rank of LoRA adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory. Adapters have a
+    default learning rate of their own, ten times that of all weights."""
     lora_alpha: Annotated[float | None, POSITIVE] = None
     """The adapters' product is multiplied by lora-alpha / lora-rank. None is twice the rank, so a factor of 2."""
     lora_targets: str = "all-linear"
@@ -378,14 +379,22 @@ class ModelOptions(Settings):
     """Model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
 
 
+class DefaultRate(float):
+    """A learning rate that nobody has set: that of all weights. Adapters get `ADAPTER_RATE` times it."""
+
+
+ADAPTER_RATE = 10
+"""How many times the learning rate of all weights that of adapters is by default (docs/lora.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(Settings):
     """AdamW and its schedule."""
 
     SECTION = "optimisation"
 
-    learning_rate: Annotated[float, POSITIVE] = 1e-5
-    """Peak learning rate."""
+    learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-5)
+    """Peak learning rate. With lora-rank the default is ten times as large."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape after warm-up: constant, or falling along a line or half a cosine that reaches 0 one step after the last."""
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
@@ -422,6 +431,9 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 
     def check(self) -> None:
         super().check()
+        if isinstance(self.learning_rate, DefaultRate):
+            rate = float(self.learning_rate)
+            object.__setattr__(self, "learning_rate", round(ADAPTER_RATE * rate, 12) if self.lora_rank else rate)
         if self.compile and self.quantize != "none":
             raise ConfigError(
                 f"--compile does not go with --quantize {self.quantize}, untried; leave out one of the two"
