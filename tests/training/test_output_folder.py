@@ -314,7 +314,7 @@ def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
     """A state that does not fit what is allowed to change."""
     before = files(tmp_path / "run")
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        sft(lora_rank=2, allow_change=("lora_rank",))
+        sft(lora_rank=2, allow_change=("lora_rank", "learning_rate"))
     assert files(tmp_path / "run") == before
     assert sft()["steps"] == 3
 
