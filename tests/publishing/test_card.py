@@ -12,6 +12,7 @@ from heedful import DPOConfig, OnlineDPOConfig
 from heedful.cli.main import main
 from heedful.configs.tools import PushConfig
 from heedful.publishing.push import Form, card, paths_in, public, read_facts
+from heedful.training.provenance import IN_PYTHON
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,32 @@ def test_no_part_of_a_path_with_spaces_is_in_a_card(runs, tmp_path):
     assert "| `数据/x y.jsonl` |" in text
     assert "`model:rm/final`, `judge:http://host:8000/v1#Qwen/Qwen3-8B`" in text
     assert "measured with heedful evaluate on John Smith/eval set.jsonl" in text
+
+
+def test_no_function_is_a_data_set(runs, tmp_path):
+    """Functions given in Python and files of code have a table of their own; without any there is none."""
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    facts = json.loads((run / "environment.json").read_text("utf-8"))
+    assert len(facts["data"]) == 1
+
+    def tables(**more):
+        changed = facts | {"data": facts["data"] | more}
+        (run / "environment.json").write_text(json.dumps(changed), encoding="utf-8")
+        words = ["push", str(run), "org/name", "--license", "mit", "--dry-run"]
+        assert main([*words, "--folder", str(tmp_path / f"{len(more)}")]) == 0
+        text = (tmp_path / f"{len(more)}" / "README.md").read_text("utf-8")
+        _, _, rest = text.partition("Data of the last stage:")
+        ours, _, others = rest.partition("Functions and other files that the last stage used:")
+        return ours, others.partition("Made with")[0]
+
+    ours, others = tables(**{IN_PYTHON: "none"})
+    assert others == ""
+    assert IN_PYTHON not in ours
+    ours, others = tables(**{IN_PYTHON: "长度 0123456789ab", "/家/我/奖励.py": "c" * 64})
+    assert ours.count("| `") == 1
+    assert f"| `{IN_PYTHON}` | `长度 0123456789ab` |" in others
+    assert f"| `我/奖励.py` | `{'c' * 64}` |" in others
 
 
 def test_every_algorithm_and_loss_has_a_title_and_says_its_limits(runs):

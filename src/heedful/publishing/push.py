@@ -272,6 +272,8 @@ class RunFacts:
     """Of ``heedful evaluate``, by the names of their files."""
     models: tuple[CardSource, ...]
     data: tuple[CardSource, ...]
+    others: tuple[CardSource, ...]
+    """Functions and files that are no data: code of rewards, a rubric, a chat template."""
     base_model: str | None
     """The model on the Hub that training began with; None if it began with a model that is not there."""
     stages: tuple[str, ...]
@@ -358,6 +360,8 @@ def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
     used = [path for given in (settings, *(one["settings"] for one in measured.values())) for path in paths_in(given)]
     paths = [*used, *hashes["models"], *hashes["data"]]
     stages, base = _lineage(run)
+    data_names = [settings.get(name) for name in DATA_SETTINGS]
+    others = {name: content for name, content in hashes["data"].items() if name not in data_names and content != "none"}
     return RunFacts(
         algorithm=str(environment.get("command", "")).removeprefix("heedful ") or summary.get("algorithm", "unknown"),
         settings=public(settings, paths),
@@ -365,7 +369,8 @@ def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
         summary=public(summary, paths),
         results={name: public(one, paths) for name, one in measured.items()},
         models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS], paths),
-        data=_sources(hashes["data"], [settings.get(name) for name in DATA_SETTINGS], paths),
+        data=_sources({name: hashes["data"].get(name) for name in data_names if name}, [], paths),
+        others=_sources(others, [], paths),
         base_model=base,
         stages=stages,
     )
@@ -433,7 +438,7 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
     return tuple(stages), None
 
 
-def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) -> tuple[CardSource, ...]:
+def _sources(hashes: Mapping[str, str | None], names: list[Any], paths: Sequence[str]) -> tuple[CardSource, ...]:
     named = {name: hashes.get(name) for name in [*names, *hashes] if name}
     return tuple(CardSource(public(str(name), paths), digest) for name, digest in named.items())
 
