@@ -4,13 +4,15 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful import ChatConfig, ConfigError, Message, SFTConfig, train_sft
-from heedful.cli.chat import Conversation, chat
+from heedful.algorithms.sft import start
+from heedful.cli.chat import Conversation, chat, single_turn_run
 from heedful.data.chat import Renderer
 from heedful.models import freeze, load_policy, load_tokenizer
 
@@ -162,13 +164,67 @@ def test_lines_commands_and_the_end_of_the_input(say, settings):
         ANSWER,
         "(the conversation starts over)",
         ANSWER,
-        "(no command '/重来': /reset starts over, /quit ends)",
+        "(no command '/重来': /help lists the commands)",
     ]
 
 
-def test_quit_ends(say, settings):
-    assert say(settings, "/quit", "你好") == ""
+@pytest.mark.parametrize("command", ["/exit", "/quit"])
+def test_exit_ends(say, settings, command):
+    assert say(settings, command, "你好") == ""
     assert say(settings) == ""
+
+
+def test_help_names_every_command(say, settings):
+    said = say(settings, "/help")
+    for command in ("/help", "/reset", "/exit", "/quit"):
+        assert command in said
+
+
+class Keyboard(io.StringIO):
+    """What a person types."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("flags", "said"), [((), "The conversation is kept."), (("--raw",), "Each line is continued")])
+def test_a_person_is_greeted_with_the_commands_and_what_was_learned(heedful, learned, monkeypatch, flags, said):
+    monkeypatch.setattr("sys.stdin", Keyboard("/exit\n"))
+    outcome = heedful("chat", "--model", learned, "--max-new-tokens", "8", *flags)
+    assert outcome.out.startswith(f"{learned}. {said}")
+    assert "/help lists the commands, /exit ends." in outcome.out
+    assert ("It has learned single turns only" in outcome.out) == (not flags)
+
+
+def test_a_model_that_learned_single_turns_says_so(learned, tmp_path):
+    """Also if a later stage came after it; a second answer anywhere in the data is enough to learn from."""
+    run = Path(learned).parent
+    later = tmp_path / "ppo"
+    (later / "final").mkdir(parents=True)
+    (later / "summary.json").write_text(json.dumps({"algorithm": "ppo"}), encoding="utf-8")
+    (later / "config.yaml").write_text(f"model: {learned}\n", encoding="utf-8")
+    assert single_turn_run(learned) == single_turn_run(str(later / "final")) == run
+    other = tmp_path / "sft"
+    other.mkdir()
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    for count in (1, None):
+        summary["data"]["multi_turn"] = count
+        (other / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+        assert single_turn_run(str(other / "final")) is None
+    assert single_turn_run("org/name") is None
+
+
+def test_answers_after_the_first_are_counted(tiny, tmp_path):
+    """In the counts of a run's data; raw text has none."""
+    turns = [{"role": role, "content": "好"} for role in ("user", "assistant")]
+    records = [{"messages": turns * 3}, {"messages": turns}, {"prompt": "a", "completion": "b"}]
+    for name, chosen, expected in (("chats", records, 2), ("raw", records[2:] * 4, None)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
+        config = SFTConfig(
+            model=tiny("gpt2"), data=str(path), output=tmp_path / name, eval_fraction=0.0, batch_size=2, dtype="float32"
+        )
+        assert start(config)[1].counts.get("multi_turn") == expected
 
 
 def test_a_line_that_is_too_long_ends_nothing(say, settings):

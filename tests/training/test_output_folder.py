@@ -211,6 +211,13 @@ def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that takes no files")
+def test_a_place_that_takes_no_files_is_not_called_a_full_disk(sft):
+    """It has no free bytes either."""
+    with pytest.raises(ConfigError, match=r"--output /proc/run cannot be made: .*; choose another folder"):
+        sft(output=Path("/proc/run"))
+
+
 class TenGigabytes:
     """A learner with 2.5e9 numbers on no device, and with copies of them, such as a moving average."""
 

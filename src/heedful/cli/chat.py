@@ -1,7 +1,9 @@
-"""A conversation in the terminal: the answer appears as it is sampled; /reset and /quit are commands."""
+"""A conversation in the terminal: answers appear as they are sampled. Lines that begin with a slash are commands (`HELP`)."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -12,7 +14,8 @@ from heedful.display import harmless
 from heedful.engines.decoder import SamplingModel
 from heedful.engines.generate import decode
 from heedful.engines.probe import check_sampling
-from heedful.errors import ConfigError, DataError
+from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.files import read_object
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
@@ -20,6 +23,12 @@ from heedful.models.shape import check_own_tokens, check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.types import Message, Text
+
+HELP = """/reset  start the conversation over
+/help   show these commands
+/exit   end, as do /quit and Ctrl-D"""
+MOST_RUNS = 20
+"""Runs that are followed back, at most."""
 
 
 class Conversation:
@@ -98,8 +107,36 @@ def _is_text(line: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in line)
 
 
+def single_turn_run(model: str) -> Path | None:
+    """The run of heedful sft that a model comes from, if no conversation in its data had a second answer."""
+    folder = Path(model)
+    for _ in range(MOST_RUNS):
+        run = folder.parent
+        if folder.name not in ("final", "best") or not (run / "summary.json").is_file():
+            return None
+        with contextlib.suppress(CheckpointError):  # a damaged run says nothing
+            summary = read_object(run / "summary.json", "")
+            if summary.get("algorithm") == "sft":
+                return run if summary.get("data", {}).get("multi_turn") == 0 else None
+            folder = Path(str(read_object(run / "config.yaml", "").get("model")))
+    return None
+
+
+def greeting(config: ChatConfig) -> str:
+    """What a person reads first."""
+    kept = "Each line is continued as text by itself." if config.raw else "The conversation is kept."
+    lines = [f"{config.model}. {kept} /help lists the commands, /exit ends."]
+    run = None if config.raw else single_turn_run(config.model)
+    if run is not None:
+        lines.append(
+            f"It has learned single turns only (conversations in the data of {run} have one answer each), so answers after the "
+            "first may be worse; /reset starts over."
+        )
+    return "\n".join(lines)
+
+
 def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
-    """Talk until /quit or the end of the input.
+    """Talk until /exit or the end of the input. A person is greeted first.
 
     Args:
         config: the model and how to sample from it.
@@ -119,18 +156,22 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)
     prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        print(greeting(config))
     while True:
         try:
             line = read(prompt).strip()
         except EOFError:
             return
-        if line == "/quit":
+        if line in ("/exit", "/quit"):
             return
         if line == "/reset":
             conversation.reset()
             print("(the conversation starts over)")
+        elif line == "/help":
+            print(HELP)
         elif line.startswith("/"):
-            print(f"(no command {line!r}: /reset starts over, /quit ends)")
+            print(f"(no command {line!r}: /help lists the commands)")
         elif not _is_text(line):
             print("(not valid UTF-8)")
         elif line:

@@ -135,7 +135,7 @@ class SampleWorkerConfig(AnswerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
-    """Talk to a model in the terminal. /reset starts over, /quit ends."""
+    """Talk to a model in the terminal. /reset starts over, /help lists the commands, /exit ends."""
 
     model: str
     """The policy: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""

@@ -9,10 +9,12 @@ ranks, each its parts, below resume/divided/.
 """
 
 import contextlib
+import errno
 import json
 import math
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,9 +29,9 @@ from heedful.configs.options import TrainingOptions
 from heedful.distributed import ranks
 from heedful.distributed.sharded_files import Parts, write_parts
 from heedful.distributed.sharding import is_divided
-from heedful.errors import CheckpointError, MachineError
+from heedful.errors import CheckpointError, ConfigError, MachineError
 from heedful.faults import hit
-from heedful.files import complete_or_absent, recover, to_json, write_text
+from heedful.files import complete_or_absent, in_words, recover, to_json, write_text
 from heedful.training.provenance import digest, file_sum
 
 NAME = re.compile(r"step-(\d{6,})")
@@ -192,7 +194,7 @@ def _unused(path: Path) -> Path:
 
 
 def check_space(config: TrainingOptions, learner: RunLearner) -> None:
-    """Refuse a disk that has no room for what a run writes. Raises MachineError.
+    """Refuse a disk that has no room for what a run writes. Raises MachineError; ConfigError if it takes no files at all.
 
     A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which are part of the
     state from the first step on. While a new one is written there is one more than are kept, besides best/ and final/. What a
@@ -208,11 +210,21 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
     there = next(folder for folder in (output, *output.parents) if folder.exists())
     free = shutil.disk_usage(there).free + (0 if config.overwrite else _bytes_of_models(output))
     if free < needed:
+        _check_writable(config.output, there)
         raise MachineError(
             f"--output {config.output}: the disk has {free / 1e9:.1f} GB free, and the run needs "
             f"{math.ceil(needed / 1e8) / 10:.1f} GB for {number} checkpoints, best/ and final/; free some, choose another "
             "disk, keep fewer (--keep), or train adapters (--lora-rank)"
         )
+
+
+def _check_writable(output: Path, there: Path) -> None:
+    """Refuse a place that takes no files, such as a read-only disk, which has no free bytes either. Raises ConfigError."""
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(f"--output {output} cannot be made: {in_words(error)}; choose another folder") from error
 
 
 def _bytes_of_models(run: Path) -> int:
