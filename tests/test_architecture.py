@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "publishing": {"evaluate"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
-    "pieces": {"engines", "rewards", "models", "data"},
+    "pieces": {"engines", "rewards", "models", "kernels", "data"},
     "demo": {"algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
     "cli": {
         "algorithms",
@@ -273,6 +273,13 @@ def test_core_needs_torch_and_jaxtyping_alone():
     extra = loaded_by("import heedful.core", after="import torch, jaxtyping")
     assert "heedful" in extra
     assert extra <= {"heedful", "lazy_loader"} | sys.stdlib_module_names
+
+
+def test_packages_load_no_library_of_models_or_data():
+    """Which takes seconds; it comes with the first name that needs it, such as `heedful.models.load_policy`."""
+    packages = ("core", "data", "rewards", "models", "label")
+    loaded = loaded_by(f"import {', '.join(f'heedful.{name}' for name in packages)}", after="import torch")
+    assert not {"transformers", "datasets", "peft", "accelerate", "tyro"} & loaded
 
 
 def test_importing_heedful_loads_nothing():

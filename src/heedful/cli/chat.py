@@ -129,8 +129,8 @@ def greeting(config: ChatConfig) -> str:
     run = None if config.raw else single_turn_run(config.model)
     if run is not None:
         lines.append(
-            f"It has learned single turns only (conversations in the data of {run} have one answer each), so answers after the "
-            "first may be worse; /reset starts over."
+            f"It has learned single turns only (conversations in the data of {run} have one answer each), so answers after "
+            "the first may be worse; /reset starts over."
         )
     return "\n".join(lines)
 
