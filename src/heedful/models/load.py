@@ -126,8 +126,8 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     kind = next(iter(load_config(source).architectures or ()), "")
     if kind.endswith("ForSequenceClassification"):
         raise CheckpointError(
-            f"{source.folder} is a reward model ({kind}), which writes no text; name a language model, such as the final/ of "
-            "heedful sft"
+            f"{source.folder} is a reward model ({kind}), which writes no text; name a causal language model, such as the "
+            "final/ of heedful sft"
         )
     with explained(source.folder, "causal language model"):
         lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit)
