@@ -129,7 +129,7 @@ def test_no_function_is_a_data_set(runs, tmp_path):
     assert others == ""
     assert IN_PYTHON not in ours
     ours, others = tables(**{IN_PYTHON: "长度 0123456789ab", "/家/我/奖励.py": "c" * 64})
-    assert ours.count("| `") == 1
+    assert ours.count("\n| `") == 1
     assert f"| `{IN_PYTHON}` | `长度 0123456789ab` |" in others
     assert f"| `我/奖励.py` | `{'c' * 64}` |" in others
 

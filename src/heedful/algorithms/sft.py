@@ -64,7 +64,9 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:
         config,
         renderer,
     )
-    chats = [demonstration.prompt for demonstration in (*split[0], *split[1]) if not isinstance(demonstration.prompt, str)]
+    chats = [
+        demonstration.prompt for demonstration in (*split[0], *split[1]) if not isinstance(demonstration.prompt, str)
+    ]
     if chats:
         counts["multi_turn"] = sum(any(message.role == "assistant" for message in chat) for chat in chats)
     batches = BatchOrder(len(train), config.batch_size, config.seed)

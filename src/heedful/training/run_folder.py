@@ -112,7 +112,9 @@ class RunFolder:
             except OSError as error:
                 if isinstance(error, HeedfulError):
                     raise
-                raise ConfigError(f"--output {self.path} cannot be made: {in_words(error)}; choose another folder") from error
+                raise ConfigError(
+                    f"--output {self.path} cannot be made: {in_words(error)}; choose another folder"
+                ) from error
             if not self._lock.keeps_others_out:
                 self.notes.append(NO_LOCKS)
             if plan.resumes:
