@@ -27,7 +27,7 @@ BROUGHT = [
     ("grpo", "--reward-funcs", "--rewards"),
     ("grpo", "--num-iterations", "--ppo-epochs"),
     ("grpo", "--scale-rewards", "--advantage"),
-    ("grpo", "--importance-sampling-level", "--ratio"),
+    ("grpo", "--importance-sampling-level", "--importance-level"),
     ("grpo", "--mask-truncated-completions", "--mask-truncated"),
     ("grpo", "--use-vllm", "--sampler"),
     ("ppo", "--reward-model-path", "--rewards"),

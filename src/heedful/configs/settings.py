@@ -139,8 +139,8 @@ PATHS = (
     "ppo_config",
 )  # fmt: skip
 """Settings that are paths or names of models and data sets, which never begin with ~."""
-REWARDS = ("rewards", "best_by", "judge")
-"""Settings in the forms of rewards, of which two have a path: model:PATH and python:FILE.py:FUNCTION."""
+REWARDS = ("rewards", "best_by", "judge", "advantage", "policy_loss", "sampler")
+"""Settings that may have a path behind model: or python:, as in python:FILE.py:FUNCTION."""
 
 
 def expand_paths(config: Any) -> None:

@@ -100,7 +100,7 @@ def test_micro_batches_do_not_change_them(config, make_learner, experience_of, m
     with torch.no_grad():
         logprobs = learner.policy(batch.ids, batch.attention_mask, mask).logprobs
     log_ratio = torch.where(mask, logprobs - experience.old_logprobs, 0.0)
-    ratio = log_ratio.sum(dim=1).exp() if changes.get("action") else log_ratio.exp()[mask]
+    ratio = log_ratio.sum(dim=1).exp() if changes.get("importance_level") else log_ratio.exp()[mask]
     assert found[0]["policy/ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-6)
     expected = float(ratio.mean() ** 2 / ratio.square().mean())
     assert found[0]["policy/effective_frac"] == pytest.approx(expected, rel=1e-6)

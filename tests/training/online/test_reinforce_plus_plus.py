@@ -47,9 +47,7 @@ def test_rewards_can_be_scaled():
     )
 
 
-@pytest.mark.parametrize(
-    "setting", [{"gae_lambda": 0.9}, {"critic": "separate"}, {"importance_level": "sequence"}, {"value_coef": 1}]
-)
+@pytest.mark.parametrize("setting", [{"gae_lambda": 0.9}, {"critic": "separate"}, {"value_coef": 1}])
 def test_what_belongs_to_a_critic_is_refused(setting):
     with pytest.raises(ConfigError, match="--advantage reinforce\\+\\+ has none"):
         config(**setting)

@@ -94,12 +94,12 @@ def test_padding_does_not_change_the_gradient(variant, make_learner, experience_
     assert same == pytest.approx(metrics, rel=1e-9)
 
 
-@pytest.mark.parametrize("action", ["token", "response"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
 def test_a_critics_gradient_while_it_warms_up(
-    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, action
+    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, level
 ):
     """That of the value loss alone, whatever the micro-batch size: for a critic of its own."""
-    learner = make_learner(config(critic="separate", action=action), noise=0.05)
+    learner = make_learner(config(critic="separate", importance_level=level), noise=0.05)
     experience = moved(experience_of(learner))
     found = []
     for size, tokens in ((8, None), (3, None), (8, 70)):
@@ -116,12 +116,12 @@ def test_a_critics_gradient_while_it_warms_up(
     assert distance(found[0], whole[-number:]) < 1e-12, "the policy loss says nothing to the critic"
 
 
-@pytest.mark.parametrize("action", ["token", "response"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
 def test_a_value_heads_gradient(
-    config, make_learner, experience_of, moved, flat_gradient, distance, monkeypatch, action
+    config, make_learner, experience_of, moved, flat_gradient, distance, monkeypatch, level
 ):
     """That of the value loss of a pass through the whole policy, at each minibatch; the trunk has none."""
-    learner = make_learner(config(action=action, value_epochs=3), noise=0.05)
+    learner = make_learner(config(importance_level=level, value_epochs=3), noise=0.05)
     e, found = moved(experience_of(learner)), []
 
     def noted(_, modules, *__):
@@ -134,7 +134,7 @@ def test_a_value_heads_gradient(
     learn_values(learner, e)
     mask = e.batch.response_mask
     values = learner.policy(e.batch.ids, e.batch.attention_mask, mask).values
-    actions = mask if action == "token" else core.first_in_mask(mask)
+    actions = mask if level == "token" else core.first_in_mask(mask)
     loss, _ = core.value_loss(values, e.old_values, e.returns, actions, clip_range=0.2)
     expected = torch.autograd.grad(loss, list(learner.policy.value_head.parameters()))
     expected = torch.cat([gradient.flatten() for gradient in expected])
@@ -217,9 +217,9 @@ def no_more_steps_than(number):
         yield
 
 
-@pytest.mark.parametrize("action", ["token", "response"])
-def test_an_update_ends_before_the_step_at_which_the_policy_is_too_far(config, learned, action):
-    settings = config(action=action, minibatch_size=4, ppo_epochs=3, learning_rate=3e-3)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_update_ends_before_the_step_at_which_the_policy_is_too_far(config, learned, level):
+    settings = config(importance_level=level, minibatch_size=4, ppo_epochs=3, learning_rate=3e-3)
     _, free, without = learned(settings)
     assert len(without) == 6
     assert "policy/update_frac" not in free
