@@ -1,6 +1,5 @@
 """Functions and classes of the user's own, which a setting names as ``python:FILE.py:NAME``."""
 
-import functools
 import importlib.util
 import inspect
 import sys
@@ -13,6 +12,10 @@ from heedful.errors import ConfigError, HeedfulError
 PREFIX = "python:"
 MODULE = "heedful user file "
 """How the names of the modules begin that `load` makes of files."""
+IN_PYTHON = f"{PREFIX}in Python:"
+"""How values begin that stand for what exists in this process alone (`remember`)."""
+_FOUND: dict[str, Any] = {}
+"""What values of settings stand for."""
 LONGEST_MESSAGE = 500
 """Characters of an exception's message that are shown."""
 
@@ -29,12 +32,23 @@ def check_form(flag: str, value: str) -> None:
         raise ConfigError(f"{flag}: {value} does not name a function; use python:FILE.py:FUNCTION")
 
 
-@functools.cache
+def remember(given: Any) -> str:
+    """A setting's value that stands for a function or class which exists in this process."""
+    value = f"{IN_PYTHON}{getattr(given, '__name__', type(given).__name__)}"
+    _FOUND[value] = given
+    return value
+
+
 def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
     """What ``python:FILE.py:NAME`` names; the file is imported once.
 
     Raises ConfigError for what is not there, ``error`` for a file that cannot be imported.
     """
+    if value in _FOUND:
+        return _FOUND[value]
+    if value.startswith(IN_PYTHON):
+        name = value.removeprefix(IN_PYTHON)
+        raise ConfigError(f"{flag}: {name} was given in Python when this was written down; give it again")
     check_form(flag, value)
     file, _, name = value.removeprefix(PREFIX).rpartition(":")
     path = Path(file)
@@ -54,7 +68,8 @@ def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
     if not callable(getattr(module, name, None)):
         names = [n for n, one in vars(module).items() if inspect.isfunction(one) and not n.startswith("_")]
         raise ConfigError(f"{flag}: {file} has no function {name!r}; it has {', '.join(names) or 'none'}")
-    return getattr(module, name)
+    _FOUND[value] = getattr(module, name)
+    return _FOUND[value]
 
 
 def file_of(value: str) -> str:
