@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -51,21 +51,35 @@ from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.rewards import Reward, RewardFunction
+from heedful.training.callbacks import Callbacks
+from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
+from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
-def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Optimise a policy against rewards and write a run folder. Returns what summary.json holds.
+def train_online(
+    config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
+) -> TrainingResult:
+    """Optimise a policy against rewards and write a run folder.
 
     Args:
         config: the settings; their class is the preset.
         rewards: added to the config's: functions, `Reward` objects or strings.
+        objects: a model and data in memory, and functions to call (`Objects`).
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
+    with in_files(config, **objects) as (settings, callbacks):
+        return run_loop(settings, rewards, callbacks)
+
+
+def run_loop(
+    config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction], callbacks: Callbacks
+) -> TrainingResult:
+    """The loop of a run: sample and score, estimate advantages, learn, log; now and then evaluate and save."""
     config, learner, held_out, about = start(config, rewards)
     with Run(
         config,
@@ -76,6 +90,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         higher_is_better=True,
         shown=SHOWN,
         can_evaluate=bool(held_out),
+        callbacks=callbacks,
         **about,
     ) as run:
         forget_rollouts(config, after=run.done)
@@ -94,17 +109,21 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
                 run.evaluate(step, evaluate(learner, held_out))
         learner.health.tell_end(config.learning_rate)
         run.summary["score_norm"] = learner.score_norm.state_dict()
-    return run.summary
+    return TrainingResult(run.path, run.summary, config)
 
 
-def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+def train_ppo(
+    config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
+) -> TrainingResult:
     """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for."""
-    return train_online(config, rewards)
+    return train_online(config, rewards, **objects)
 
 
-def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+def train_grpo(
+    config: GRPOConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
+) -> TrainingResult:
     """GRPO and its relatives: `train_online` under the name that people look for."""
-    return train_online(config, rewards)
+    return train_online(config, rewards, **objects)
 
 
 def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Experience:

@@ -138,7 +138,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
-        skips=NonFiniteGuard(config.output),
+        skips=NonFiniteGuard(config.folder),
         ahead=_ahead(config, sampler, prompts),
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
