@@ -29,6 +29,7 @@ from heedful import core
 from heedful.algorithms.online.advantages import Rewards, action_mask, estimate_advantages, weigh
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
 from heedful.algorithms.online.experience import Counts, Experience
+from heedful.algorithms.online.in_memory import described
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.metrics import (
     SHOWN,
@@ -46,10 +47,11 @@ from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Learned, Update, critic_norm, shuffled, take_step
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.core.policy_losses import Metrics
+from heedful.data.in_memory import Records
 from heedful.distributed.rank_failures import naming_lost_ranks
 from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
-from heedful.models.policy import TokenOutputs
+from heedful.models.policy import Policy, TokenOutputs
 from heedful.rewards import Reward, RewardFunction
 from heedful.training.callbacks import Callbacks
 from heedful.training.from_python import Objects, in_files
@@ -124,6 +126,39 @@ def train_grpo(
 ) -> TrainingResult:
     """GRPO and its relatives: `train_online` under the name that people look for."""
     return train_online(config, rewards, **objects)
+
+
+def ppo_steps(
+    config: OnlineConfig,
+    policy: Policy,
+    prompts: Records,
+    rewards: Sequence[str | Reward | RewardFunction] = (),
+) -> Iterator[tuple[int, Experience, dict[str, float]]]:
+    """The steps of `train_online` one at a time, on a policy that is in memory and is trained in place.
+
+    >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
+    ...     if metrics["reference/kl"] > 5: break
+
+    Nothing is written, held out or evaluated. After each step, also the last before a ``break``, the policy is what it has
+    learned. The numbers are those of `train_online` with the same settings and ``eval_fraction=0``.
+
+    Args:
+        config: the settings, without ``model`` and ``data``; their class is the preset.
+        policy: what is trained, with its tokenizer; it gets a value head if the settings want one.
+        prompts: a `datasets.Dataset`, or a list of texts, conversations or dicts with the columns of a file.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Yields the number of the step, what it learned from, and its metrics (docs/metrics.md).
+
+    Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
+    """
+    with described(config, policy, prompts) as settings:
+        learner = start(settings, rewards, policy).learner
+    for step in range(1, config.steps + 1):
+        experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+        metrics = learn(learner, experience).metrics
+        yield step, experience, metrics
+        learner.check(metrics)
 
 
 def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Experience:

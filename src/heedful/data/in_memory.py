@@ -83,7 +83,7 @@ def _row(record: AnyRecord, *, asks: bool) -> dict[str, Any]:
             return {"prompt" if asks else "text": record}
         case list() | tuple():
             return {"prompt" if asks else "messages": record}
-    raise TypeError(f"it is {_kind(record)}")
+    raise TypeError(f"got {_kind(record)}")
 
 
 def _message(value: Any) -> Any:
@@ -93,4 +93,5 @@ def _message(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -78,6 +78,16 @@ def save_as_it_is(
         save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)
 
 
+def save_all_but_weights(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write what tells of a policy in memory: its configurations, its tokenizer, its value head. Raises CheckpointError."""
+    check_saving([policy.lm], tokenizer)
+    policy.lm.config.save_pretrained(folder)
+    policy.lm.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if policy.value_head is not None:
+        save_tensors(policy.value_head.state_dict(), folder / VALUE_HEAD)
+
+
 def _pretrained(model: Policy | RewardModel) -> PreTrainedModel:
     return model.lm if isinstance(model, Policy) else model.classifier
 

@@ -32,8 +32,6 @@ from heedful.training.rank_consistency import meet
 
 C = TypeVar("C", bound=TrainingOptions)
 AnyModel: TypeAlias = Policy | RewardModel | PreTrainedModel
-NAMES = ("model", "data", "eval_data")
-"""What may be given in the place of the setting of that name."""
 
 
 class Objects(TypedDict, total=False):
@@ -87,7 +85,8 @@ def in_files(
     try:
         yield replace(config, **written), callbacks
     except HeedfulError as error:
-        error.args = (_as_given(str(error), {name: str(written[name]) for name in NAMES if name in written}),)
+        files = {name: written[name] for name, value in given.items() if not isinstance(value, str | Path | None)}
+        error.args = (as_given(str(error), files),)
         raise
     finally:
         if ranks.is_first():
@@ -167,13 +166,12 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
     return path
 
 
-def _as_given(message: str, paths: Mapping[str, str]) -> str:
+def as_given(message: str, paths: Mapping[str, str]) -> str:
     """A message that names what was given in memory in the place of its files."""
     for name, path in paths.items():
-        if f"/{IN_MEMORY}/" in Path(path).as_posix():
-            for line in set(re.findall(rf"{re.escape(path)}:(\d+)", message)):
-                message = re.sub(rf"{re.escape(path)}:{line}\b", f"{name}[{int(line) - 1}]", message)
-            message = message.replace(path, name)
+        for line in set(re.findall(rf"{re.escape(path)}:(\d+)", message)):
+            message = re.sub(rf"{re.escape(path)}:{line}\b", f"{name}[{int(line) - 1}]", message)
+        message = message.replace(path, name)
     return message
 
 
