@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack
 
 import torch
@@ -131,7 +132,7 @@ def train_grpo(
 def ppo_steps(
     config: OnlineConfig,
     policy: Policy,
-    prompts: Records,
+    prompts: Records | str | Path,
     rewards: Sequence[str | Reward | RewardFunction] = (),
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_online` one at a time, on a policy that is in memory and is trained in place.
@@ -145,7 +146,7 @@ def ppo_steps(
     Args:
         config: the settings, without ``model`` and ``data``; their class is the preset.
         policy: what is trained, with its tokenizer; it gets a value head if the settings want one.
-        prompts: a `datasets.Dataset`, or a list of texts, conversations or dicts with the columns of a file.
+        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's path.
         rewards: added to the config's: functions, `Reward` objects or strings.
 
     Yields the number of the step, what it learned from, and its metrics (docs/metrics.md).

@@ -169,8 +169,11 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
 def as_given(message: str, paths: Mapping[str, str]) -> str:
     """A message that names what was given in memory in the place of its files."""
     for name, path in paths.items():
-        for line in set(re.findall(rf"{re.escape(path)}:(\d+)", message)):
-            message = re.sub(rf"{re.escape(path)}:{line}\b", f"{name}[{int(line) - 1}]", message)
+        for place in set(
+            re.findall(rf"{re.escape(path)}(?:: row |:)\d+\b", message)
+        ):  # a row of Parquet, a line of JSON Lines
+            number = int(place.removeprefix(path).strip(": row"))
+            message = re.sub(rf"{re.escape(place)}\b", f"{name}[{number - 1}]", message)
         message = message.replace(path, name)
     return message
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.configs.options import TrainingOptions
+from heedful.errors import CheckpointError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.load import load_reward_model
 from heedful.models.policy import Policy
@@ -50,6 +51,8 @@ class TrainingResult:
         Raises CheckpointError if the run trained a reward model.
         """
         final, config = self.folder / "final", self.config
+        if self["algorithm"] == "reward":
+            raise CheckpointError(f"{final} holds a reward model, and no policy; result.reward_model loads it")
         has_head = (final / VALUE_HEAD).is_file()
         return Policy.from_pretrained(str(final), value_head=has_head, device=config.device, dtype=config.dtype)
 

@@ -22,7 +22,7 @@ C = TypeVar("C", bound=RolloutConfig)
 
 
 @contextlib.contextmanager
-def described(config: C, policy: Policy, prompts: Records) -> Iterator[C]:
+def described(config: C, policy: Policy, prompts: Records | str | Path) -> Iterator[C]:
     """Settings whose ``model`` and ``data`` lead to a description of a policy and to prompts, in a folder for a while.
 
     A HeedfulError from inside names the prompts as they were given: ``prompts[2]``.
@@ -36,7 +36,8 @@ def described(config: C, policy: Policy, prompts: Records) -> Iterator[C]:
     with tempfile.TemporaryDirectory(prefix="heedful-") as name:
         folder = Path(name)
         save_all_but_weights(policy, policy.tokenizer, folder / "model")
-        data = write_records(prompts, folder, "prompts", asks=True)
+        is_named = isinstance(prompts, str | Path)
+        data = prompts if is_named else write_records(prompts, folder, "prompts", asks=True)
         settings = replace(
             config,
             model=str(folder / "model"),
@@ -48,13 +49,15 @@ def described(config: C, policy: Policy, prompts: Records) -> Iterator[C]:
         try:
             yield settings
         except HeedfulError as error:
-            error.args = (as_given(str(error), {"policy": settings.model, "prompts": settings.data}),)
+            files = {"policy": settings.model} | ({} if is_named else {"prompts": settings.data})
+            error.args = (as_given(str(error), files),)
             raise
 
 
 def machine_of(policy: Policy) -> Any:
     """Where a policy is and the precision of its products, as settings say it."""
-    return {"device": str(policy.device), "dtype": str(policy.compute_dtype).removeprefix("torch.")}
+    device = str(policy.device) if policy.device.type == "cuda" else policy.device.type
+    return {"device": device, "dtype": str(policy.compute_dtype).removeprefix("torch.")}
 
 
 def check_policy(config: RolloutConfig, policy: Policy) -> None:
