@@ -159,7 +159,7 @@ def test_a_trained_reward_model_is_learned_from_again(model, tmp_path):
     again = train("reward", model=first.reward_model, tokenizer=tokenizer, data=ROWS["reward"])
     by_path = train("reward", {"model": str(first.folder / "final")}, data=ROWS["reward"])
     assert is_same(saved(again), saved(by_path))
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"holds a reward model, and no policy; result\.reward_model loads it"):
         _ = again.policy
 
 
