@@ -44,6 +44,21 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert len(set(scores)) > 1 or scores[0] < 0.93, "the reward must tell responses apart"
 
 
+def test_the_page_on_python_runs(tmp_path, monkeypatch, capsys):
+    """Its blocks one after another, in a few steps of a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    small = blocks.replace("steps=100", "steps=1, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4")
+    small = small.replace("max_new_tokens=4, max_new_tokens=32", "max_new_tokens=4")
+    names = {}
+    exec(compile(small, "python.md", "exec"), names)
+    assert list(names["result"].metrics.index) == [0, 1]
+    assert names["step"] == 1
+    assert capsys.readouterr().out.count("1 0.9") == 2
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_of_the_documents_is_parsed(document, tmp_path, monkeypatch):
     """With the recipes where they are, and a run's own config.yaml as a run would have left it."""

@@ -24,7 +24,7 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.batches import own_micro_batches
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
-from heedful.rewards import Reward, RewardFunction
+from heedful.rewards.resolve import AnyReward
 from heedful.training.callbacks import Callbacks
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
@@ -33,7 +33,7 @@ from heedful.types import MicroBatch
 
 
 def train_online_dpo(
-    config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
+    config: OnlineDPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]
 ) -> TrainingResult:
     """Optimise a policy on pairs of its own responses and write a run folder.
 
@@ -48,9 +48,7 @@ def train_online_dpo(
         return run_loop(settings, rewards, callbacks)
 
 
-def run_loop(
-    config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction], callbacks: Callbacks
-) -> TrainingResult:
+def run_loop(config: OnlineDPOConfig, rewards: Sequence[AnyReward], callbacks: Callbacks) -> TrainingResult:
     """The loop of a run: sample and score, pair, learn, log; now and then evaluate and save."""
     config, learner, held_out, about = start(config, rewards)
     with Run(

@@ -53,7 +53,7 @@ from heedful.distributed.rank_failures import naming_lost_ranks
 from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
 from heedful.models.policy import Policy, TokenOutputs
-from heedful.rewards import Reward, RewardFunction
+from heedful.rewards.resolve import AnyReward
 from heedful.training.callbacks import Callbacks
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
@@ -63,9 +63,7 @@ from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
-def train_online(
-    config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
-) -> TrainingResult:
+def train_online(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
     """Optimise a policy against rewards and write a run folder.
 
     Args:
@@ -79,9 +77,7 @@ def train_online(
         return run_loop(settings, rewards, callbacks)
 
 
-def run_loop(
-    config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction], callbacks: Callbacks
-) -> TrainingResult:
+def run_loop(config: OnlineConfig, rewards: Sequence[AnyReward], callbacks: Callbacks) -> TrainingResult:
     """The loop of a run: sample and score, estimate advantages, learn, log; now and then evaluate and save."""
     config, learner, held_out, about = start(config, rewards)
     with Run(
@@ -115,25 +111,18 @@ def run_loop(
     return TrainingResult(run.path, run.summary, config)
 
 
-def train_ppo(
-    config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
-) -> TrainingResult:
+def train_ppo(config: PPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
     """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for."""
     return train_online(config, rewards, **objects)
 
 
-def train_grpo(
-    config: GRPOConfig, rewards: Sequence[str | Reward | RewardFunction] = (), **objects: Unpack[Objects]
-) -> TrainingResult:
+def train_grpo(config: GRPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
     """GRPO and its relatives: `train_online` under the name that people look for."""
     return train_online(config, rewards, **objects)
 
 
 def ppo_steps(
-    config: OnlineConfig,
-    policy: Policy,
-    prompts: Records | str | Path,
-    rewards: Sequence[str | Reward | RewardFunction] = (),
+    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_online` one at a time, on a policy that is in memory and is trained in place.
 
