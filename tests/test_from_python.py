@@ -228,6 +228,12 @@ def test_an_unfinished_run_goes_on_with_the_same_objects_only(policy, tmp_path):
         ConfigError, match=r"(?s)unfinished run with other settings.*--data: .*inputs/data-.* in the run"
     ):
         train("sft", settings, model=policy, data=ROWS["sft"][:-1])
+    other = Policy.from_pretrained(policy.lm.name_or_path, device="cpu")
+    other.lm.transformer.ln_f.weight.data.add_(1)
+    with pytest.raises(
+        ConfigError, match=r"(?s)unfinished run with other settings.*--model: .*inputs/model-.* in the run"
+    ):
+        train("sft", settings, model=other, data=ROWS["sft"])
     assert len(list((tmp_path / "run" / "inputs").iterdir())) == 2
     whole = train("sft", {"max_steps": 3}, model=policy, data=ROWS["sft"])
     gone_on = train("sft", settings, model=policy, data=ROWS["sft"])
@@ -414,9 +420,32 @@ def test_steps_are_those_of_a_run(case, model, policy, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_precision_is_that_of_the_policy(model, dtype):
+    """Also of what is loaded or copied beside it, whatever auto would be here."""
+    settings = ONLINE | {"critic": "separate"}
+    config = heedful.PPOConfig(**settings | {"dtype": dtype})
+    run = heedful.train_ppo(config, rewards=[first_token], model=model, data=ROWS["ppo"])
+    policy = Policy.from_pretrained(model, device="cpu", dtype=dtype)
+    config = heedful.PPOConfig(**settings | {"dtype": "auto", "device": "auto"})
+    for _ in heedful.ppo_steps(config, policy, ROWS["ppo"], rewards=[first_token]):
+        pass
+    assert is_same(weights(policy.lm), weights(run.policy.lm))
+
+
+def test_a_step_that_is_left_out_is_in_its_metrics(policy, capsys):
+    """And in no file: there is no folder for one."""
+    config = heedful.PPOConfig(**ONLINE | {"learning_rate": 3.0})
+    _, _, metrics = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    assert metrics["optimizer/skipped_steps"] > 0
+    said = capsys.readouterr().err
+    assert "an update was skipped" in said
+    assert "lists them all" not in said
+
+
 def test_a_loop_that_is_left_leaves_a_policy_that_goes_on(policy):
     """After a break the policy is what it had learned; it samples, and learns on."""
-    config = heedful.PPOConfig(**ONLINE | {"steps": 5})
+    config = heedful.PPOConfig(**ONLINE | {"steps": 5, "eval_fraction": 0.05})
     before = weights(policy)
     for step, _, _ in heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]):
         after = weights(policy)
