@@ -253,6 +253,17 @@ def test_a_run_that_is_replaced_leaves_nothing_of_its_objects(policy, tmp_path):
     assert len(before & after) == 1, "the same model, other data"
 
 
+def test_what_a_user_has_in_the_folder_stays(policy, tmp_path):
+    kept = tmp_path / "run" / "inputs"
+    (kept / "model").mkdir(parents=True)
+    (kept / "model" / "mine").touch()
+    (kept / "data-1.jsonl").touch()
+    result = train("sft", {"output": tmp_path / "run"}, model=policy, data=ROWS["sft"])
+    ours = {Path(result.config.model).name, Path(result.config.data).name}
+    assert {path.name for path in kept.iterdir()} == {"model", "data-1.jsonl"} | ours
+    assert (kept / "model" / "mine").exists()
+
+
 # What is wrong ------------------------------------------------------------------------------------------------------------
 
 

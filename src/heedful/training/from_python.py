@@ -21,7 +21,7 @@ from heedful.configs.options import TrainingOptions
 from heedful.data.in_memory import Records, write_records
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
-from heedful.files import complete_or_absent, in_words
+from heedful.files import in_words, sync_tree
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_as_it_is
@@ -32,6 +32,8 @@ from heedful.training.rank_consistency import meet
 
 C = TypeVar("C", bound=TrainingOptions)
 AnyModel: TypeAlias = Policy | RewardModel | PreTrainedModel
+OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.parquet)?|\.heedful-\w+")
+"""The names of what is written; whatever else is in the folder is the user's."""
 
 
 class Objects(TypedDict, total=False):
@@ -155,23 +157,21 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
         raise CheckpointError("a model in memory comes without its tokenizer; give it too (tokenizer=...)")
-    with complete_or_absent(folder / "model") as partial:
-        save_as_it_is(model, tokenizer, partial)
-    found = content_hashes([str(folder / "model")])[1][str(folder / "model")]
-    path = folder / f"model-{found[:12]}"
-    if path.exists():
-        shutil.rmtree(folder / "model")
-    else:
-        (folder / "model").rename(path)
+    with tempfile.TemporaryDirectory(prefix=".heedful-", dir=folder) as partial:
+        written = Path(partial) / "model"
+        save_as_it_is(model, tokenizer, written)
+        path = folder / f"model-{content_hashes([str(written)])[1][str(written)][:12]}"
+        if not path.exists():
+            sync_tree(written)
+            written.rename(path)
     return path
 
 
 def as_given(message: str, paths: Mapping[str, str]) -> str:
     """A message that names what was given in memory in the place of its files."""
     for name, path in paths.items():
-        for place in set(
-            re.findall(rf"{re.escape(path)}(?:: row |:)\d+\b", message)
-        ):  # a row of Parquet, a line of JSON Lines
+        rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of Parquet, of JSON Lines
+        for place in set(re.findall(rows, message)):
             number = int(place.removeprefix(path).strip(": row"))
             message = re.sub(rf"{re.escape(place)}\b", f"{name}[{number - 1}]", message)
         message = message.replace(path, name)
@@ -183,7 +183,7 @@ def _remove_unused(output: Path) -> None:
     settings = [output / "config.yaml", output / REPLACED / "config.yaml"]
     used = "".join(path.read_text(encoding="utf-8") for path in settings if path.is_file())
     for path in (output / IN_MEMORY).iterdir():
-        if path.name not in used:
+        if OURS.fullmatch(path.name) and path.name not in used:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with contextlib.suppress(OSError):  # one that is not empty stays
         (output / IN_MEMORY).rmdir()
