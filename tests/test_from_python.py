@@ -4,6 +4,7 @@ import builtins
 import dataclasses
 import itertools
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -383,6 +384,29 @@ def test_an_error_of_a_callback_ends_the_run_and_says_where(name, policy, tmp_pa
     assert caught.value.__notes__ == [f"raised by {name} (broken) at step 1"]
     assert "the same command goes on from" in capsys.readouterr().err
     assert train("sft", settings, model=policy, data=ROWS["sft"])["steps"] == 2
+
+
+OF_TWO_RANKS = """
+import sys
+import heedful
+
+policy = heedful.Policy.from_pretrained(sys.argv[1], device="cpu", dtype="float32")
+config = heedful.SFTConfig(device="cpu", dtype="float32", max_steps=2, batch_size=4, eval_fraction=0.0, sample_every=0)
+steps = []
+data = [{"prompt": f"{i}", "completion": "a"} for i in range(8)]
+result = heedful.train_sft(config, model=policy, data=data, on_step=lambda step, metrics: steps.append(step))
+print("done", result.folder, steps, flush=True)
+"""
+
+
+@pytest.mark.exhaustive
+def test_of_several_ranks_the_first_writes_and_calls(model, tmp_path):
+    (tmp_path / "two.py").write_text(OF_TWO_RANKS, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, "two.py", model], capture_output=True, text=True, check=True, cwd=tmp_path)
+    said = sorted(line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("done"))
+    assert [steps for _, _, steps in said] == ["[1, 2]", "[]"]
+    assert len({folder for _, folder, _ in said}) == 1
 
 
 # PPO step by step ---------------------------------------------------------------------------------------------------------
