@@ -31,7 +31,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
     records = [{"prompt": [{"role": "user", "content": f"问题 {i}"}]} for i in range(80)]
     Path("prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    block, pieces = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    block, pieces, *_ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     small = block.replace("kl_coef=0.1", "kl_coef=0.1, steps=1, max_new_tokens=8")
     assert small != block
     names = {}

@@ -54,7 +54,7 @@ from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.rewards.resolve import AnyReward
-from heedful.training.callbacks import Callbacks
+from heedful.training.callbacks import NO_CALLBACKS, Callbacks
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
@@ -63,22 +63,18 @@ from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
-def train_online(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+def train_online(
+    config: OnlineConfig, rewards: Sequence[AnyReward] = (), callbacks: Callbacks = NO_CALLBACKS
+) -> TrainingResult:
     """Optimise a policy against rewards and write a run folder.
 
     Args:
         config: the settings; their class is the preset.
         rewards: added to the config's: functions, `Reward` objects or strings.
-        objects: a model and data in memory, and functions to call (`Objects`).
+        callbacks: functions of the user's to call.
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
-        return run_loop(settings, rewards, callbacks)
-
-
-def run_loop(config: OnlineConfig, rewards: Sequence[AnyReward], callbacks: Callbacks) -> TrainingResult:
-    """The loop of a run: sample and score, estimate advantages, learn, log; now and then evaluate and save."""
     config, learner, held_out, about = start(config, rewards)
     with Run(
         config,
@@ -112,13 +108,22 @@ def run_loop(config: OnlineConfig, rewards: Sequence[AnyReward], callbacks: Call
 
 
 def train_ppo(config: PPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
-    """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for."""
-    return train_online(config, rewards, **objects)
+    """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+        objects: ``model``, ``tokenizer``, ``data`` and ``eval_data`` in memory; ``on_step``, ``on_evaluation`` and ``on_save``
+            to be called (`Objects`).
+    """
+    with in_files(config, **objects) as (settings, callbacks):
+        return train_online(settings, rewards, callbacks)
 
 
 def train_grpo(config: GRPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
-    """GRPO and its relatives: `train_online` under the name that people look for."""
-    return train_online(config, rewards, **objects)
+    """GRPO and its relatives: `train_online` under the name that people look for. It takes what `train_ppo` takes."""
+    with in_files(config, **objects) as (settings, callbacks):
+        return train_online(settings, rewards, callbacks)
 
 
 def ppo_steps(

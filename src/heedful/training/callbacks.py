@@ -34,6 +34,9 @@ class Callbacks:
         _call("on_save", self.on_save, step, folder)
 
 
+NO_CALLBACKS = Callbacks()
+
+
 def _call(name: str, function: Callable[..., object] | None, step: int, argument: object) -> None:
     if function is None or not ranks.is_first():
         return

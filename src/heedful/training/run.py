@@ -28,7 +28,7 @@ from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
-from heedful.training.callbacks import Callbacks
+from heedful.training.callbacks import NO_CALLBACKS, Callbacks
 from heedful.training.checkpoints import (
     RESUME,
     RunLearner,
@@ -45,7 +45,6 @@ from heedful.training.rank_consistency import check_same_weights
 from heedful.training.run_folder import RunFolder
 
 Numbers = Mapping[str, float]
-NO_CALLBACKS = Callbacks()
 
 
 class Run:
