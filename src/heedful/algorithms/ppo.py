@@ -113,7 +113,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[AnyReward] = (), **objects: U
     Args:
         config: the settings.
         rewards: added to the config's: functions, `Reward` objects or strings.
-        objects: ``model``, ``tokenizer``, ``data`` and ``eval_data`` in memory; ``on_step``, ``on_evaluation`` and ``on_save``
+        objects: ``model``, ``tokenizer``, ``data``, ``eval_data`` in memory; ``on_step``, ``on_evaluation``, ``on_save``
             to be called (`Objects`).
     """
     with in_files(config, **objects) as (settings, callbacks):
