@@ -210,7 +210,7 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
     there = next(folder for folder in (output, *output.parents) if folder.exists())
     free = shutil.disk_usage(there).free + (0 if config.overwrite else _bytes_of_models(output))
     if free < needed:
-        _check_writable(config.output, there)
+        _check_writable(config.folder, there)
         raise MachineError(
             f"--output {config.folder}: the disk has {free / 1e9:.1f} GB free, and the run needs "
             f"{math.ceil(needed / 1e8) / 10:.1f} GB for {number} checkpoints, best/ and final/; free some, choose another "
