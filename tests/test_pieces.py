@@ -53,6 +53,15 @@ def test_log_probs_are_those_of_sampling(policy, batch):
     assert not found[~batch.mask].any()
 
 
+@pytest.mark.parametrize("read", [heedful.logprobs, heedful.values])
+def test_a_model_on_another_device_is_refused(policy, batch, read):
+    policy.to("meta")
+    with pytest.raises(
+        ConfigError, match=r"the policy is on meta, and the responses are on cpu; move it there: \.to\('cpu'\)"
+    ):
+        read(policy, batch)
+
+
 def test_a_frozen_copy_stays_and_learns_nothing(policy, batch):
     reference = policy.frozen_copy()
     before = heedful.logprobs(reference, batch)

@@ -31,7 +31,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
     records = [{"prompt": [{"role": "user", "content": f"问题 {i}"}]} for i in range(80)]
     Path("prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    block, pieces = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    block, pieces, *_ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     small = block.replace("kl_coef=0.1", "kl_coef=0.1, steps=1, max_new_tokens=8")
     assert small != block
     names = {}
@@ -42,6 +42,21 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert "eval/score_mean" in printed
     scores = [json.loads(line)["score"] for line in Path("runs/ppo/samples.jsonl").read_text("utf-8").splitlines()]
     assert len(set(scores)) > 1 or scores[0] < 0.93, "the reward must tell responses apart"
+
+
+def test_the_page_on_python_runs(tmp_path, monkeypatch, capsys):
+    """Its blocks one after another, in a few steps of a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    small = blocks.replace("steps=100", "steps=1, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4")
+    small = small.replace("max_new_tokens=4, max_new_tokens=32", "max_new_tokens=4")
+    names = {}
+    exec(compile(small, "python.md", "exec"), names)
+    assert list(names["result"].metrics.index) == [0, 1]
+    assert names["step"] == 1
+    assert capsys.readouterr().out.count("1 0.9") == 2
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

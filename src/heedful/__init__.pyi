@@ -3,6 +3,7 @@ from . import core as core
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
 from .algorithms.online_dpo import train_online_dpo as train_online_dpo
+from .algorithms.ppo import ppo_steps as ppo_steps
 from .algorithms.ppo import train_grpo as train_grpo
 from .algorithms.ppo import train_ppo as train_ppo
 from .algorithms.reward_model import train_reward as train_reward
@@ -56,6 +57,7 @@ from .pieces import score as score
 from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
+from .training.result import TrainingResult as TrainingResult
 from .types import Demonstration as Demonstration
 from .types import Labelled as Labelled
 from .types import Message as Message

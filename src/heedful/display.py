@@ -1,10 +1,15 @@
-"""Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes."""
+"""Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes.
+
+In a notebook the bar and the tables are HTML: rich's bar needs ipywidgets there, and its tables are drawn with characters.
+"""
 
 import contextlib
 import errno
+import html
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -40,8 +45,31 @@ class Screen(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
+class NotebookBar:
+    """A progress bar in the output of a notebook's cell, replaced in place."""
+
+    def __init__(self, title: str, total_steps: int) -> None:
+        self.title, self.total_steps, self._started = title, total_steps, time.monotonic()
+        self._handle: Any = None
+
+    def update(self, step: int, numbers: str) -> None:
+        """Show the bar at a step."""
+        from IPython.display import HTML, display
+
+        seconds = time.monotonic() - self._started
+        left = f", {_clock(seconds / step * (self.total_steps - step))} left" if 0 < step < self.total_steps else ""
+        bar = HTML(
+            f"<b>{html.escape(self.title)}</b> <progress value='{step}' max='{self.total_steps}'></progress> "
+            f"{step}/{self.total_steps} {_clock(seconds)}{left}&ensp;{html.escape(numbers)}"
+        )
+        if self._handle is None:
+            self._handle = display(bar, display_id=True)
+        else:
+            self._handle.update(bar)
+
+
 class Display:
-    """Shows a run's progress on standard error: a live bar on a terminal, plain lines otherwise."""
+    """Shows a run's progress: a live bar on a terminal (standard error) or in a notebook, plain lines otherwise."""
 
     def __init__(self, title: str, total_steps: int, shown: Mapping[str, str]) -> None:
         """Make a display; it starts when it is entered as a context.
@@ -66,13 +94,16 @@ class Display:
             disable=not self.console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=total_steps, numbers="")
+        self._notebook_bar = NotebookBar(title, total_steps) if self.console.is_jupyter else None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step."""
         numbers = "  ".join(f"{label} {metrics[name]:.4g}" for name, label in self.shown.items() if name in metrics)
         self._progress.update(self._task, completed=step, numbers=numbers)
         every = max(1, self.total_steps // PLAIN_LINES)
-        if not self.console.is_terminal and (step % every == 0 or step == self.total_steps):
+        if self._notebook_bar is not None:
+            self._notebook_bar.update(step, numbers)
+        elif not self.console.is_terminal and (step % every == 0 or step == self.total_steps):
             self.note(f"{self.title} {step}/{self.total_steps}  {numbers}")
 
     def note(self, text: str) -> None:
@@ -120,16 +151,41 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
         title: the text above the table.
         rows: at least one row; all rows have the same columns, by their headings.
     """
+    hidden = [
+        {name: redact_printed(value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]  # before a secret is broken into lines
+    if console.is_jupyter:
+        from IPython.display import HTML, display
+
+        display(HTML(_html_table(title, hidden)))
+        return
     table = Table(title=title, title_justify="left", show_lines=True)
     for name, value in rows[0].items():
         if isinstance(value, float | int | tuple):
             table.add_column(RichText(name.replace(" ", "\n")), justify="right", no_wrap=True)
         else:
             table.add_column(RichText(name), overflow="fold", ratio=1)
-    for row in rows:
-        hidden = (redact_printed(value) if isinstance(value, str) else value for value in row.values())
-        table.add_row(*(RichText(shown(value)) for value in hidden))  # before a secret is broken into lines
+    for row in hidden:
+        table.add_row(*(RichText(shown(value)) for value in row.values()))
     console.print(table, soft_wrap=False)
+
+
+def _html_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table for a notebook, in which texts have their line breaks."""
+    style = "white-space: pre-wrap; text-align: left"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        f"<tr>{''.join(f'<td style={style!r}>{html.escape(shown(value))}</td>' for value in row.values())}</tr>"
+        for row in rows
+    )
+    return f"<table><caption>{html.escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def harmless(text: str) -> str:

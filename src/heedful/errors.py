@@ -14,8 +14,19 @@
 The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a
 user's mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
+In a notebook an error is shown as the line of the cell, its code, and the message, without the frames of heedful below it:
+`raise ... from` and ``%debug`` have them all the same.
+
 `Terminated` is not an error: it is raised, as Python raises KeyboardInterrupt, to end what is running.
 """
+
+import itertools
+import traceback
+from pathlib import Path
+
+
+def _is_outside(frame: traceback.FrameSummary) -> bool:
+    return not Path(frame.filename).is_relative_to(Path(__file__).parent)
 
 
 class HeedfulError(Exception):
@@ -23,6 +34,12 @@ class HeedfulError(Exception):
 
     status = 2
     """The exit status of a command that it ends."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the line that called heedful, and the message."""
+        frames = list(itertools.takewhile(_is_outside, traceback.extract_tb(self.__traceback__)))
+        where = [f'File "{one.filename}", line {one.lineno}, in {one.name}\n    {one.line}' for one in frames[-1:]]
+        return [*where, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
 
 
 class ConfigError(HeedfulError, ValueError):

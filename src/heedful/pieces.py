@@ -65,7 +65,10 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
     """Log-probs of the response tokens under a policy ``[B, T]``, without gradients, at the temperature of the batch.
 
     Zero outside ``batch.mask``. With gradients: ``policy(batch.ids, batch.attention_mask, batch.mask).logprobs``.
+
+    Raises ConfigError if the policy is on another device than the batch.
     """
+    _check_device(policy, batch)
     limit = MicroBatch(micro_batch_size)
     return token_outputs(policy, batch.rollouts.batch, temperature=batch.temperature, micro_batch=limit).logprobs
 
@@ -73,8 +76,9 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
 def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
     """Values of the states before each response token ``[B, T]``, by a policy with a value head or a value model.
 
-    Raises ValueError for a policy without a value head.
+    Raises ValueError for a policy without a value head, ConfigError for a model on another device than the batch.
     """
+    _check_device(model, batch)
     limit = MicroBatch(micro_batch_size)
     if isinstance(model, ValueModel):
         return token_values(model, batch.rollouts.batch, micro_batch=limit)
@@ -160,3 +164,12 @@ def _as_prompts(prompts: Sequence[AnyPrompt]) -> list[Prompt]:
 def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
     end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
     return list(ids[:end])
+
+
+def _check_device(model: Policy | ValueModel, batch: Responses) -> None:
+    here, there = next(model.parameters()).device, batch.ids.device
+    if here != there:
+        raise ConfigError(
+            f"the {'policy' if isinstance(model, Policy) else 'value model'} is on {here}, and the responses are on {there}; "
+            f"move it there: .to({str(there)!r})"
+        )

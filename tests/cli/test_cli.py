@@ -21,6 +21,7 @@ import yaml
 
 from heedful.cli.main import COMMANDS, main, spins
 from heedful.configs.help import FIRST_SCREENS, SECTIONS
+from heedful.configs.settings import required
 from heedful.evaluate.curves import read_algorithm
 
 QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
@@ -90,10 +91,9 @@ def test_a_commands_help_is_one_screen(heedful, command, width, monkeypatch):
     assert f"heedful {command} --help-all" in outcome.out
     assert f"\nexample\n  heedful {command} " in outcome.out
     positions = getattr(config_of(command), "POSITIONAL", ())
-    for field in dataclasses.fields(config_of(command)):
-        if field.default is dataclasses.MISSING:
-            shown = field.name.upper() if field.name in positions else f"--{field.name.replace('_', '-')}"
-            assert shown in outcome.out.split("required", maxsplit=1)[1]
+    for name in required(config_of(command)):
+        shown = name.upper() if name in positions else f"--{name.replace('_', '-')}"
+        assert shown in outcome.out.split("required", maxsplit=1)[1]
     assert heedful(*command.split(), "-h").out == outcome.out
 
 

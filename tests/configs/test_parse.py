@@ -27,6 +27,7 @@ from heedful import (
 )
 from heedful.configs.label_server import LabelServeConfig
 from heedful.configs.parse import parse, to_yaml
+from heedful.configs.settings import required
 from heedful.configs.tools import SampleConfig
 
 RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
@@ -84,8 +85,9 @@ def in_python(config_class, settings):
 
 def round_trip(config, path, *, whole=False):
     """A configuration from its file, which has the settings that are not at their default, or all of them."""
-    fields = dataclasses.fields(config)
-    leave_out = [] if whole else [one.name for one in fields if getattr(config, one.name) == one.default]
+    fields, needed = dataclasses.fields(config), required(type(config))
+    is_default = [one.name for one in fields if getattr(config, one.name) == one.default and one.name not in needed]
+    leave_out = [] if whole else is_default
     path.write_text(to_yaml(config, leave_out=leave_out), encoding="utf-8")
     return parsed(type(config), str(path))
 

@@ -25,13 +25,13 @@ def read_json(path):
 
 
 def test_a_run_folder_is_complete_and_readable(run, demonstrations):
-    run, summary = run
+    run, result = run
     assert {path.name for path in run.iterdir()} == {
         "run.json", "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json", "tensorboard",
         "checkpoints", "best", "final",
     }  # fmt: skip
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
-    assert read_json(run / "summary.json") == summary
+    assert read_json(run / "summary.json") == result.summary
     config_keys = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert "output" not in config_keys
     assert config_keys["data"] == demonstrations

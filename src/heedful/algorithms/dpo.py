@@ -6,7 +6,7 @@ SimPO and ORPO are other losses of the same trainer. They have no reference, so 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
 from heedful.models.tokenizer import check_companion
+from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
+from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -73,26 +75,32 @@ class EncodedPair:
         return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
 
 
-def train_dpo(config: DPOConfig) -> dict[str, Any]:
-    """Train a policy on preference pairs and write a run folder. Returns what summary.json holds.
+def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
+    """Train a policy on preference pairs and write a run folder.
 
     The reference's log-probs do not change, so they are computed once, before the first step.
 
+    Args:
+        config: the settings.
+        objects: models and data in memory, and functions to call (`Objects`).
+
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    learner, data = start(config)
-    return fit(
-        config,
-        learner,
-        data.train,
-        data.held_out,
-        "dpo",
-        learn=lambda pairs: learn(learner, pairs, data.pad_id, config),
-        evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, config, limit),
-        samples=lambda: sample_rows(learner, data),
-        shown=SHOWN,
-        facts={"data": data.counts},
-    )
+    with in_files(config, **objects) as (settings, callbacks):
+        learner, data = start(settings)
+        return fit(
+            settings,
+            learner,
+            data.train,
+            data.held_out,
+            "dpo",
+            learn=lambda pairs: learn(learner, pairs, data.pad_id, settings),
+            evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, settings, limit),
+            samples=lambda: sample_rows(learner, data),
+            shown=SHOWN,
+            callbacks=callbacks,
+            facts={"data": data.counts},
+        )
 
 
 def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:

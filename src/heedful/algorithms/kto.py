@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -37,7 +37,9 @@ from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
 from heedful.models.tokenizer import check_companion
+from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
+from heedful.training.result import TrainingResult
 from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
@@ -79,27 +81,33 @@ class LabelledRow:
         return len(self.asked) + len(self.other)
 
 
-def train_kto(config: KTOConfig) -> dict[str, Any]:
-    """Train a policy on labelled responses and write a run folder. Returns what summary.json holds.
+def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
+    """Train a policy on labelled responses and write a run folder.
 
     The reference's log-probs do not change, so they are computed once, before the first step.
 
+    Args:
+        config: the settings.
+        objects: models and data in memory, and functions to call (`Objects`).
+
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    learner, data = start(config)
-    return fit(
-        config,
-        learner,
-        data.train,
-        data.held_out,
-        "kto",
-        learn=lambda labelled: learn(learner, labelled, data.pad_id, config),
-        evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, config, limit),
-        samples=lambda: sample_rows(learner, data),
-        shown=SHOWN,
-        facts={"data": data.counts},
-        notes=notes_of(data.train, config),
-    )
+    with in_files(config, **objects) as (settings, callbacks):
+        learner, data = start(settings)
+        return fit(
+            settings,
+            learner,
+            data.train,
+            data.held_out,
+            "kto",
+            learn=lambda labelled: learn(learner, labelled, data.pad_id, settings),
+            evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, settings, limit),
+            samples=lambda: sample_rows(learner, data),
+            shown=SHOWN,
+            callbacks=callbacks,
+            facts={"data": data.counts},
+            notes=notes_of(data.train, settings),
+        )
 
 
 def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:

@@ -31,11 +31,13 @@ from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.planning.memory import Lengths
+from heedful.training.callbacks import Callbacks
 from heedful.training.fsdp import divide, divides
 from heedful.training.memory_preflight import check_memory
 from heedful.training.non_finite import NonFiniteGuard, StepResult
 from heedful.training.optimization import Schedule, make_optimizer, optimizer_step, seed_everything, step_metrics
 from heedful.training.performance import performance
+from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 from heedful.training.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.training.state import (
@@ -161,7 +163,7 @@ class OfflineLearner:
         steps = config.max_steps or math.ceil(config.epochs * batches.num_items / config.batch_size)
         self.schedule = Schedule(self.optimizer, steps, config)
         self.max_grad_norm = config.max_grad_norm
-        self.skips = NonFiniteGuard(config.output)
+        self.skips = NonFiniteGuard(config.folder)
 
     def learn(
         self,
@@ -323,9 +325,10 @@ def fit(
     objective: str = "eval/loss",
     higher_is_better: bool = False,
     notes: Sequence[str] = (),
+    callbacks: Callbacks,
     held_out_rows: int | None = None,
-) -> dict[str, Any]:
-    """Train to the last step, or until evaluations no longer improve, and write a run folder. Returns its summary.
+) -> TrainingResult:
+    """Train to the last step, or until evaluations no longer improve, and write a run folder.
 
     Args:
         learner: an `OfflineLearner` that can be saved.
@@ -333,7 +336,7 @@ def fit(
         evaluate: returns metrics of the held-out records, read as many at a time as it is told.
         samples: returns rows for the table of samples.
         held_out_rows: how many rows, or pairs, the held-out records are if not one each.
-        shown, facts, objective, higher_is_better, notes: as in `Run`.
+        shown, facts, objective, higher_is_better, notes, callbacks: as in `Run`.
     """
     reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)
     with Run(
@@ -349,6 +352,7 @@ def fit(
         notes=notes,
         more_data=[offset_data] if offset_data else [],
         can_evaluate=bool(held_out),
+        callbacks=callbacks,
     ) as run:
         for step in run.steps():
             if run.needs_update(step):
@@ -362,4 +366,4 @@ def fit(
                 with torch.no_grad():
                     metrics = learner.adaptive.run(evaluate, config.micro_batch, rows=rows)
                 run.evaluate(step, metrics)
-    return run.summary
+    return TrainingResult(run.path, run.summary, config)

@@ -6,7 +6,7 @@ for the loss of DPO. There is no critic and no price per token of KL: beta is in
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -24,20 +24,32 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.batches import own_micro_batches
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
-from heedful.rewards import Reward, RewardFunction
+from heedful.rewards.resolve import AnyReward
+from heedful.training.callbacks import Callbacks
+from heedful.training.from_python import Objects, in_files
+from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
-def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Optimise a policy on pairs of its own responses and write a run folder. Returns what summary.json holds.
+def train_online_dpo(
+    config: OnlineDPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]
+) -> TrainingResult:
+    """Optimise a policy on pairs of its own responses and write a run folder.
 
     Args:
         config: the settings.
         rewards: added to the config's: functions, `Reward` objects or strings.
+        objects: a model and data in memory, and functions to call (`Objects`).
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
+    with in_files(config, **objects) as (settings, callbacks):
+        return run_loop(settings, rewards, callbacks)
+
+
+def run_loop(config: OnlineDPOConfig, rewards: Sequence[AnyReward], callbacks: Callbacks) -> TrainingResult:
+    """The loop of a run: sample and score, pair, learn, log; now and then evaluate and save."""
     config, learner, held_out, about = start(config, rewards)
     with Run(
         config,
@@ -48,6 +60,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         higher_is_better=True,
         shown=SHOWN | {"reward/accuracy": "accuracy"},
         can_evaluate=bool(held_out),
+        callbacks=callbacks,
         **about,
     ) as run:
         forget_rollouts(config, after=run.done)
@@ -66,7 +79,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                 run.evaluate(step, evaluate(learner, held_out))
         learner.health.tell_end(config.learning_rate)
         run.summary["score_norm"] = learner.score_norm.state_dict()
-    return run.summary
+    return TrainingResult(run.path, run.summary, config)
 
 
 def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:

@@ -20,7 +20,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from heedful import core
 from heedful.algorithms.online.advantages import Rewards, action_mask, estimate_advantages, weigh
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
 from heedful.algorithms.online.experience import Counts, Experience
+from heedful.algorithms.online.in_memory import described
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.metrics import (
     SHOWN,
@@ -46,23 +48,30 @@ from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Learned, Update, critic_norm, shuffled, take_step
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.core.policy_losses import Metrics
+from heedful.data.in_memory import Records
 from heedful.distributed.rank_failures import naming_lost_ranks
 from heedful.distributed.sharding import passes
 from heedful.kernels.packing import scatter
-from heedful.models.policy import TokenOutputs
-from heedful.rewards import Reward, RewardFunction
+from heedful.models.policy import Policy, TokenOutputs
+from heedful.rewards.resolve import AnyReward
+from heedful.training.callbacks import NO_CALLBACKS, Callbacks
+from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
+from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
-def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Optimise a policy against rewards and write a run folder. Returns what summary.json holds.
+def train_online(
+    config: OnlineConfig, rewards: Sequence[AnyReward] = (), callbacks: Callbacks = NO_CALLBACKS
+) -> TrainingResult:
+    """Optimise a policy against rewards and write a run folder.
 
     Args:
         config: the settings; their class is the preset.
         rewards: added to the config's: functions, `Reward` objects or strings.
+        callbacks: functions of the user's to call.
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
@@ -76,6 +85,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         higher_is_better=True,
         shown=SHOWN,
         can_evaluate=bool(held_out),
+        callbacks=callbacks,
         **about,
     ) as run:
         forget_rollouts(config, after=run.done)
@@ -94,17 +104,56 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
                 run.evaluate(step, evaluate(learner, held_out))
         learner.health.tell_end(config.learning_rate)
         run.summary["score_norm"] = learner.score_norm.state_dict()
-    return run.summary
+    return TrainingResult(run.path, run.summary, config)
 
 
-def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for."""
-    return train_online(config, rewards)
+def train_ppo(config: PPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+    """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+        objects: ``model``, ``tokenizer``, ``data``, ``eval_data`` in memory; ``on_step``, ``on_evaluation``, ``on_save``
+            to be called (`Objects`).
+    """
+    with in_files(config, **objects) as (settings, callbacks):
+        return train_online(settings, rewards, callbacks)
 
 
-def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """GRPO and its relatives: `train_online` under the name that people look for."""
-    return train_online(config, rewards)
+def train_grpo(config: GRPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+    """GRPO and its relatives: `train_online` under the name that people look for. It takes what `train_ppo` takes."""
+    with in_files(config, **objects) as (settings, callbacks):
+        return train_online(settings, rewards, callbacks)
+
+
+def ppo_steps(
+    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
+) -> Iterator[tuple[int, Experience, dict[str, float]]]:
+    """The steps of `train_online` one at a time, on a policy that is in memory and is trained in place.
+
+    >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
+    ...     if metrics["reference/kl"] > 5: break
+
+    Nothing is written, held out or evaluated. After each step, also the last before a ``break``, the policy is what it has
+    learned. The numbers are those of `train_online` with the same settings and ``eval_fraction=0``.
+
+    Args:
+        config: the settings, without ``model`` and ``data``; their class is the preset.
+        policy: what is trained, with its tokenizer; it gets a value head if the settings want one.
+        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's path.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Yields the number of the step, what it learned from, and its metrics (docs/metrics.md).
+
+    Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
+    """
+    with described(config, policy, prompts) as settings:
+        learner = start(settings, rewards, policy).learner
+    for step in range(1, config.steps + 1):
+        experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+        metrics = learn(learner, experience).metrics
+        yield step, experience, metrics
+        learner.check(metrics)
 
 
 def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Experience:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -40,9 +40,11 @@ from heedful.models.save import save_reward_model
 from heedful.models.shape import check_rows
 from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
+from heedful.training.from_python import Objects, in_files
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory
 from heedful.training.metric_sums import MetricSums
+from heedful.training.result import TrainingResult
 from heedful.training.setup import float32_experts, prepare, stored_dtype
 from heedful.types import Demonstration, MicroBatch, Ranking, plain_response
 
@@ -86,28 +88,34 @@ class RewardLearner(OfflineLearner):
         )
 
 
-def train_reward(config: RewardConfig) -> dict[str, Any]:
-    """Train a reward model on preferences and write a run folder. Returns what summary.json holds.
+def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingResult:
+    """Train a reward model on preferences and write a run folder.
+
+    Args:
+        config: the settings.
+        objects: models and data in memory, and functions to call (`Objects`).
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training, and
     RewardError if a held-out score is not finite.
     """
-    learner, train, held_out, facts = start(config)
-    return fit(
-        config,
-        learner,
-        train,
-        held_out,
-        "reward",
-        learn=lambda rankings: learn(learner, rankings, config),
-        evaluate=lambda limit: evaluate_rankings(learner.model, held_out, config, limit),
-        samples=lambda: sample_scores(learner.model, (held_out or train)[: config.num_samples]),
-        shown=SHOWN,
-        facts=facts,
-        objective="eval/accuracy",
-        higher_is_better=True,
-        held_out_rows=pairs_of(held_out),
-    )
+    with in_files(config, **objects) as (settings, callbacks):
+        learner, train, held_out, facts = start(settings)
+        return fit(
+            settings,
+            learner,
+            train,
+            held_out,
+            "reward",
+            learn=lambda rankings: learn(learner, rankings, settings),
+            evaluate=lambda limit: evaluate_rankings(learner.model, held_out, settings, limit),
+            samples=lambda: sample_scores(learner.model, (held_out or train)[: settings.num_samples]),
+            shown=SHOWN,
+            callbacks=callbacks,
+            facts=facts,
+            objective="eval/accuracy",
+            higher_is_better=True,
+            held_out_rows=pairs_of(held_out),
+        )
 
 
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -19,30 +19,38 @@ from heedful.distributed.sharding import passes
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
+from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
+from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
 
 
-def train_sft(config: SFTConfig) -> dict[str, Any]:
-    """Fine-tune a language model on demonstrations and write a run folder. Returns what summary.json holds.
+def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
+    """Fine-tune a language model on demonstrations and write a run folder.
+
+    Args:
+        config: the settings.
+        objects: models and data in memory, and functions to call (`Objects`).
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    learner, data = start(config)
-    return fit(
-        config,
-        learner,
-        data.train,
-        data.held_out,
-        "sft",
-        learn=lambda examples: learn(learner, examples, data.pad_id, config),
-        evaluate=lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
-        samples=lambda: sample_rows(learner, data),
-        shown=SHOWN,
-        facts={"data": data.counts},
-    )
+    with in_files(config, **objects) as (settings, callbacks):
+        learner, data = start(settings)
+        return fit(
+            settings,
+            learner,
+            data.train,
+            data.held_out,
+            "sft",
+            learn=lambda examples: learn(learner, examples, data.pad_id, settings),
+            evaluate=lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
+            samples=lambda: sample_rows(learner, data),
+            shown=SHOWN,
+            callbacks=callbacks,
+            facts={"data": data.counts},
+        )
 
 
 def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:

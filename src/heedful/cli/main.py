@@ -260,7 +260,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if _is_rank():
         _load("distributed.ranks:leave")()
     if command.objective is not None and os.environ.get("RANK", "0") == "0":
-        _load("cli.commands:report_training")(config, result, command.objective)
+        _load("cli.commands:report_training")(config, result.summary, command.objective)
     return 0
 
 

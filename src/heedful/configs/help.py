@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from heedful.configs.settings import required
+
 SECTIONS = (
     "model and data", "algorithm", "sampling", "reward", "optimisation", "evaluation", "logging", "checkpoints", "devices",
     "judge", "server",
@@ -178,7 +180,7 @@ class Setting:
     @property
     def values(self) -> str:
         """What it may be, in short."""
-        return _values(self.hint)
+        return _values(self.hint).removesuffix("|none" if self.is_required else "")
 
     @property
     def default_text(self) -> str:
@@ -195,7 +197,7 @@ class Setting:
 def settings(config_class: type) -> list[Setting]:
     """The settings of a command."""
     explanations = _explanations(config_class)
-    hints = typing.get_type_hints(config_class)
+    hints, needed = typing.get_type_hints(config_class), required(config_class)
     found = []
     for field in dataclasses.fields(config_class):
         definers = [base for base in config_class.__mro__ if field.name in vars(base).get("__annotations__", ())]
@@ -205,7 +207,7 @@ def settings(config_class: type) -> list[Setting]:
                 name=field.name,
                 hint=hints[field.name],
                 default=field.default,
-                is_required=field.default is dataclasses.MISSING,
+                is_required=field.name in needed,
                 explanation=explanations[field.name],
                 section=sections[-1] if sections else "algorithm" if "learning_rate" in hints else OWN,
                 is_own=definers[-1] is config_class,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from heedful.configs.options import DefaultRate, ReferenceOptions, TrainingOptions
-from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, refuse
+from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, REQUIRED, refuse
 from heedful.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ class EpochOptions(TrainingOptions):
 class SFTConfig(EpochOptions):
     """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     batch_size: Annotated[int, POSITIVE] = 16
     """Demonstrations per optimizer step."""
@@ -50,7 +50,7 @@ class SFTConfig(EpochOptions):
 class RewardConfig(EpochOptions):
     """Reward model: learn from pairs or longer rankings which responses people prefer."""
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Model to start from: the SFT model, any language model, or an encoder."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Pairs, or rankings, per optimizer step."""
@@ -77,7 +77,7 @@ SMOOTHED = ("sigmoid", "robust")
 class DPOConfig(ReferenceOptions, EpochOptions):
     """DPO and its relatives: learn from pairs of responses directly, without a reward model and without sampling."""
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     loss: Literal["sigmoid", "robust", "ipo", "ipo-sum", "hinge", "simpo", "orpo"] = "sigmoid"
     """Which loss. sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to
@@ -166,7 +166,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 class KTOConfig(ReferenceOptions, EpochOptions):
     """KTO: learn from single responses that people called good or bad, without pairs, reward model and sampling."""
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     beta: Annotated[float, POSITIVE] = 0.1
     """Strength of the pull to the reference. Raising it keeps the policy closer."""

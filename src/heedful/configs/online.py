@@ -21,6 +21,7 @@ from heedful.configs.settings import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
+    REQUIRED,
     Range,
     Settings,
     changed,
@@ -569,7 +570,7 @@ class RolloutConfig(
 
     SECTION = "model and data"
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     max_prompt_tokens: Annotated[int | None, POSITIVE] = None
     """Longest prompt, in tokens; what happens to longer ones is what too-long says. Raise it for long documents, lower it if

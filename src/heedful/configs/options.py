@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from heedful.configs.names import REMOVED
-from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range, Settings, flag, refuse
+from heedful.configs.settings import (
+    BELOW_ONE,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    REQUIRED,
+    SEED,
+    Range,
+    Settings,
+    flag,
+    refuse,
+)
 from heedful.configs.tracking import TrackingOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
@@ -248,8 +259,9 @@ class CheckpointOptions(Settings):
 
     SECTION = "checkpoints"
 
-    output: Path
-    """Folder of the run: settings, metrics, samples, checkpoints, and the models best/ and final/."""
+    output: Annotated[Path | None, REQUIRED] = None
+    """Folder of the run: settings, metrics, samples, checkpoints, and the models best/ and final/. In Python None makes a
+    temporary one, which is removed when Python ends."""
     overwrite: bool = False
     """Replace a run that is already in the output folder. It is kept until the new one has its final/."""
     resume: str = "auto"
@@ -266,6 +278,12 @@ class CheckpointOptions(Settings):
     Ctrl-C, SIGTERM or an error saves one too."""
     keep: Annotated[int, NOT_NEGATIVE] = 2
     """Checkpoints to keep; older ones are removed once a new one is complete. 0 keeps all."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a run that begins: trainers have put a temporary one in the place of None."""
+        assert self.output is not None
+        return self.output
 
     def check(self) -> None:
         super().check()
@@ -363,7 +381,7 @@ class DataOptions(HeldOutOptions, RecordOptions):
 
     SECTION = "model and data"
 
-    data: str
+    data: Annotated[str, REQUIRED] = ""
     """Training data: a file, a folder or a quoted pattern of files, or a data set on the Hub (org/name). Files are .jsonl,
     .json, .csv, .tsv (also .gz), .parquet or .arrow. org/name:split chooses a split; modelscope:org/name is a data set on
     ModelScope."""
@@ -375,7 +393,7 @@ class ModelOptions(Settings):
 
     SECTION = "model and data"
 
-    model: str
+    model: Annotated[str, REQUIRED] = ""
     """Model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
 
 

@@ -24,6 +24,7 @@ import yaml
 
 from heedful.configs.help import every_setting, first_screen, settings
 from heedful.configs.names import GONE, REMOVED, answer, is_hydra, was_default
+from heedful.configs.settings import required
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import LARGEST_YAML, read_object
 from heedful.redact import HIDDEN, redact
@@ -72,7 +73,9 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     _require(config_class, given, command)
     try:
         flags = [*(argument for flag in from_yaml for argument in flag.arguments), *arguments]
-        config = config_class(**_values(config_class, flags, given))
+        values = _values(config_class, flags, given)
+        _require(config_class, [name for name, value in values.items() if value is not None], command)
+        config = config_class(**values)
     except ConfigError as error:
         places = [f"{flag.place}: {flag.key} is set here" for flag in _blamed(str(error), from_yaml, arguments)]
         raise ConfigError("\n".join([str(error), *places])) from error
@@ -154,8 +157,7 @@ def _refuse_stray(arguments: Sequence[str], config_class: type) -> None:
 
 def _require(config_class: type, given: Collection[str], command: str) -> None:
     """Refuse a command without its required settings. Raises ConfigError."""
-    required = {f.name for f in dataclasses.fields(config_class) if f.default is dataclasses.MISSING}
-    if required - set(given):  # only then is it worth reading what settings say of themselves
+    if required(config_class) - set(given):  # only then is it worth reading what settings say of themselves
         missing = [one for one in settings(config_class) if one.is_required and one.name not in given]
         positions = getattr(config_class, "POSITIONAL", ())
         lines = [f"{one.flag} is missing: {one.summary}" for one in missing if one.name not in positions]

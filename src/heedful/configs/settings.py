@@ -90,6 +90,11 @@ class Range:
         return " and ".join(words + ends) if words else f"be {ends[0] if ends else 'a finite number'}"
 
 
+class Required:
+    """Marks a setting that a command must name. In Python it may be left out where the trainer is given an object instead."""
+
+
+REQUIRED = Required()
 FINITE = Range()
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
@@ -125,6 +130,16 @@ def _ranges(config_class: Any) -> dict[str, Range]:
         for field, hint in hints.items()
         for extra in getattr(hint, "__metadata__", ())
         if isinstance(extra, Range)
+    }
+
+
+def required(config_class: Any) -> set[str]:
+    """The settings that a command must name: those without a default, and those marked as `REQUIRED`."""
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    return {
+        field.name
+        for field in dataclasses.fields(config_class)
+        if field.default is dataclasses.MISSING or REQUIRED in getattr(hints[field.name], "__metadata__", ())
     }
 
 

@@ -37,6 +37,7 @@ from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
 from heedful.training.output_folder import drop_replaced, finished, real_path
 from heedful.training.performance import most_memory_gb
+from heedful.training.result import TrainingResult
 
 C = TypeVar("C")
 R = TypeVar("R", bound=RunOptions)
@@ -101,9 +102,9 @@ class Demo:
                 wrapped = textwrap.fill(paragraph, min(self.screen.width, WIDTH), break_on_hyphens=False)
                 self.screen.print(wrapped, markup=False, highlight=False, soft_wrap=True)
 
-    def train(self, train: Callable[[R], dict[str, Any]], settings: R, name: str) -> dict[str, Any]:
+    def train(self, train: Callable[[R], TrainingResult], settings: R, name: str) -> dict[str, Any]:
         """Run a stage unless it is finished, and note its seconds. Returns its summary."""
-        done = finished(settings) or train(settings)
+        done = finished(settings) or train(settings).summary
         self.summary[f"{name}.seconds"] = done["seconds"]
         return done
 

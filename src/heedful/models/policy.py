@@ -56,10 +56,9 @@ class Policy(nn.Module):
         self.grad_scaler: torch.amp.GradScaler | None = None
         self.tokenizer: PreTrainedTokenizerBase | None = None
         """The model's, if it was loaded with it (`from_pretrained`)."""
-        hidden_size = lm.get_output_embeddings().weight.shape[1]
         self.value_head: ValueHead | None = None
         if with_value_head:
-            self.value_head = ValueHead(hidden_size).to(torch.promote_types(lm.dtype, torch.float32))
+            self.add_value_head()
         self.train(lm.training)
 
     @classmethod
@@ -111,6 +110,12 @@ class Policy(nn.Module):
         disable_dropout(policy)
         policy.tokenizer = tokenizer
         return policy
+
+    def add_value_head(self) -> None:
+        """Add a value head, zero at the start, unless there is one."""
+        if self.value_head is None:
+            head = ValueHead(self.lm.get_output_embeddings().weight.shape[1])
+            self.value_head = head.to(self.lm.device, torch.promote_types(self.lm.dtype, torch.float32))
 
     def frozen_copy(self) -> "Policy":
         """The policy as it is now, which learns no more: a reference."""

@@ -58,6 +58,40 @@ def save_reward_model(
     save_facts(folder, RewardFacts(model.offset if offset is None else offset, model.reads))
 
 
+def save_as_it_is(
+    model: Policy | RewardModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write a model in memory, which nobody has trained here, with its tokenizer and value head.
+
+    Raises CheckpointError if it cannot be saved.
+    """
+    pretrained = model if isinstance(model, PreTrainedModel) else _pretrained(model)
+    if any(parameter.is_meta for parameter in pretrained.parameters()):
+        raise CheckpointError("the model has no numbers: its weights are on the meta device; load them first")
+    check_saving([pretrained], tokenizer)
+    if isinstance(model, RewardModel):
+        save_reward_model(model, tokenizer, folder)
+        return
+    save_model(pretrained, folder)
+    tokenizer.save_pretrained(folder)
+    if isinstance(model, Policy) and model.value_head is not None:
+        save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)
+
+
+def save_all_but_weights(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write what tells of a policy in memory: its configurations, its tokenizer, its value head. Raises CheckpointError."""
+    check_saving([policy.lm], tokenizer)
+    policy.lm.config.save_pretrained(folder)
+    policy.lm.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if policy.value_head is not None:
+        save_tensors(policy.value_head.state_dict(), folder / VALUE_HEAD)
+
+
+def _pretrained(model: Policy | RewardModel) -> PreTrainedModel:
+    return model.lm if isinstance(model, Policy) else model.classifier
+
+
 def check_saving(models: Iterable[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
     """Write all but the weights of models once, into a temporary folder: what cannot be saved is found before training.
 

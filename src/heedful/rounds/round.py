@@ -67,6 +67,7 @@ from heedful.rounds.pairs import Asked, choose, compared, disagreement, item_of,
 from heedful.rounds.sample import Row, load_writers, sampled_rows, write_rows
 from heedful.training.checkpoints import check_space
 from heedful.training.output_folder import finished
+from heedful.training.result import TrainingResult
 from heedful.types import Prompt
 
 C = TypeVar("C")
@@ -567,11 +568,11 @@ def _read(config_class: type[C], name: str, file: Path | None, flags: Sequence[s
     return parse(config_class, [*([str(file)] if file else []), *flags], prog=f"heedful {name}")
 
 
-def _finished_or_trained(train: Callable[[R], dict[str, Any]], settings: R, name: str) -> dict[str, Any]:
+def _finished_or_trained(train: Callable[[R], TrainingResult], settings: R, name: str) -> dict[str, Any]:
     done = finished(settings)
     if done is None:
         with naming_config(name):
-            done = train(settings)
+            done = train(settings).summary
     return done
 
 

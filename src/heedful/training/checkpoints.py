@@ -206,13 +206,13 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
     number = (config.keep or 2) + 1
     state = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(learner.state_dict()).values())
     needed = number * (state + 3 * trained) + 2 * trained + 32 * 2**20
-    output = config.output.resolve()
+    output = config.folder.resolve()
     there = next(folder for folder in (output, *output.parents) if folder.exists())
     free = shutil.disk_usage(there).free + (0 if config.overwrite else _bytes_of_models(output))
     if free < needed:
-        _check_writable(config.output, there)
+        _check_writable(config.folder, there)
         raise MachineError(
-            f"--output {config.output}: the disk has {free / 1e9:.1f} GB free, and the run needs "
+            f"--output {config.folder}: the disk has {free / 1e9:.1f} GB free, and the run needs "
             f"{math.ceil(needed / 1e8) / 10:.1f} GB for {number} checkpoints, best/ and final/; free some, choose another "
             "disk, keep fewer (--keep), or train adapters (--lora-rank)"
         )

@@ -42,6 +42,8 @@ CONTENTS = {
     *MODELS,
 }
 """All that a run writes into its folder, besides its lock and temporary names of these."""
+IN_MEMORY = "inputs"
+"""The folder of what a run was given in memory (`heedful.training.from_python`), which stays if the run is replaced."""
 REPLACED = ".replaced"
 """The folder of the run that another replaces."""
 MOVING = ".replaced-partial"
@@ -78,8 +80,8 @@ def check_output(config: RunOptions) -> FolderPlan:
     What a kill cut short is repaired first: a replaced run whose successor never came to its first step moves back, and a new
     run without its first files is removed.
     """
-    check_folder(config.output)
-    output = real_path(config.output)
+    check_folder(config.folder)
+    output = real_path(config.folder)
     cache: Path | None = getattr(config, "judge_cache", None)
     if cache is not None and cache.resolve().is_relative_to(output.resolve()):
         raise ConfigError(
@@ -110,7 +112,8 @@ def _check_replaceable(output: Path, config: RunOptions) -> None:
     if config.resume not in ("auto", "never"):
         raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
     for path in inputs(config):
-        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+        place = path.resolve()
+        if path.exists() and place.is_relative_to(output.resolve()) and place.parent != output.resolve() / IN_MEMORY:
             raise ConfigError(
                 f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
                 "folder"
@@ -155,14 +158,14 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
 
 def finished(config: RunOptions) -> dict[str, Any] | None:
     """The summary of a finished run of these settings in the output folder; None if there is none. Raises ConfigError."""
-    path = config.output / "summary.json"
-    if not path.exists() or is_locked(config.output):
+    path = config.folder / "summary.json"
+    if not path.exists() or is_locked(config.folder):
         return None
-    changes = differences(saved_settings(config.output), settings_of(config))
+    changes = differences(saved_settings(config.folder), settings_of(config))
     if changes:
         name, (old, new) = next(iter(changes.items()))
         raise ConfigError(
-            f"--output {config.output} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
+            f"--output {config.folder} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
             "another folder"
         )
     return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
@@ -270,7 +273,7 @@ def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:
 
 def _foreign(output: Path) -> list[str]:
     """The names of what no run wrote."""
-    ours = {*CONTENTS, LOCK, REPLACED, MOVING}
+    ours = {*CONTENTS, LOCK, IN_MEMORY, REPLACED, MOVING}
     return [path.name for path in _entries(output) if path.name not in ours and not is_temporary(path.name)]
 
 

@@ -25,11 +25,17 @@ REMEDY = {
 """What may differ, and how to make it the same."""
 
 
+def meet(config: RunOptions) -> None:
+    """Meet the other ranks, if there are any. Raises ConfigError; RankError if they do not come in time."""
+    if ranks.launched():
+        ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
+
+
 def join_ranks(config: RunOptions) -> None:
     """Meet the other ranks and check that all run the same. Raises ConfigError; RankError if they do not come in time."""
     if not ranks.launched():
         return
-    ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
+    meet(config)
     ranks.check_same(_facts(config), REMEDY)
     check_ranks(config, ranks.size())
 
@@ -40,7 +46,7 @@ def _facts(config: RunOptions) -> dict[str, str]:
     code = sorted(Path(__file__).parents[1].rglob("*.py"))
     return {
         "settings": digest(settings_of(config))[:12],
-        "output": str(config.output.absolute()),
+        "output": str(config.folder.absolute()),
         **{f"data {path}": number[:12] for path, number in files.items()},
         **{f"models {path}": number[:12] for path, number in models.items()},
         "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),

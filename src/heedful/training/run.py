@@ -28,6 +28,7 @@ from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
+from heedful.training.callbacks import NO_CALLBACKS, Callbacks
 from heedful.training.checkpoints import (
     RESUME,
     RunLearner,
@@ -74,6 +75,7 @@ class Run:
         notes: further lines to show at the start.
         more_data: what the run is made from besides ``data`` and ``eval_data``, mostly files.
         can_evaluate: whether anything is held out.
+        callbacks: functions of the user's to call after steps, evaluations and savings.
 
     Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
     CheckpointError if its model could not be saved, or an unfinished run has no checkpoint that can be used; MachineError if
@@ -95,6 +97,7 @@ class Run:
         notes: Sequence[str] = (),
         more_data: Sequence[str | Artifact] = (),
         can_evaluate: bool,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         if config.patience and not can_evaluate:
             raise ConfigError(
@@ -102,6 +105,7 @@ class Run:
             )
         self.config, self.learner, self.total_steps, self.objective = config, learner, total_steps, objective
         self.summary: dict[str, Any] = {"algorithm": algorithm, **facts}
+        self._callbacks = callbacks
         self.done = 0
         self._looked_at = -1
         """The last step whose samples and evaluation are done; 0 is the model before its first."""
@@ -243,6 +247,8 @@ class Run:
                 if self.done != before:  # it was logged, so it is whole
                     self._mark()
         self._stops.poll(ranks.largest)
+        if self.done != before:
+            self._callbacks.step(self.done, self._last_step)
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
@@ -296,7 +302,9 @@ class Run:
         if self._stopping.update(metrics[self.objective], step):
             with self._stops.shield():
                 self._save("best")
+            self._callbacks.save(step, self.path / "best")
         hit("evaluated")
+        self._callbacks.evaluation(step, metrics)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -402,11 +410,13 @@ class Run:
         self._last_saved = time.monotonic()
         with self._stops.shield():
             try:
-                self._save_checkpoint(step)
+                path = self._save_checkpoint(step)
             except OSError as error:
                 self._display.note(
                     f"step {step}: the checkpoint could not be written: {error}; the run goes on without it"
                 )
+                return
+        self._callbacks.save(step, path)
 
     def _save(self, name: str) -> None:
         """Write the model to a folder of the run: rank 0 does, once all have given it their parts of what is divided."""
@@ -435,3 +445,4 @@ class Run:
                 self._has_final = True
                 if self._folder:
                     drop_replaced(self.path)
+            self._callbacks.save(self.done, self.path / "final")

@@ -92,7 +92,7 @@ class RunFolder:
         self.unchanged = [self.made_from]
         """Such sums of this very run, also by earlier versions, which had other settings or another order of them. Another
         in a checkpoint means that settings, data or models have changed since."""
-        self.path = real_path(config.output)
+        self.path = real_path(config.folder)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
         """What the run continues from; None if it is new."""

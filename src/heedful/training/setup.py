@@ -200,6 +200,13 @@ def load_reference(
     return reference
 
 
+def copy_reference(config: RolloutConfig, policy: Policy) -> Policy:
+    """The frozen reference of a policy in memory: what it is now."""
+    reference = policy.frozen_copy()
+    reference.value_head = None
+    return reference.to(reference_device(config, policy.device))
+
+
 def halve_reference(reference: Policy) -> Policy:
     """A policy that is never trained with its matrices in the compute dtype, in place, if that saves memory."""
     head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()

@@ -1,12 +1,13 @@
 """Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from heedful.configs.online import OnlineConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import EncodedPrompt
@@ -21,6 +22,17 @@ from heedful.rewards import Reward
 from heedful.rewards.models import ModelReward
 from heedful.training.fsdp import divides, loading_device
 from heedful.training.setup import float32_experts, prepare, stored_dtype
+
+
+def critic_options_of(config: RolloutConfig) -> OnlineConfig | None:
+    """The settings of a critic; None if there is none."""
+    return config if isinstance(config, OnlineConfig) and config.estimator.critic else None
+
+
+def has_head(config: RolloutConfig) -> bool:
+    """Whether the policy carries the critic's value head."""
+    options = critic_options_of(config)
+    return options is not None and options.critic == "shared"
 
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
@@ -48,12 +60,18 @@ def first_reward_model(config: OnlineConfig) -> str:
 
 
 def load_critic(
-    config: OnlineConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+    config: OnlineConfig,
+    policy: Policy,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    is_in_memory: bool = False,
 ) -> ValueModel | None:
     """A critic of its own, ready to be trained, or None if the policy carries the value head.
 
     With LoRA, a separate critic that starts where the policy does shares its frozen weights, unless they are to be divided
-    among ranks; adapters are its own. The policy has none yet. Raises ConfigError, CheckpointError.
+    among ranks; adapters are its own. The policy has none yet. If it ``is_in_memory``, the critic's
+    trunk is a copy of its own. Raises ConfigError, CheckpointError.
     """
     if config.critic == "shared":
         return None
@@ -71,6 +89,8 @@ def load_critic(
         start = config.value_model or config.model
         shares = config.lora_rank and start == config.model and not divides(config)
         trunk = same_weights(policy.lm.base_model) if shares else None
+        if is_in_memory and start == config.model and not shares:
+            trunk = copy.deepcopy(policy.lm.base_model)
         source = resolve(start, config)
         critic = load_value_model(source, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
     prepare(critic, config, base=start)

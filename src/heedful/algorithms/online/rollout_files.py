@@ -21,7 +21,7 @@ def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
     """Remove the files of steps that a run which goes on is about to do again, and what a kill left half-written."""
     if not ranks.is_first():
         return
-    folder = real_path(config.output) / FOLDER
+    folder = real_path(config.folder) / FOLDER
     kept = {_name(step) for step in range(after + 1)}
     for path in [*folder.glob("step-*.parquet"), *folder.glob(".step-*.heedful-partial")]:
         if path.name not in kept:
@@ -46,7 +46,7 @@ def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Te
     """
     if config.rollouts != "all" or not ranks.is_first():
         return
-    folder = real_path(config.output) / FOLDER
+    folder = real_path(config.folder) / FOLDER
     folder.mkdir(exist_ok=True)
     content = pa.BufferOutputStream()
     table = _table(step, scored, kl if config.needs_reference else None, hide=without_secrets_of(config))

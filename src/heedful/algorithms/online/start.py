@@ -10,7 +10,14 @@ import torch
 from heedful import core, user_code
 from heedful.algorithms.online.ahead import Ahead
 from heedful.algorithms.online.average import WeightAverage
-from heedful.algorithms.online.critic import check_critic, check_same_text, load_critic, start_from_scores
+from heedful.algorithms.online.critic import (
+    check_critic,
+    check_same_text,
+    critic_options_of,
+    has_head,
+    load_critic,
+    start_from_scores,
+)
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
@@ -31,6 +38,7 @@ from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
+from heedful.models.value_model import ValueModel
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
@@ -42,7 +50,7 @@ from heedful.training.memory_preflight import check_memory
 from heedful.training.non_finite import NonFiniteGuard
 from heedful.training.optimization import Schedule, make_optimizer, seed_everything
 from heedful.training.output_folder import FolderPlan
-from heedful.training.setup import check_start, load_reference, load_trained, prepare, resolve_machine
+from heedful.training.setup import check_start, copy_reference, load_reference, load_trained, prepare, resolve_machine
 
 C = TypeVar("C", bound=RolloutConfig)
 
@@ -60,8 +68,13 @@ class Started(NamedTuple, Generic[C]):
     about: About
 
 
-def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Started[C]:
+def start(config: C, rewards: Sequence[str | Reward | RewardFunction], in_memory: Policy | None = None) -> Started[C]:
     """Load everything, check that it fits together, and score a few responses. Nothing is written.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's.
+        in_memory: a policy to train in place, of which the folder ``config.model`` has all but the weights; None loads that.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
@@ -75,24 +88,17 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     prompts = _prompts(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
-    critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
+    critic_options = critic_options_of(config)
     if critic_options is not None:
         check_critic(critic_options, renderer.tokenizer, longest)
     ptx = load_mix(config, source, renderer)
 
-    check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
-    has_head = critic_options is not None and critic_options.critic == "shared"
-    policy = load_trained(config, source, device, dtype, with_value_head=has_head)
+    policy = in_memory
+    if policy is None:
+        check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
+        policy = load_trained(config, source, device, dtype, with_value_head=has_head(config))
     check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
-    reference = load_reference(config, source, policy, device) if config.loads_reference else None
-    critic = None
-    if critic_options is not None:
-        critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
-    prepare(policy, config, base=config.model)
-    disable_dropout(policy)
-    if critic is not None:
-        disable_dropout(critic)
-        critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+    reference, critic = _make_ready(policy, config, source, (device, dtype), is_in_memory=in_memory is not None)
     with _resumable(resumes):
         sampler = _sampler(config, renderer, policy, longest, is_known=resumes)
     divide(config, device, policy, reference, critic)
@@ -138,7 +144,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
-        skips=NonFiniteGuard(config.output),
+        skips=NonFiniteGuard(config.folder if in_memory is None else None),
         ahead=_ahead(config, sampler, prompts),
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
@@ -149,6 +155,32 @@ def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     return Prompts(train, order, config.samples_per_prompt)
+
+
+def _make_ready(
+    policy: Policy,
+    config: RolloutConfig,
+    source: Source,
+    machine: tuple[torch.device, torch.dtype],
+    *,
+    is_in_memory: bool,
+) -> tuple[Policy | None, ValueModel | None]:
+    """Load what a policy is compared with and its critic, and prepare all for training. They start as the policy is now."""
+    options, (device, dtype), reference, critic = critic_options_of(config), machine, None, None
+    if config.loads_reference and is_in_memory and config.reference is None and not config.lora_rank:
+        reference = copy_reference(config, policy)
+    elif config.loads_reference:
+        reference = load_reference(config, source, policy, device)
+    if options is not None:
+        critic = load_critic(options, policy, device=device, compute_dtype=dtype, is_in_memory=is_in_memory)
+    if has_head(config):
+        policy.add_value_head()
+    prepare(policy, config, base=policy.lm.name_or_path if is_in_memory else config.model)
+    disable_dropout(policy)
+    if critic is not None:
+        disable_dropout(critic)
+        critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+    return reference, critic
 
 
 def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Ahead | None:

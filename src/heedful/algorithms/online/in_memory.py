@@ -1,0 +1,93 @@
+"""A run on a policy in memory, which is trained in place: its set-up reads files, which are there for that long."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heedful.algorithms.online.critic import has_head
+from heedful.configs.online import RolloutConfig
+from heedful.configs.settings import refuse
+from heedful.data.in_memory import Records, write_records
+from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.kernels.device import resolve_device
+from heedful.models.adapters import has_adapters
+from heedful.models.policy import Policy
+from heedful.models.save import save_all_but_weights
+from heedful.training.from_python import as_given, check_given
+
+C = TypeVar("C", bound=RolloutConfig)
+
+
+@contextlib.contextmanager
+def described(config: C, policy: Policy, prompts: Records | str | Path) -> Iterator[C]:
+    """Settings whose ``model`` and ``data`` lead to a description of a policy and to prompts, in a folder for a while.
+
+    A HeedfulError from inside names the prompts as they were given: ``prompts[2]``.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
+    check_given(config, {"model": policy, "data": prompts})
+    check_policy(config, policy)
+    if policy.tokenizer is None:
+        raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
+    with tempfile.TemporaryDirectory(prefix="heedful-") as name:
+        folder = Path(name)
+        save_all_but_weights(policy, policy.tokenizer, folder / "model")
+        is_named = isinstance(prompts, str | Path)
+        data = prompts if is_named else write_records(prompts, folder, "prompts", asks=True)
+        settings = replace(
+            config,
+            model=str(folder / "model"),
+            data=str(data),
+            output=folder / "run",
+            eval_fraction=0.0,
+            **machine_of(policy),
+        )
+        try:
+            yield settings
+        except HeedfulError as error:
+            files = {"policy": settings.model} | ({} if is_named else {"prompts": settings.data})
+            error.args = (as_given(str(error), files),)
+            raise
+
+
+def machine_of(policy: Policy) -> Any:
+    """Where a policy is and the precision of its products, as settings say it."""
+    device = str(policy.device) if policy.device.type == "cuda" else policy.device.type
+    return {"device": device, "dtype": str(policy.compute_dtype).removeprefix("torch.")}
+
+
+def check_policy(config: RolloutConfig, policy: Policy) -> None:
+    """The policy in memory can be trained in place, where and as the settings say. Raises ConfigError."""
+    refuse(
+        config,
+        *("quantize", "weights_dtype", "shard", "ema_decay"),
+        because="is for a policy that a run loads and saves; leave it out, or train with heedful.train_ppo",
+    )
+    if config.device != "auto" and resolve_device(config.device).type != policy.device.type:
+        raise ConfigError(
+            f"--device {config.device}: the policy is on {policy.device}; leave it out, or move the policy: "
+            f"policy.to({config.device!r})"
+        )
+    name = machine_of(policy)["dtype"]
+    if config.dtype not in ("auto", name):
+        raise ConfigError(
+            f"--dtype {config.dtype}: the policy was loaded with {name}; leave it out, or load it with "
+            f"Policy.from_pretrained(..., dtype={config.dtype!r})"
+        )
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise ConfigError(
+            "the policy is frozen, so nothing of it would learn; give the one that frozen_copy was called on"
+        )
+    if policy.value_head is not None and not has_head(config):
+        raise ConfigError(
+            "the policy has a value head, of which these settings make no use; load it with Policy.from_pretrained(..., "
+            "value_head=False)"
+        )
+    if config.lora_rank and has_adapters(policy.lm):
+        raise ConfigError(
+            f"--lora-rank {config.lora_rank}: the policy has adapters already, which are trained without it"
+        )

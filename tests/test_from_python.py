@@ -1,0 +1,617 @@
+"""Training from Python: objects instead of files, functions to call, a temporary folder, a result, and PPO step by step."""
+
+import builtins
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import datasets
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import heedful
+from heedful import CheckpointError, ConfigError, DataError, Message, Policy
+from heedful.models import load_tokenizer
+from jsonl import read_jsonl, write_jsonl
+
+CPU = {"device": "cpu", "dtype": "float32", "seed": 3, "eval_fraction": 0.0, "sample_every": 0, "learning_rate": 1e-3}
+OFFLINE = {**CPU, "batch_size": 4, "max_steps": 2}
+ONLINE = {**CPU, "steps": 2, "rollout_batch_size": 4, "minibatch_size": 2, "max_new_tokens": 4}
+QUESTIONS = [f"问题 {i}: hello" for i in range(8)]
+ROWS = {
+    "sft": [{"prompt": question, "completion": f"答 {len(question)}"} for question in QUESTIONS],
+    "dpo": [{"prompt": question, "chosen": "好", "rejected": f"no {i}"} for i, question in enumerate(QUESTIONS)],
+    "ppo": [{"prompt": question, "mark": i} for i, question in enumerate(QUESTIONS)],
+}
+ROWS |= {"reward": ROWS["dpo"], "kto": ROWS["dpo"], "grpo": ROWS["ppo"], "online-dpo": ROWS["ppo"]}
+
+
+def first_token(completion_ids, **_):
+    return [float(ids[0]) / 100 for ids in completion_ids]
+
+
+TRAINERS = {
+    "sft": lambda **changes: (heedful.train_sft, heedful.SFTConfig(**OFFLINE | changes)),
+    "dpo": lambda **changes: (heedful.train_dpo, heedful.DPOConfig(**OFFLINE | changes)),
+    "kto": lambda **changes: (heedful.train_kto, heedful.KTOConfig(**OFFLINE | changes)),
+    "reward": lambda **changes: (heedful.train_reward, heedful.RewardConfig(**OFFLINE | changes)),
+    "ppo": lambda **changes: (heedful.train_ppo, heedful.PPOConfig(**ONLINE | changes)),
+    "grpo": lambda **changes: (heedful.train_grpo, heedful.GRPOConfig(**ONLINE | {"samples_per_prompt": 2} | changes)),
+    "online-dpo": lambda **changes: (
+        heedful.train_online_dpo,
+        heedful.OnlineDPOConfig(**ONLINE | {"samples_per_prompt": 2} | changes),
+    ),
+}
+
+
+def train(name, settings=None, **objects):
+    function, config = TRAINERS[name](**settings or {})
+    rewards = {"rewards": [first_token]} if name in ("ppo", "grpo", "online-dpo") else {}
+    return function(config, **rewards, **objects)
+
+
+@pytest.fixture
+def model(tiny):
+    return tiny("gpt2")
+
+
+@pytest.fixture
+def policy(model):
+    return Policy.from_pretrained(model, device="cpu", dtype="float32")
+
+
+def weights(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def is_same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def saved(result):
+    from safetensors.torch import load_file
+
+    return load_file(result.folder / "final" / "model.safetensors")
+
+
+def as_messages(question):
+    return [{"role": "user", "content": question}]
+
+
+KINDS = {
+    "dicts": ("sft", ROWS["sft"], ROWS["sft"]),
+    "a data set": ("sft", datasets.Dataset.from_list(ROWS["sft"]), ROWS["sft"]),
+    "texts": ("sft", QUESTIONS, [{"text": question} for question in QUESTIONS]),
+    "conversations": (
+        "sft",
+        [(Message("user", question), Message("assistant", "好")) for question in QUESTIONS],
+        [{"messages": [*as_messages(question), {"role": "assistant", "content": "好"}]} for question in QUESTIONS],
+    ),
+    "pairs": ("dpo", ROWS["dpo"], ROWS["dpo"]),
+    "a part of a data set": (
+        "dpo",
+        datasets.Dataset.from_list(ROWS["dpo"] * 2).select(range(8)),
+        ROWS["dpo"],
+    ),
+    "labelled": ("kto", ROWS["kto"], ROWS["kto"]),
+    "rankings": ("reward", datasets.Dataset.from_list(ROWS["reward"]), ROWS["reward"]),
+    "prompts": ("ppo", QUESTIONS, [{"prompt": question} for question in QUESTIONS]),
+    "prompts as messages": (
+        "ppo",
+        [as_messages(question) for question in QUESTIONS],
+        [{"prompt": as_messages(question)} for question in QUESTIONS],
+    ),
+    "a data set of prompts": ("grpo", datasets.Dataset.from_list(ROWS["grpo"]), ROWS["grpo"]),
+    "streamed prompts": ("online-dpo", datasets.Dataset.from_list(ROWS["ppo"]).to_iterable_dataset(), ROWS["ppo"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objects_train_as_their_files_do(kind, model, policy, tmp_path):
+    """To the same weights, bit for bit; the policy that is given stays as it is."""
+    name, records, rows = KINDS[kind]
+    template = {"chat_template": "plain"}
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    by_path = train(name, {"model": model, "data": file, "output": tmp_path / "run", **template})
+    before = weights(policy)
+    in_memory = train(name, template, model=policy, data=records)
+    assert is_same(saved(in_memory), saved(by_path))
+    assert not is_same(saved(in_memory), saved_start(model)), "nothing was learned"
+    assert is_same(weights(policy), before)
+    assert policy.tokenizer.chat_template != in_memory.config.chat_template
+
+
+def saved_start(model):
+    from safetensors.torch import load_file
+
+    return load_file(Path(model) / "model.safetensors")
+
+
+def test_a_model_of_transformers_is_trained_with_its_tokenizer(model, tmp_path):
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    end = lm.generation_config.eos_token_id
+    file = write_jsonl(tmp_path / "rows.jsonl", ROWS["dpo"])
+    by_path = train("dpo", {"model": model, "data": file, "eval_data": file, "output": tmp_path / "run"})
+    result = train(
+        "dpo", model=lm, tokenizer=tokenizer, data=ROWS["dpo"], eval_data=datasets.Dataset.from_list(ROWS["dpo"])
+    )
+    assert is_same(saved(result), saved(by_path))
+    assert result["last_evaluation"] == by_path["last_evaluation"] != {}
+    assert lm.generation_config.eos_token_id == end
+
+
+def test_names_may_be_given_too(model, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, ROWS["sft"])
+    result = train("sft", {"output": tmp_path / "run"}, model=Path(model), data=file)
+    assert (result.config.model, result.config.data) == (model, str(file))
+    assert not (tmp_path / "run" / "inputs").exists()
+
+
+def test_a_trained_reward_model_is_learned_from_again(model, tmp_path):
+    first = train("reward", {"model": model, "output": tmp_path / "run"}, data=ROWS["reward"])
+    tokenizer = load_tokenizer(str(first.folder / "final"))
+    again = train("reward", model=first.reward_model, tokenizer=tokenizer, data=ROWS["reward"])
+    by_path = train("reward", {"model": str(first.folder / "final")}, data=ROWS["reward"])
+    assert is_same(saved(again), saved(by_path))
+    with pytest.raises(CheckpointError, match=r"holds a reward model, and no policy; result\.reward_model loads it"):
+        _ = again.policy
+
+
+# The result and the folder ------------------------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_policy_the_metrics_and_the_summary(model, policy):
+    result = train("ppo", {"eval_fraction": 0.5}, model=policy, data=QUESTIONS)
+    assert result.summary == json.loads((result.folder / "summary.json").read_text("utf-8"))
+    assert result["steps"] == 2
+    assert repr(result) == f"TrainingResult(folder={result.folder!r})"
+    table = result.metrics
+    assert list(table.index) == [0, 1, 2]
+    assert table["reward/score_mean"].isna().tolist() == [True, False, False]
+    assert table["eval/score_mean"].isna().tolist() == [False, True, False]
+    for line in read_jsonl(result.folder / "metrics.jsonl"):
+        assert table.loc[line["step"]].to_dict().items() >= {k: v for k, v in line.items() if k != "step"}.items()
+    assert isinstance(result.policy, Policy)
+    assert result.policy is result.policy
+    assert result.policy.value_head is not None
+    assert result.policy.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    assert is_same(
+        weights(result.policy.lm), weights(Policy.from_pretrained(str(result.folder / "final"), device="cpu").lm)
+    )
+
+
+def test_the_same_cell_runs_twice(policy):
+    """Without an output each run has a folder of its own, which is removed when Python ends."""
+    config = heedful.SFTConfig(**OFFLINE)
+    one, other = (heedful.train_sft(config, model=policy, data=ROWS["sft"]) for _ in range(2))
+    assert one.folder != other.folder
+    assert is_same(saved(one), saved(other))
+    assert config.output is None
+
+
+def test_a_temporary_folder_is_gone_when_python_ends(forked, tmp_path):
+    def work():
+        from heedful.training.from_python import temporary_folder
+
+        tempfile.tempdir = str(tmp_path)
+        (temporary_folder() / "run").mkdir()
+        print(len(list(tmp_path.iterdir())))
+
+    process = forked(work)
+    assert process.communicate()[0].strip() == "1"
+    assert list(tmp_path.iterdir()) == []
+
+
+def stop_after(last):
+    def stop(step, _):
+        if step == last:
+            raise StopError
+
+    return stop
+
+
+class StopError(Exception):
+    pass
+
+
+def test_an_unfinished_run_goes_on_with_the_same_objects_only(policy, tmp_path):
+    settings = {"max_steps": 3, "output": tmp_path / "run"}
+    with pytest.raises(StopError):
+        train("sft", settings, model=policy, data=ROWS["sft"], on_step=stop_after(1))
+    with pytest.raises(
+        ConfigError, match=r"(?s)unfinished run with other settings.*--data: .*inputs/data-.* in the run"
+    ):
+        train("sft", settings, model=policy, data=ROWS["sft"][:-1])
+    other = Policy.from_pretrained(policy.lm.name_or_path, device="cpu")
+    other.lm.transformer.ln_f.weight.data.add_(1)
+    with pytest.raises(
+        ConfigError, match=r"(?s)unfinished run with other settings.*--model: .*inputs/model-.* in the run"
+    ):
+        train("sft", settings, model=other, data=ROWS["sft"])
+    assert len(list((tmp_path / "run" / "inputs").iterdir())) == 2
+    whole = train("sft", {"max_steps": 3}, model=policy, data=ROWS["sft"])
+    gone_on = train("sft", settings, model=policy, data=ROWS["sft"])
+    assert is_same(saved(gone_on), saved(whole))
+
+
+def test_a_run_that_is_replaced_leaves_nothing_of_its_objects(policy, tmp_path):
+    settings = {"output": tmp_path / "run"}
+    train("sft", settings, model=policy, data=ROWS["sft"])
+    before = {path.name for path in (tmp_path / "run" / "inputs").iterdir()}
+    with pytest.raises(DataError):
+        train("sft", settings | {"overwrite": True}, model=policy, data=[{"prompt": 3}])
+    assert {path.name for path in (tmp_path / "run" / "inputs").iterdir()} == before
+    result = train("sft", settings | {"overwrite": True}, model=policy, data=ROWS["sft"][:-1])
+    after = {path.name for path in (tmp_path / "run" / "inputs").iterdir()}
+    assert after == {Path(result.config.model).name, Path(result.config.data).name}
+    assert len(before & after) == 1, "the same model, other data"
+
+
+def test_what_a_user_has_in_the_folder_stays(policy, tmp_path):
+    kept = tmp_path / "run" / "inputs"
+    (kept / "model").mkdir(parents=True)
+    (kept / "model" / "mine").touch()
+    (kept / "data-1.jsonl").touch()
+    result = train("sft", {"output": tmp_path / "run"}, model=policy, data=ROWS["sft"])
+    ours = {Path(result.config.model).name, Path(result.config.data).name}
+    assert {path.name for path in kept.iterdir()} == {"model", "data-1.jsonl"} | ours
+    assert (kept / "model" / "mine").exists()
+
+
+# What is wrong ------------------------------------------------------------------------------------------------------------
+
+
+def unknown_token(policy):
+    policy.tokenizer.add_tokens(["<new>"])
+    return {"model": policy, "data": ["hello there", "a <new> word", *QUESTIONS]}
+
+
+def on_meta(policy):
+    policy.lm.to("meta")
+    return {"model": policy, "data": QUESTIONS}
+
+
+WRONG = {
+    "a column is missing": (DataError, {"data": [{"frage": "?"}]}, "data[0]: not a prompt: found `frage`"),
+    "a data set's column": (
+        DataError,
+        {"data": datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": None}])},
+        "data[1]: ",
+    ),
+    "an empty prompt": (DataError, {"data": ["a", "b", ""]}, "data[2]: "),
+    "held-out data": (DataError, {"data": QUESTIONS, "eval_data": [{"x": 1}]}, "eval_data[0]: not a prompt"),
+    "nothing": (DataError, {"data": []}, "data: the data set is empty"),
+    "a number": (DataError, {"data": ["a", 7]}, "data[1]: got int; a record is a dict"),
+    "what JSON cannot hold": (DataError, {"data": [{"prompt": "a", "x": {1, 2}}]}, "data[0]: it holds set"),
+    "not a number": (DataError, {"data": [{"prompt": "a", "x": float("nan")}]}, "data[0]: "),
+    "columns": (DataError, {"data": {"prompt": ["a"]}}, "data must be a datasets.Dataset, or a list of dicts"),
+    "a frame": (
+        DataError,
+        {"data": datasets.Dataset.from_list([{"prompt": "a"}]).to_pandas()},
+        "got pandas.DataFrame",
+    ),
+    "splits": (DataError, {"data": datasets.DatasetDict(test=datasets.Dataset.from_list([{}]))}, "data['test']"),
+    "no data": (ConfigError, {"data": None}, "data is missing: name it in the settings (PPOConfig(data=...)), or give"),
+    "no model": (ConfigError, {"model": None}, "model is missing: "),
+    "another object": (ConfigError, {"model": torch.nn.Linear(1, 1)}, "got a Linear; save it, and name its folder"),
+    "a tokenizer and a name": (
+        ConfigError,
+        {"model": "name", "tokenizer": object()},
+        "tokenizer was given without a model in memory",
+    ),
+    "no tokenizer": (CheckpointError, lambda policy: {"model": policy.lm}, "give it too (tokenizer=...)"),
+    "another tokenizer": (DataError, unknown_token, "data[1]: the token '<new>' has the id"),
+    "another device": (CheckpointError, on_meta, "weights are on the meta device"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_objects_are_refused_like_wrong_files(case, policy, tmp_path):
+    """With the element that is wrong, before anything is written."""
+    kind, objects, words = WRONG[case]
+    objects = {"model": policy, "data": QUESTIONS, **(objects if isinstance(objects, dict) else objects(policy))}
+    with pytest.raises(kind) as caught:
+        train("ppo", {"output": tmp_path / "run"}, **objects)
+    assert words in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_in_the_settings_is_not_given_again(policy, model):
+    with pytest.raises(ConfigError, match=r"model is in the settings \(.*\) and was given as an argument; leave out"):
+        train("sft", {"model": model}, model=policy, data=ROWS["sft"])
+    with pytest.raises(TypeError, match="modle"):
+        train("sft", modle=policy, data=ROWS["sft"])
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused(policy, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        train("sft", {"output": tmp_path / "file"}, model=policy, data=ROWS["sft"])
+
+
+@pytest.mark.parametrize("null", ["null", "None"])
+def test_a_command_needs_a_folder(heedful, written, null):
+    settings = written("sft.yaml", "model: m\ndata: d.jsonl\noutput: null\n")
+    done = heedful("sft", settings) if null == "null" else heedful("sft", model="m", data="d", output=null)
+    assert done.status == 2
+    assert "--output is missing: Folder of the run" in done.message
+
+
+# Callbacks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sft", "ppo"])
+def test_callbacks_are_called_with_steps_metrics_and_folders(name, policy):
+    seen = []
+    result = train(
+        name,
+        {"eval_fraction": 0.4, "eval_every": 1, "save_every": 1},
+        model=policy,
+        data=ROWS[name],
+        on_step=lambda step, metrics: seen.append(("step", step, dict(metrics))),
+        on_evaluation=lambda step, metrics: seen.append(("evaluation", step, dict(metrics))),
+        on_save=lambda step, folder: seen.append(("save", step, sorted(path.name for path in folder.iterdir()) != [])),
+    )
+    logged = [{k: v for k, v in line.items() if k != "step"} for line in read_jsonl(result.folder / "metrics.jsonl")]
+    assert [metrics for what, _, metrics in seen if what != "save"] == logged
+    assert [(what, step) for what, step, _ in seen if what != "save"] == [
+        *(("evaluation", 0), ("step", 1), ("evaluation", 1), ("step", 2), ("evaluation", 2))
+    ]
+    saves = [step for what, step, _ in seen if what == "save"]
+    assert saves.count(0) == 1, "best/"
+    assert saves.count(1) >= 1, "a checkpoint"
+    assert saves.count(2) >= 2, "a checkpoint and final/"
+    assert all(is_whole for what, _, is_whole in seen if what == "save")
+
+
+@pytest.mark.parametrize("name", ["on_step", "on_evaluation", "on_save"])
+def test_an_error_of_a_callback_ends_the_run_and_says_where(name, policy, tmp_path, capsys):
+    def broken(step, _):
+        if step == 1:
+            raise KeyError("mine")
+
+    settings = {"output": tmp_path / "run", "eval_fraction": 0.4, "eval_every": 1, "save_every": 1}
+    with pytest.raises(KeyError) as caught:
+        train("sft", settings, model=policy, data=ROWS["sft"], **{name: broken})
+    assert caught.value.__notes__ == [f"raised by {name} (broken) at step 1"]
+    assert "the same command goes on from" in capsys.readouterr().err
+    assert train("sft", settings, model=policy, data=ROWS["sft"])["steps"] == 2
+
+
+OF_TWO_RANKS = """
+import sys
+import heedful
+
+policy = heedful.Policy.from_pretrained(sys.argv[1], device="cpu", dtype="float32")
+config = heedful.SFTConfig(device="cpu", dtype="float32", max_steps=2, batch_size=4, eval_fraction=0.0, sample_every=0)
+steps = []
+data = [{"prompt": f"{i}", "completion": "a"} for i in range(8)]
+result = heedful.train_sft(config, model=policy, data=data, on_step=lambda step, metrics: steps.append(step))
+print("done", result.folder, steps, flush=True)
+"""
+
+
+@pytest.mark.exhaustive
+def test_of_several_ranks_the_first_writes_and_calls(model, tmp_path):
+    (tmp_path / "two.py").write_text(OF_TWO_RANKS, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, "two.py", model], capture_output=True, text=True, check=True, cwd=tmp_path)
+    said = sorted(line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("done"))
+    assert [steps for _, _, steps in said] == ["[1, 2]", "[]"]
+    assert len({folder for _, folder, _ in said}) == 1
+
+
+# PPO step by step ---------------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "ppo": (heedful.PPOConfig, {"entropy_coef": 0.01, "ppo_epochs": 2}),
+    "separate critic": (heedful.PPOConfig, {"critic": "separate"}),
+    "score norm": (heedful.PPOConfig, {"score_norm_samples": 4, "kl_target": 0.1}),
+    "grpo": (heedful.GRPOConfig, {"samples_per_prompt": 2}),
+    "adapters": (heedful.PPOConfig, {"lora_rank": 2}),
+    "no reference": (heedful.GRPOConfig, {"samples_per_prompt": 2, "kl_coef": 0.0}),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_steps_are_those_of_a_run(case, model, policy, tmp_path, monkeypatch):
+    """The same weights and metrics, bit for bit, in place; and no file is left."""
+    kind, changes = STEPS[case]
+    config = kind(**ONLINE | changes)
+    run = heedful.train_ppo(config, rewards=[first_token], model=model, data=ROWS["ppo"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    embedding = policy.lm.get_input_embeddings().weight
+    seen = []
+    for step, experience, metrics in heedful.ppo_steps(config, policy, ROWS["ppo"], rewards=[first_token]):
+        assert experience.advantages.shape == experience.mask.shape
+        seen.append((step, {k: v for k, v in metrics.items() if not k.startswith(("time/", "perf/"))}))
+    table = run.metrics
+    assert [step for step, _ in seen] == [1, 2]
+    for step, metrics in seen:
+        assert table.loc[step, list(metrics)].to_dict() == pytest.approx(metrics, rel=0, abs=0, nan_ok=True)
+    trained = weights(policy.lm)
+    if "lora_rank" in changes:
+        from safetensors.torch import load_file
+
+        file = load_file(run.folder / "final" / "adapter_model.safetensors")
+        trained = {
+            f"base_model.model.{name.replace('.default', '')}": x for name, x in trained.items() if ".lora_" in name
+        }
+        assert is_same(trained, file)
+    else:
+        assert is_same(trained, weights(run.policy.lm))
+        assert policy.lm.get_input_embeddings().weight is embedding
+    assert (policy.value_head is None) == (run.policy.value_head is None)
+    if policy.value_head is not None:
+        assert is_same(weights(policy.value_head), weights(run.policy.value_head))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_precision_is_that_of_the_policy(model, dtype):
+    """Also of what is loaded or copied beside it, whatever auto would be here."""
+    settings = ONLINE | {"critic": "separate"}
+    config = heedful.PPOConfig(**settings | {"dtype": dtype})
+    run = heedful.train_ppo(config, rewards=[first_token], model=model, data=ROWS["ppo"])
+    policy = Policy.from_pretrained(model, device="cpu", dtype=dtype)
+    config = heedful.PPOConfig(**settings | {"dtype": "auto", "device": "auto"})
+    for _ in heedful.ppo_steps(config, policy, ROWS["ppo"], rewards=[first_token]):
+        pass
+    assert is_same(weights(policy.lm), weights(run.policy.lm))
+
+
+def test_a_step_that_is_left_out_is_in_its_metrics(policy, capsys):
+    """And in no file: there is no folder for one."""
+    config = heedful.PPOConfig(**ONLINE | {"learning_rate": 3.0})
+    _, _, metrics = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    assert metrics["optimizer/skipped_steps"] > 0
+    said = capsys.readouterr().err
+    assert "an update was skipped" in said
+    assert "lists them all" not in said
+
+
+def test_a_loop_that_is_left_leaves_a_policy_that_goes_on(policy):
+    """After a break the policy is what it had learned; it samples, and learns on."""
+    config = heedful.PPOConfig(**ONLINE | {"steps": 5, "eval_fraction": 0.05})
+    before = weights(policy)
+    for step, _, _ in heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]):
+        after = weights(policy)
+        if step == 2:
+            break
+    assert is_same(weights(policy), after)
+    assert not is_same(after, before | {name: after[name] for name in after.keys() - before.keys()})
+    assert len(heedful.LocalEngine(policy, max_new_tokens=3).generate(QUESTIONS)) == 8
+    config = dataclasses.replace(config, learning_rate=1e-4)
+    steps = heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token])
+    assert [step for step, _, _ in itertools.islice(steps, 2)] == [1, 2]
+    assert not is_same(weights(policy), after)
+
+
+def frozen(policy):
+    return policy.frozen_copy()
+
+
+def without_tokenizer(policy):
+    policy.tokenizer = None
+    return policy
+
+
+def with_head(policy):
+    policy.add_value_head()
+    return policy
+
+
+def moved(policy):
+    policy.lm.to("meta")
+    return policy
+
+
+NO_STEPS = {
+    "frozen": (ConfigError, frozen, {}, "the policy is frozen"),
+    "no tokenizer": (CheckpointError, without_tokenizer, {}, "the policy has no tokenizer; load it with"),
+    "an unused head": (
+        ConfigError,
+        with_head,
+        {"critic": "separate"},
+        "value head, of which these settings make no use",
+    ),
+    "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
+    "another precision": (
+        ConfigError,
+        None,
+        {"dtype": "bfloat16"},
+        "--dtype bfloat16: the policy was loaded with float32",
+    ),
+    "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "--ema-decay 0.9 is for a policy that a run loads"),
+    "a model": (ConfigError, None, {"model": "m"}, "model is in the settings (m) and was given"),
+}
+
+
+@pytest.mark.parametrize("case", NO_STEPS)
+def test_a_policy_that_cannot_be_trained_in_place_is_refused(case, policy):
+    kind, change, settings, words = NO_STEPS[case]
+    config = heedful.PPOConfig(**ONLINE | settings)
+    with pytest.raises(kind) as caught:
+        next(heedful.ppo_steps(config, change(policy) if change else policy, QUESTIONS, rewards=[first_token]))
+    assert words in str(caught.value)
+
+
+def test_wrong_prompts_are_named_by_their_number(policy):
+    config = heedful.PPOConfig(**ONLINE)
+    with pytest.raises(DataError, match=r"^prompts\[1\]: not a prompt"):
+        next(heedful.ppo_steps(config, policy, [{"prompt": "a"}, {"text": "b"}], rewards=[first_token]))
+
+
+def test_adapters_are_put_on_once(policy):
+    config = heedful.PPOConfig(**ONLINE | {"lora_rank": 2})
+    next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    with pytest.raises(ConfigError, match="--lora-rank 2: the policy has adapters already"):
+        next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    assert next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=[first_token]))[0] == 1
+
+
+# In a notebook ------------------------------------------------------------------------------------------------------------
+
+
+class Handle:
+    """What IPython's display returns: the place of an output."""
+
+    def __init__(self, shown, place):
+        self.shown, self.place = shown, place
+
+    def update(self, what):
+        self.shown[self.place] = what
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a cell shows, as HTML, in a process that looks like a notebook's."""
+    shown, module = [], ModuleType("IPython.display")
+
+    def display(what, **options):
+        shown.append(what)
+        return Handle(shown, len(shown) - 1)
+
+    module.display, module.HTML = (
+        display,
+        lambda text: SimpleNamespace(_repr_mimebundle_=lambda *_: {"text/html": text}),
+    )
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    return lambda: [one._repr_mimebundle_((), ())["text/html"] for one in shown]
+
+
+def test_a_notebook_has_one_bar_and_tables(policy, notebook, capsys):
+    train("ppo", {"sample_every": 1}, model=policy, data=[f"<b>{i}" for i in range(8)])
+    shown = notebook()
+    bars = [text for text in shown if "<progress" in text]
+    assert len(bars) == 1
+    assert "<progress value='2' max='2'></progress> 2/2" in bars[0]
+    assert "score" in bars[0]
+    tables = [text for text in shown if text.startswith("<table>")]
+    assert [text.partition("</caption>")[0] for text in tables] == ["<table><caption>step 1", "<table><caption>step 2"]
+    assert "<th>response</th>" in tables[0]
+    assert "&lt;b&gt;" in tables[0]
+    assert "<b>" not in tables[0]
+    assert any("rewards: [&#x27;first_token&#x27;]" in text or "rewards: ['first_token']" in text for text in shown)
+    assert "ppo 1/2" not in capsys.readouterr().err
+
+
+def test_a_notebook_shows_an_error_in_three_lines(policy):
+    with pytest.raises(DataError) as caught:
+        train("ppo", model=policy, data=[3])
+    place, code, message = "\n".join(caught.value._render_traceback_()).splitlines()
+    assert place.startswith(f'File "{__file__}", line ')
+    assert place.endswith(", in train")
+    assert code == "    return function(config, **rewards, **objects)"
+    assert message == f"DataError: {caught.value}"
