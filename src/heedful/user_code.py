@@ -13,7 +13,7 @@ PREFIX = "python:"
 MODULE = "heedful user file "
 """How the names of the modules begin that `load` makes of files."""
 IN_PYTHON = f"{PREFIX}in Python:"
-"""How values begin that stand for what exists in this process alone (`remember`)."""
+"""How values begin that stand for what exists in this process alone (`as_value`)."""
 _FOUND: dict[str, Any] = {}
 """What values of settings stand for."""
 LONGEST_MESSAGE = 500
@@ -32,8 +32,10 @@ def check_form(flag: str, value: str) -> None:
         raise ConfigError(f"{flag}: {value} does not name a function; use python:FILE.py:FUNCTION")
 
 
-def remember(given: Any) -> str:
-    """A setting's value that stands for a function or class which exists in this process."""
+def as_value(given: Any) -> str:
+    """A setting's value as text; of a function or class that exists in this process, text that stands for it."""
+    if isinstance(given, str) or not callable(given):
+        return str(given)
     value = f"{IN_PYTHON}{getattr(given, '__name__', type(given).__name__)}"
     _FOUND[value] = given
     return value

@@ -590,6 +590,10 @@ class RolloutConfig(
     algorithm: ClassVar[str]
     """The command, and the name of its runs."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampler", tuple(map(user_code.as_value, self.sampler)))
+        super().__post_init__()
+
     @property
     def group_size(self) -> int:
         return self.samples_per_prompt
@@ -719,6 +723,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
     kl-coef 0 a named one is read only at evaluations, for eval/kl."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "advantage", user_code.as_value(self.advantage))
+        object.__setattr__(self, "policy_loss", user_code.as_value(self.policy_loss))
+        super().__post_init__()
 
     @property
     def compares(self) -> Literal["prompt", "batch"] | None:
