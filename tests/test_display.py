@@ -4,7 +4,7 @@ import fcntl
 import io
 import json
 import os
-import signal
+import runpy
 import subprocess
 import sys
 import termios
@@ -128,32 +128,35 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
     os.close(writing)
 
 
-def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, tmp_path):
+def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, forked, tmp_path):
     """The window goes away: SIGHUP, and whatever the run still says cannot be written (EIO)."""
     data, run = tmp_path / "数据.jsonl", tmp_path / "run"
     write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(run), "--max-steps", "100000"]
-    command = [sys.executable, "-m", "heedful", *sft, "--batch-size", "2", "--epochs", "100000"]
+    sft += ["--batch-size", "2", "--epochs", "100000", "--device", "cpu"]
     ours, theirs = os.openpty()
 
-    def take_terminal() -> None:
+    def train_in_terminal():
         os.setsid()
+        os.close(ours)
+        for stream in range(3):
+            os.dup2(theirs, stream)
+        os.close(theirs)
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        sys.argv = ["heedful", *sft]
+        runpy.run_module("heedful", run_name="__main__")
 
-    with subprocess.Popen(
-        [*command, "--device", "cpu"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        preexec_fn=take_terminal,  # noqa: PLW1509  one thread
-    ) as process:
+    process = forked(train_in_terminal)
+    try:
         os.close(theirs)
         metrics = run / "metrics.jsonl"
         while not metrics.exists() or metrics.read_bytes().count(b"loss/sft") < 3:
             os.read(ours, 4096)
         os.close(ours)
-        assert process.wait(timeout=60) == 129
+        process.communicate(timeout=60)
+        assert process.returncode == 129
+    finally:
+        process.kill()
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert (checkpoint / "MANIFEST.json").is_file()
     assert checkpoint.name >= "step-000003"

@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from cases import often, pairs_often
+
 TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo", "kto")
 ONLINE = ("ppo", "grpo")
 PAIRS = ("reward", "dpo")
@@ -33,6 +35,8 @@ def of_commands(commands):
 
 ALIKE = ("grpo", "dpo")
 each_trainer, each_online, on_pairs = map(of_commands, (TRAINERS, ONLINE, PAIRS))
+offline_and_online = pytest.mark.parametrize("command", often(TRAINERS, ("sft", "ppo")))
+"""Of what does not depend on the kind of data, one trainer of each; the others are exhaustive."""
 LONG = "很长的问题" * 20
 UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts", "grpo": "prompts", "dpo": "pairs"}
 UNIT["kto"] = "labelled responses"
@@ -96,47 +100,47 @@ def contents(folder):
 # Keys, types and files ------------------------------------------------------------------------------------------------
 
 
-@each_trainer
+@offline_and_online
 def test_unknown_key_in_yaml(train, heedful, refused, written, command, tmp_path):
     path = written("配置.yaml", f"model: m\ndata: d\noutput: {tmp_path / '运行'}\nlearning_rat: 1e-5\n")
     refused(heedful(command, path), "--learning-rat", "Perhaps you meant", "--learning-rate", f"{path}:4")
 
 
-@each_trainer
+@offline_and_online
 def test_wrong_type_in_yaml(heedful, refused, written, command, tmp_path):
     path = written("配置.yaml", f"model: m\ndata: d\noutput: {tmp_path / '运行'}\nmicro_batch_size: 许多\n")
     refused(heedful(command, path), "--micro-batch-size", "许多", f"{path}:4")
 
 
-@each_trainer
+@offline_and_online
 def test_unknown_flag(train, refused, command):
     refused(train(command, "--micro-batch", "2"), "--micro-batch", "Perhaps you meant", "--micro-batch-size")
 
 
-@each_trainer
+@offline_and_online
 def test_wrong_type_of_a_flag(train, refused, command):
     refused(train(command, "--warmup-steps", "1.5"), "--warmup-steps", "1.5")
 
 
-@each_trainer
+@offline_and_online
 def test_missing_data(train, refused, command, tmp_path, data):
     near = data(command)
     missing = near.replace("数据", "数居")
     refused(train(command, data_file=missing), missing, "no such file", "Perhaps you meant", f"{command}-数据.jsonl")
 
 
-@each_trainer
+@offline_and_online
 def test_missing_eval_data(train, refused, command, tmp_path):
     refused(train(command, "--eval-data", tmp_path / "没有.jsonl"), "没有.jsonl", "no such file")
 
 
-@each_trainer
+@offline_and_online
 def test_missing_model(train, refused, command, tmp_path):
     (tmp_path / "故事模型").mkdir()
     refused(train(command, model=tmp_path / "故事摸型"), "故事摸型 does not exist", "did you mean", "故事模型")
 
 
-@each_trainer
+@offline_and_online
 def test_a_folder_that_holds_no_model(train, refused, command, tmp_path):
     """The run's folder instead of its final/ is the likely mistake, so the message proposes it."""
     (tmp_path / "旧" / "final").mkdir(parents=True)
@@ -156,12 +160,12 @@ def test_missing_models_of_ppo(train, refused, flag, tmp_path):
     refused(train("ppo", "--critic", "separate", flag, tmp_path / "没有"), "没有 does not exist")
 
 
-@each_trainer
+@offline_and_online
 def test_missing_yaml(heedful, refused, command, tmp_path):
     refused(heedful(command, tmp_path / "没有.yaml"), "没有.yaml", "no such YAML file")
 
 
-@each_trainer
+@offline_and_online
 def test_missing_template_file(train, refused, command):
     refused(train(command, "--chat-template", "没有.jinja"), "--chat-template", "没有.jinja", "plain")
 
@@ -376,11 +380,19 @@ def test_a_system_prompt_for_raw_text(train, refused, command):
     [
         ("raise ValueError('坏了')", ["raised ValueError: 坏了"]),
         ("return [1.0] * (len(completions) - 1)", ["returned 1 scores for 2 responses"]),
-        ("return [1.0] * (len(completions) + 1)", ["returned 3 scores for 2 responses"]),
+        pytest.param(
+            "return [1.0] * (len(completions) + 1)",
+            ["returned 3 scores for 2 responses"],
+            marks=pytest.mark.exhaustive,
+        ),
         ("return '好' * len(completions)", ["returned str"]),
         ("return ['1.0'] * len(completions)", ["returned '1.0' (str)", "one finite number"]),
         ("return [float('nan')] * len(completions)", ["returned nan (float)", "one finite number"]),
-        ("return [float('inf')] * len(completions)", ["returned inf (float)", "one finite number"]),
+        pytest.param(
+            "return [float('inf')] * len(completions)",
+            ["returned inf (float)", "one finite number"],
+            marks=pytest.mark.exhaustive,
+        ),
         ("return None", ["returned NoneType"]),
         ("return [None] * len(completions)", ["no reward applies"]),
     ],
@@ -431,7 +443,7 @@ def test_no_reward_at_all(heedful, refused, tiny, data, command, tmp_path):
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
-@each_trainer
+@offline_and_online
 def test_an_output_that_holds_a_run(train, finished, command, tmp_path):
     before = finished(command)
     outcome = train(command, "--seed", "7")
@@ -441,7 +453,7 @@ def test_an_output_that_holds_a_run(train, finished, command, tmp_path):
     assert contents(tmp_path / "运行") == before
 
 
-@each_trainer
+@offline_and_online
 def test_overwrite_replaces_a_run(train, finished, command, tmp_path):
     """Wholly: nothing of the old run stays among the new one's files."""
     finished(command)
@@ -454,7 +466,7 @@ def test_overwrite_replaces_a_run(train, finished, command, tmp_path):
     assert len((tmp_path / "运行" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-@each_trainer
+@offline_and_online
 def test_overwrite_with_bad_input_leaves_the_run_alone(train, finished, command, tmp_path, written):
     before = finished(command)
     assert train(command, "--overwrite", data_file=written("坏.jsonl", "{\n")).status == 2
@@ -462,7 +474,7 @@ def test_overwrite_with_bad_input_leaves_the_run_alone(train, finished, command,
     assert contents(tmp_path / "运行") == before
 
 
-@each_trainer
+@offline_and_online
 @pytest.mark.parametrize("flags", [[], ["--overwrite"]])
 def test_overwrite_touches_nothing_but_a_run(train, command, flags, tmp_path):
     output = tmp_path / "论文"
@@ -474,7 +486,7 @@ def test_overwrite_touches_nothing_but_a_run(train, command, flags, tmp_path):
     assert [p.name for p in output.iterdir()] == ["第一章.md"]
 
 
-@each_trainer
+@offline_and_online
 def test_overwrite_does_not_delete_what_the_run_is_made_from(train, finished, command, tmp_path):
     """``--model 运行/final --output 运行 --overwrite``: the model it starts from lies in what would be replaced."""
     before = finished("sft")
@@ -484,7 +496,7 @@ def test_overwrite_does_not_delete_what_the_run_is_made_from(train, finished, co
     assert contents(tmp_path / "运行") == before
 
 
-@each_trainer
+@offline_and_online
 def test_an_output_that_is_a_file(train, command, written, tmp_path):
     path = written("运行.txt", "重要")
     outcome = train(command, "--overwrite", output=path)
@@ -493,7 +505,7 @@ def test_an_output_that_is_a_file(train, command, written, tmp_path):
     assert (tmp_path / "运行.txt").read_text(encoding="utf-8") == "重要"
 
 
-@each_trainer
+@offline_and_online
 def test_an_output_below_a_file(train, command, written):
     path = written("运行.txt", "重要")
     outcome = train(command, output=f"{path}/一")
@@ -502,7 +514,7 @@ def test_an_output_below_a_file(train, command, written):
     assert "--output" in outcome.message
 
 
-@each_trainer
+@offline_and_online
 def test_an_empty_folder_is_a_good_output(train, command, tmp_path):
     (tmp_path / "运行").mkdir()
     assert train(command).status == 0
@@ -511,7 +523,7 @@ def test_an_empty_folder_is_a_good_output(train, command, tmp_path):
 # Ranges ---------------------------------------------------------------------------------------------------------------
 
 
-@each_trainer
+@offline_and_online
 @pytest.mark.parametrize(
     ("flag", "value", "fragment"),
     [
@@ -543,7 +555,7 @@ def test_sizes_of_ppo(train, refused):
     refused(train("ppo", "--rollout-batch-size", "-2"), "--rollout-batch-size must be greater than 0, got -2")
 
 
-@each_trainer
+@offline_and_online
 def test_the_place_in_the_yaml_of_a_value_out_of_range(heedful, refused, written, command, tmp_path):
     path = written("配置.yaml", f"model: m\ndata: d\noutput: {tmp_path / '运行'}\nlearning_rate: 0\n")
     refused(heedful(command, path), "--learning-rate must be greater than 0", f"{path}:4")
@@ -581,8 +593,10 @@ def bare_model(tmp_path_factory):
 PADS = {"no pad token": {"eos_token": "<eos>"}, "pad is eos": {"eos_token": "<eos>", "pad_token": "<eos>"}}
 
 
-@each_trainer
-@pytest.mark.parametrize("pad", PADS)
+@pytest.mark.parametrize(
+    ("pad", "command"),
+    pairs_often(PADS, TRAINERS, [*zip(PADS, ("sft", "ppo"), strict=True), *((pad, "reward") for pad in PADS)]),
+)
 def test_no_padding_token_of_its_own(train, heedful, bare_model, command, pad, tmp_path, data):
     """Both are common (gpt2, llama); padding is told by masks, and a reward model is given a token of its own."""
     model = bare_model(**PADS[pad])
@@ -600,7 +614,7 @@ def test_no_padding_token_of_its_own(train, heedful, bare_model, command, pad, t
         AutoModelForCausalLM.from_pretrained(final)
 
 
-@each_trainer
+@offline_and_online
 def test_no_end_of_sequence_token(train, refused, bare_model, command):
     refused(train(command, model=bare_model(pad_token="<eos>")), "no end-of-sequence token", "tokenizer_config.json")
 
@@ -621,7 +635,7 @@ def chats(command):
     return [{"prompt": q, "completion": "您好！", "label": i > 0} for i, q in enumerate(questions)]
 
 
-@each_trainer
+@offline_and_online
 def test_messages_without_a_template(train, refused, bare_model, written, command, tmp_path):
     path = written("对话.jsonl", chats(command))
     model = bare_model(eos_token="<eos>")
@@ -634,7 +648,7 @@ def test_messages_without_a_template(train, refused, bare_model, written, comman
 
 
 @pytest.mark.parametrize("text", ["{% for m in messages %}", "{{ raise_exception('只要系统消息') }}"])
-@each_trainer
+@offline_and_online
 def test_a_template_that_does_not_work(train, refused, bare_model, written, command, text):
     path, template = written("对话.jsonl", chats(command)), written("模板.jinja", text)
     model = bare_model(eos_token="<eos>")

@@ -2,7 +2,7 @@
 
 import io
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -268,14 +268,19 @@ def test_no_template(learned, tmp_path, heedful, monkeypatch):
         assert outcome.status == 0, outcome.err
 
 
-def test_in_a_pipe(learned):
+def test_in_a_pipe(learned, forked, tmp_path):
     """Lines from standard input, answers on standard output, no prompt sign between."""
-    command = [sys.executable, "-m", "heedful", "chat", "--model", learned, "--temperature", "0"]
-    done = subprocess.run(
-        [*command, "--max-new-tokens", "40", "--dtype", "float32"],
-        input="你好\n/reset\n你好\n".encode(),
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout.decode() == f"{ANSWER}\n(the conversation starts over)\n{ANSWER}\n"
-    assert done.stderr == b""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("你好\n/reset\n你好\n", encoding="utf-8")
+
+    def chat():
+        sys.argv = ["heedful", "chat", "--model", learned, "--temperature", "0"]
+        sys.argv += ["--max-new-tokens", "40", "--dtype", "float32"]
+        with lines.open(encoding="utf-8") as sys.stdin:
+            runpy.run_module("heedful", run_name="__main__")
+
+    process = forked(chat)
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert out == f"{ANSWER}\n(the conversation starts over)\n{ANSWER}\n"
+    assert err == ""

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from cases import often
 from heedful import Prompt, make_tiny_model
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
@@ -99,7 +100,7 @@ def test_greedy_of_a_padded_batch_is_generates_too(policy):
     assert responses(rollouts) == output[:, width:].tolist()
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 12}, {"top_p": 0.8}])
+@pytest.mark.parametrize("filters", often([{}, {"top_k": 12}, {"top_p": 0.8}], [{}, {"top_p": 0.8}]))
 def test_a_row_does_not_depend_on_its_batch(policy, filters):
     """Every row has its own uniform numbers: one at a time, in twos, within so many tokens and all together are the same."""
     stop_ids = stops_midway(policy, max_new_tokens=24, **filters)
@@ -113,7 +114,7 @@ def test_a_row_does_not_depend_on_its_batch(policy, filters):
     assert len(set(map(len, responses(together)))) >= 3
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("temperature", often([0.7, 1.3], [0.7]))
 def test_samples_are_the_inverse_of_the_cumulative_distribution(policy, temperature):
     """Against plain transformers without a cache: each token is the first whose cumulative probability passes u."""
     rollouts = roll(policy, stop_ids=(), temperature=temperature, max_new_tokens=8, seed=3)

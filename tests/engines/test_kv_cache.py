@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from cases import often, pairs_often
 from heedful.configs.options import SamplingOptions
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.generate import decode, sample
@@ -139,7 +140,7 @@ def sharpened(lm):
     return lm.eval()
 
 
-@pytest.fixture(params=[*WINDOWS, "eager", "in place", "sdpa"])
+@pytest.fixture(params=often([*WINDOWS, "eager", "in place", "sdpa"], ["gemma3", "qwen2", "in place", "sdpa"]))
 def attending(request, policies):
     """Policies whose layers attend in every way, and whether their cache can be written in place."""
     if request.param in WINDOWS:
@@ -290,8 +291,14 @@ def test_a_prompt_is_read_once_for_all_its_samples(policy):
     assert len({tuple(row) for row in responses(together)}) == 12
 
 
-@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("implementation", ["heedful", "eager"])
+@pytest.mark.parametrize(
+    ("implementation", "compute_dtype"),
+    pairs_often(
+        ["heedful", "eager"],
+        [torch.float32, torch.bfloat16],
+        [("heedful", torch.float32), ("heedful", torch.bfloat16), ("eager", torch.float32)],
+    ),
+)
 def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_dtype, implementation):
     """Left padding, rows selected and repeated on the way, and more tokens than a block, one given token at a time."""
     policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=compute_dtype).eval()

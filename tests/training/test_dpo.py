@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import pairs_often
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.algorithms import dpo as dpo_module
 from heedful.algorithms import sft as sft_module
@@ -134,14 +135,20 @@ def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(gpt2,
         assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
 
 
+LOSSES = [("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("robust", 0.3, 0.1)]
+LOSSES += [("ipo", 0.1, 0.0), ("ipo-sum", 0.1, 0.0), ("hinge", 0.3, 0.0)]
+SUMS = [(False, None), (True, None), (False, 0.3)]
+"""Whether log-probs are means, and what the NLL weighs. Each goes with each loss; once is enough for every suite."""
+
+
 @pytest.mark.parametrize(
-    ("loss", "beta", "label_smoothing"),
+    ("loss", "beta", "label_smoothing", "per_token", "nll_coef"),
     [
-        *(("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("robust", 0.3, 0.1)),
-        *(("ipo", 0.1, 0.0), ("ipo-sum", 0.1, 0.0), ("hinge", 0.3, 0.0)),
+        pytest.param(*loss, *sums, marks=() if sums == SUMS[0] or loss == LOSSES[1] else pytest.mark.exhaustive)
+        for loss in LOSSES
+        for sums in SUMS
     ],
 )
-@pytest.mark.parametrize(("per_token", "nll_coef"), [(False, None), (True, None), (False, 0.3)])
 def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
     gpt2, other_gpt2, tmp_path, loss, beta, label_smoothing, per_token, nll_coef
 ):
@@ -177,14 +184,20 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
     assert len({round(pair.ref_chosen, 3) for pair in pairs}) == len(pairs)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+KINDS = {
+    "dpo": {"beta": 0.3},
+    "simpo": {"loss": "simpo"},
+    "orpo": {"loss": "orpo"},
+    "per-token-nll": {"length_normalise": True, "nll_coef": 0.5},
+}
+LIMITS = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{"beta": 0.3}, {"loss": "simpo"}, {"loss": "orpo"}, {"length_normalise": True, "nll_coef": 0.5}],
-    ids=["dpo", "simpo", "orpo", "per-token-nll"],
+    ("kind", "dtype"), pairs_often(KINDS, LIMITS, [("dpo", torch.float32), *((kind, torch.float64) for kind in KINDS)])
 )
-def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit, changes):
-    config = settings(tmp_path, **changes)
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, kind, dtype):
+    config, limit = settings(tmp_path, **KINDS[kind]), LIMITS[dtype]
     policy, renderer = gpt2
     policy.to(dtype)
     pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config.micro_batch)

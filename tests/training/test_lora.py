@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import often
 from heedful import (
     ConfigError,
     DPOConfig,
@@ -128,7 +129,7 @@ def test_a_steps_gradient_moves_adapters_and_heads_alone(config, tiny, critic):
     assert any(name.startswith("value_head") for name in moved)
 
 
-@pytest.mark.parametrize("kind", [SFTConfig, DPOConfig, GRPOConfig, PPOConfig])
+@pytest.mark.parametrize("kind", often([SFTConfig, DPOConfig, GRPOConfig, PPOConfig], [DPOConfig, PPOConfig]))
 def test_a_policys_final_folder_is_what_was_trained(run, tiny, kind):
     folder, summary = run(kind)
     final = str(folder / "final")
@@ -206,7 +207,7 @@ def double(policy):
 
 
 @pytest.mark.parametrize("chain", [False, True], ids=["base", "base + SFT adapters"])
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", often([PPOConfig, GRPOConfig], [GRPOConfig]))
 def test_the_reference_is_the_policy_at_the_start(run, tiny, tmp_path, kind, chain):
     """On top of SFT adapters it is the SFT model, not the base. KL is 0 to 1e-10 before the first update, in float64."""
     start = str(run(SFTConfig, "sft", max_steps=4)[0] / "final") if chain else tiny("gpt2")
@@ -254,7 +255,7 @@ def test_the_reference_stays_where_it_is_wanted(tiny, tmp_path):
     assert reference_device(on_cpu, cuda) == CPU
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig, DPOConfig])
+@pytest.mark.parametrize("kind", often([PPOConfig, GRPOConfig, DPOConfig], [GRPOConfig, DPOConfig]))
 def test_a_reference_on_the_cpu_gives_the_same_run(run, kind):
     """On a CPU nothing moves, but the code that moves runs; DPO then loads a reference of its own."""
     folders = [run(kind, name, lora_rank=0, reference_device=name)[0] for name in ("same", "cpu")]
@@ -263,14 +264,7 @@ def test_a_reference_on_the_cpu_gives_the_same_run(run, kind):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        SFTConfig,
-        RewardConfig,
-        pytest.param(DPOConfig, marks=pytest.mark.exhaustive),
-        pytest.param(GRPOConfig, marks=pytest.mark.exhaustive),
-        PPOConfig,
-    ],
+    "kind", often([SFTConfig, RewardConfig, DPOConfig, GRPOConfig, PPOConfig], [RewardConfig, PPOConfig])
 )
 def test_gradient_checkpointing_gives_the_same_run(run, kind, monkeypatch):
     """The same numbers to rounding, and layers were computed again."""
@@ -326,7 +320,7 @@ def float16_policy(folder):
     return policy
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", often(KINDS, [SFTConfig, RewardConfig, PPOConfig]))
 def test_every_trainer_runs_in_float16(run, kind):
     """A reward model's first gradients are too large for the scale that a run starts with, so it is found first."""
     extra = {PPOConfig: {"critic": "separate"}, RewardConfig: {"max_steps": 8}}.get(kind, {})

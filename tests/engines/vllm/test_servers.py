@@ -219,10 +219,10 @@ def test_nobody_at_the_address(connected, policy):
     "garbage",
     [
         {"token_ids": [10**6]},
-        {"token_ids": None},
+        pytest.param({"token_ids": None}, marks=pytest.mark.exhaustive),
         {"logprobs": None},
         {"logprobs": {"token_logprobs": [0.5]}},
-        {"logprobs": {"token_logprobs": [None]}},
+        pytest.param({"logprobs": {"token_logprobs": [None]}}, marks=pytest.mark.exhaustive),
         {"token_ids": [], "logprobs": {"token_logprobs": []}},
         {"prompt_token_ids": [1, 2]},
     ],
@@ -245,7 +245,7 @@ def test_an_aborted_response_is_drawn_again(server, connected, policy, draw):
         draw(servers)
 
 
-@pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize("filters", [{"top_p": 0.5}, pytest.param({"top_k": 3}, marks=pytest.mark.exhaustive)], ids=str)
 def test_with_filters_log_probs_are_of_what_was_drawn_from(filters, one, policy):
     """Renormalised, so that importance weights are ratios to what drew."""
     _, _, found = one(temperature=0.5, importance="token-truncate", **filters)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import often
 from heedful import (
     A2CConfig,
     ConfigError,
@@ -31,7 +32,7 @@ SAME_SEED = {
 }
 
 
-@pytest.mark.parametrize("name", SAME_SEED)
+@pytest.mark.parametrize("name", often(SAME_SEED, ["shared", "grpo"]))
 def test_same_seed_same_run_bit_for_bit(config, length, numbers, tmp_path, name):
     kind, changes = SAME_SEED[name]
     for run, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -97,7 +98,7 @@ def test_columns_reach_the_reward_and_samples_are_written(config, tmp_path):
     assert len({s["prompt"] for s in samples}) == len(samples) == 4
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", often([PPOConfig, GRPOConfig], [GRPOConfig]))
 def test_without_a_price_on_kl_the_samples_have_none(config, length, kind):
     """No KL is made up in the table of samples or at evaluations."""
     settings = config(kind, kl_coef=0.0, num_samples=1, sample_every=1, eval_every=1)

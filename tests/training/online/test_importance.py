@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import pairs_often
 from heedful import (
     A2CConfig,
     ConfigError,
@@ -32,6 +33,8 @@ WHOLE = {
     "response-level": (PPOConfig, {"importance_level": "sequence"}),
 }
 FILTER = {"top_p": 0.5, "temperature": 0.5}
+IMPORTANCE = ["token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
+OFTEN = list(zip(KINDS, IMPORTANCE, strict=True))
 
 
 def logits_of(learner, rollouts):
@@ -72,8 +75,7 @@ def test_without_a_filter_nothing_is_recorded_beside_the_log_probs(config, make_
     assert rollouts.drawn_logprobs is rollouts.sampler_logprobs
 
 
-@pytest.mark.parametrize("importance", ["token-truncate", "token-mask", "sequence-truncate", "sequence-mask"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "importance"), pairs_often(KINDS, IMPORTANCE, OFTEN))
 def test_advantages_are_weighed(config, make_learner, experience_of, kind, importance):
     """With the weights of core, after whitening; nothing else of the experience changes."""
     config_class, changes = KINDS[kind]

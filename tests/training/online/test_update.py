@@ -154,8 +154,17 @@ def test_a_loss_that_is_no_number_leaves_the_weights_as_they_were(config, make_l
         learner.skips.check()
 
 
-@pytest.mark.parametrize("train", [train_ppo, train_grpo])
-@pytest.mark.parametrize(("epochs", "size", "steps"), [(1, 8, 1), (1, 4, 2), (3, 2, 12)])
+SIZES = [(1, 8, 1), (1, 4, 2), (3, 2, 12)]
+
+
+@pytest.mark.parametrize(
+    ("train", "epochs", "size", "steps"),
+    [
+        pytest.param(train, *sizes, marks=() if sizes == SIZES[2] else pytest.mark.exhaustive)
+        for train in (train_ppo, train_grpo)
+        for sizes in SIZES
+    ],
+)
 def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, length, monkeypatch, train, epochs, size, steps):
     """A value head has steps of its own besides."""
     step, calls = update.optimizer_step, []
