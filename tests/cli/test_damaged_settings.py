@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cases import often
+
 GENERATION, CONFIG, TOKENIZER = "generation_config.json", "config.json", "tokenizer_config.json"
 FOLDER = "a folder"
 HUGE = 99999999
@@ -161,7 +163,10 @@ def test_every_command_refuses_what_could_not_be_saved(heedful, data, model, wri
 SHORT_ONLINE = ("--samples-per-prompt", "2", "--minibatch-size", "2", "--max-new-tokens", "4")
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto", "ppo", "grpo", "online-dpo", "merge"])
+@pytest.mark.parametrize(
+    "command",
+    often(["sft", "reward", "dpo", "kto", "ppo", "grpo", "online-dpo", "merge"], ["sft", "reward", "ppo", "merge"]),
+)
 def test_what_is_written_at_the_end_is_tried_before_the_first_step(
     heedful, train, data, tiny, tmp_path, monkeypatch, command
 ):

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cases import often
 from heedful.models import load_causal_lm
 
 
@@ -129,7 +130,7 @@ def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["sft", "ppo", "grpo", "dpo"])
+@pytest.mark.parametrize("command", often(["sft", "ppo", "grpo", "dpo"], ["sft", "ppo"]))
 def test_every_trainer_starts_from_adapters(train, adapter, command, tmp_path):
     outcome = train(command, model=adapter, output=tmp_path / command)
     assert outcome.status == 0, outcome.err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from cases import often
 from heedful.cli.main import main
 
 NEW = "<新词>"
@@ -33,7 +34,7 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("command", RECORDS)
+@pytest.mark.parametrize("command", often(RECORDS, ["sft", "reward", "ppo"]))
 def test_a_trainer_refuses_a_text_with_such_a_token(train, data, model, written, tmp_path, command):
     good = [json.loads(line) for line in Path(data(command)).read_text("utf-8").splitlines()]
     assert train(command, model=model, output=tmp_path / "好").status == 0  # nobody writes the new token

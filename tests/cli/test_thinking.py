@@ -6,6 +6,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
+from cases import often
 from heedful.data import sandbox
 
 TRAINERS = ("sft", "reward", "ppo", "a2c", "grpo", "dpo")
@@ -104,7 +105,7 @@ def test_variables_are_passed(train, chats, thinker, tmp_path):
     assert "enable_thinking" in (tmp_path / "运行" / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("thinking", ["on", "off"])
+@pytest.mark.parametrize("thinking", often(["on", "off"], ["off"]))
 def test_chat_and_evaluation_take_it(heedful, chats, thinker, monkeypatch, thinking):
     monkeypatch.setattr("sys.stdin", io.StringIO("你好\n再说\n"))
     flags = ["--thinking", thinking, "--max-new-tokens", "4", "--dtype", "float32"]

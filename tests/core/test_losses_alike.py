@@ -253,7 +253,15 @@ def assert_same(actual, expected, rtol=1e-9):
         )
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.call is not cispo], ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(loss, marks=pytest.mark.exhaustive if loss.name in ("grpo-sequence", "grpo-fixed") else ())
+        for loss in LOSSES
+        if loss.call is not cispo
+    ],
+    ids=lambda loss: loss.name,
+)
 def test_gradcheck_loss(loss, batch):
     """CISPO's is a semi-gradient: finite differences would move its weight too (`test_surrogates.py` has it)."""
     trained = [batch[name].clone().requires_grad_() for name in loss.trained]

@@ -19,6 +19,7 @@ from transformers import (
     RwkvConfig,
 )
 
+from cases import pairs_often
 from heedful import CheckpointError, SFTConfig, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.engines import probe
@@ -111,8 +112,14 @@ def test_padding_behind_leaves_no_trace_in_training(with_states):
     torch.testing.assert_close(found, hidden_states(trunk, ids[1:, :2])[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", WITH_STATES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    pairs_often(
+        WITH_STATES,
+        [torch.float32, torch.bfloat16],
+        [("jamba", torch.float32), *((name, torch.bfloat16) for name in WITH_STATES)],
+    ),
+)
 def test_the_check_passes_them(name, dtype):
     check_sampling(made(WITH_STATES[name], dtype), pad_id=0)
 

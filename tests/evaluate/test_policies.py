@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cases import pairs_often
 from heedful import (
     ConfigError,
     DataError,
@@ -203,8 +204,9 @@ def independent_losses(folder, ids, length):
     return losses
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("length", [None, 17])
+@pytest.mark.parametrize(
+    ("length", "architecture"), pairs_often([None, 17], ["gpt2", "qwen3"], [(None, "gpt2"), (17, "qwen3")])
+)
 def test_perplexity_of_text_longer_than_the_context(tiny, written, cpu, architecture, length):
     folder = tiny(architecture)
     texts = ["从前有一座山，" * 20, "a tale of two cities", "短", "x" * 127, "y" * 128]

@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from cases import pairs_often
 from heedful import make_tiny_model
 from heedful.configs.options import LoRAOptions
 from heedful.kernels.cpu.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
@@ -250,8 +251,7 @@ def loss_and_gradients(policy):
     }
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapters"])
+@pytest.mark.parametrize(("rank", "architecture"), pairs_often([0, 4], ["gpt2", "qwen3"], [(0, "gpt2"), (4, "qwen3")]))
 def test_a_policy_learns_the_same(monkeypatch, folders, architecture, rank):
     def run(uses_onednn):
         monkeypatch.setattr(MODULE, "USES_ONEDNN", uses_onednn)

@@ -146,7 +146,10 @@ def test_four_bits_say_that_experts_have_none(folder):
         say_unquantized(lm, "m", None)
 
 
-@pytest.mark.parametrize(("weights", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [pytest.param("float32", torch.float32, marks=pytest.mark.exhaustive), ("bfloat16", torch.bfloat16)],
+)
 def test_a_reference_has_experts_as_its_policy_has(folder, monkeypatch, weights, expected):
     """So that the KL is 0 before the first update; a reward model's are stored as the products read them."""
     monkeypatch.setattr(setup, "frozen_dtype", lambda _device, compute_dtype: compute_dtype)

@@ -193,7 +193,9 @@ def test_the_same_adapters_are_the_same_file(checkpoints, tmp_path):
     assert targets == sorted(targets)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [pytest.param(torch.float32, 1e-5, marks=pytest.mark.exhaustive), (torch.float64, 1e-10)]
+)
 def test_merged_and_adapters_agree(adapter, decoder, dtype, limit):
     folder = adapter[0]
     beside, merged = (load_causal_lm(decoder).to(dtype) for _ in range(2))
@@ -464,7 +466,9 @@ def test_only_adapters_are_written(small_adapter):
     assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in names)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [pytest.param(torch.float32, 1e-6, marks=pytest.mark.exhaustive), (torch.float64, 1e-12)]
+)
 @pytest.mark.parametrize("lora", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(decoder, dtype, limit, lora):
     """And it is on: layers compute again in the backward pass."""

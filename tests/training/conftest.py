@@ -65,6 +65,7 @@ VARIANTS = {
 }
 """Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""
 COMBINED = {"a2c-response", "response-bounds", "k2-in-loss", "separate-response", "dr-grpo", "reinforce"}
+COMBINED |= {"response", "dapo"}
 """Those of `VARIANTS` whose parts are each in another one; they are tried by the exhaustive tests."""
 
 

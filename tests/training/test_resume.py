@@ -228,7 +228,7 @@ def assert_equal_runs(one, other):
 
 
 KILLS = int(os.environ.get("HEEDFUL_TEST_KILLS", "100"))
-OFTEN = {"sft lora", "ppo separate", "dapo"}
+OFTEN = {"sft lora", "ppo separate"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cases import often
 from heedful import ConfigError, SFTConfig, train_sft
 from heedful.algorithms.sft import accumulate, evaluate_loss
 from heedful.data import read_demonstrations
@@ -34,7 +35,7 @@ def config(tiny, demonstrations, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("architecture", often(["gpt2", "qwen3"], ["qwen3"]))
 def test_overfits_five_pairs_to_exact_greedy_recall_with_the_stop(config, tiny, demonstrations, tmp_path, architecture):
     """Greedy decoding by transformers itself gives each answer and then the end of turn, and nothing after it."""
     train_sft(config(model=tiny(architecture), max_steps=60))

@@ -66,7 +66,7 @@ def equal(a, b):
 # -------------------------------------------------------------------------------------------------- trainers from data
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", often(MODULES, ["sft", "kto"]))
 def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offline, name, monkeypatch, capsys):
     """The run goes on, and the file names the records of just that step."""
     settings = offline(name)
@@ -88,7 +88,7 @@ def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offl
     assert str(settings.output / "skipped.jsonl") in said
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", often(MODULES, ["reward", "dpo"]))
 def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, monkeypatch):
     """Weights, moments and Adam's count of steps are bit for bit those before it."""
     settings = offline(name)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from cases import often
 from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.algorithms.online.start import start
 from heedful.training.state import load_trained_weights, trained_weights
@@ -196,7 +197,7 @@ def without_tensors(state):
     return state
 
 
-@pytest.mark.parametrize("kind", ["sft", "shared", "everything"])
+@pytest.mark.parametrize("kind", often(["sft", "shared", "everything"], ["sft", "everything"]))
 def test_a_state_stays_as_it_is_while_training_goes_on(started, kind):
     """Its numbers do, and its tensors are the learner's own, as torch's are. A learner that goes on from it changes none."""
     learner, step = started(kind)

@@ -69,7 +69,9 @@ def test_a_run_that_goes_on_learns_what_it_would_have(server, settings, tmp_path
     assert_close(numbers(tmp_path / "zwei"), numbers(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("ahead", "staleness"), [(1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])])
+@pytest.mark.parametrize(
+    ("ahead", "staleness"), [pytest.param(1, [0, 1, 1, 1], marks=pytest.mark.exhaustive), (2, [0, 1, 2, 2])]
+)
 def test_sampling_is_at_most_so_many_steps_ahead(ahead, staleness, server, settings, tmp_path):
     """Each response says which weights drew it, and the server saw the batches drawn by just those."""
     first = server()

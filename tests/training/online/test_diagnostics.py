@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import often
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
 from heedful.algorithms.online.metrics import critic_metrics, with_effective_frac
 from heedful.algorithms.online.update import Update
@@ -176,7 +177,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", often(RUNS, ["separate", "grpo", "online-dpo"]))
 def test_every_metric_of_a_run_is_on_the_page(config, length, name):
     kind, train, changes = RUNS[name]
     settings = config(kind, **changes)

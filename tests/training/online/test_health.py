@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import often
 from heedful import (
     CheckpointError,
     ConfigError,
     GRPOConfig,
     OnlineDPOConfig,
+    PPOConfig,
     TrainingError,
     make_tiny_model,
     train_ppo,
@@ -36,7 +38,7 @@ def apart(tmp_path_factory):
     return {name: str(root / name) for name in ("policy", "reference")}
 
 
-@pytest.mark.parametrize("kind", ONLINE)
+@pytest.mark.parametrize("kind", often(ONLINE, [PPOConfig, OnlineDPOConfig]))
 def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind, capsys):
     """After the third step in a row, which is logged; with status 4, and what was learned is kept."""
     far = {"model": apart["policy"], "reference": apart["reference"], "eval_fraction": 0.0, "steps": 6}

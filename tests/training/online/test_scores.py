@@ -61,7 +61,10 @@ def test_metrics_of_clipping(settings):
     assert metrics([9.0], ScoreNorm(), None) == {}
 
 
-@pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
+@pytest.mark.parametrize(
+    ("config_class", "train"),
+    [(PPOConfig, train_ppo), pytest.param(GRPOConfig, train_grpo, marks=pytest.mark.exhaustive)],
+)
 def test_clipping_in_training_is_counted(settings, config_class, train):
     """Every score lies above the limit, so that is what each becomes; without the flag nothing is clipped or counted."""
     clipped, plain = settings(config_class, score_clip=0.5), settings(config_class, output="plain")
@@ -123,7 +126,10 @@ def test_a_dense_reward_of_the_wrong_length_stops_before_anything_is_written(set
 # Several rewards ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
+@pytest.mark.parametrize(
+    ("config_class", "train"),
+    [(PPOConfig, train_ppo), pytest.param(GRPOConfig, train_grpo, marks=pytest.mark.exhaustive)],
+)
 def test_weights_and_combination_reach_training(settings, length, config_class, train):
     """Means of the rewards are their own, the score is the combined one, and what is learned differs."""
     plain = settings(config_class, output="plain", steps=1)
