@@ -386,14 +386,18 @@ def test_a_system_prompt_for_raw_text(train, refused, command):
             marks=pytest.mark.exhaustive,
         ),
         ("return '好' * len(completions)", ["returned str"]),
-        ("return ['1.0'] * len(completions)", ["returned '1.0' (str)", "one finite number"]),
+        pytest.param(
+            "return ['1.0'] * len(completions)",
+            ["returned '1.0' (str)", "one finite number"],
+            marks=pytest.mark.exhaustive,
+        ),
         ("return [float('nan')] * len(completions)", ["returned nan (float)", "one finite number"]),
         pytest.param(
             "return [float('inf')] * len(completions)",
             ["returned inf (float)", "one finite number"],
             marks=pytest.mark.exhaustive,
         ),
-        ("return None", ["returned NoneType"]),
+        pytest.param("return None", ["returned NoneType"], marks=pytest.mark.exhaustive),
         ("return [None] * len(completions)", ["no reward applies"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases import often
 from heedful import (
     A2CConfig,
     AccuracyConfig,
@@ -101,9 +102,12 @@ LEAST = {
     PlanOnlineDPOConfig: {"model": "4B"},
 }
 
+PLANS = {c for c in LEAST if c.__name__.startswith("Plan")} - {PlanSFTConfig, PlanPPOConfig}
 
-@pytest.fixture(params=LEAST, ids=lambda c: c.__name__)
+
+@pytest.fixture(params=often(LEAST, LEAST.keys() - PLANS), ids=lambda c: c.__name__)
 def config_class(request):
+    """Each in turn; most plans, whose fields are those of two plans and of the trainers, in the exhaustive tests."""
     return request.param
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-SHORT, FEW = ("sft", "ppo"), 3
+SHORT, FEW = ("sft", "ppo"), 2
 """Cases and steps of the tests that are not exhaustive."""
 SHARDED = {"shard": "full", "save_every": 5}
 HALF = {

@@ -36,7 +36,7 @@ SELDOM = (
     "bfloat16, encoder",
 )
 OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "whole for a time")
-OTHERS += ("differs", "patience", "whole for a time, bfloat16", "copies", "average", "states", "states, bfloat16")
+OTHERS += ("differs", "patience", "whole for a time, bfloat16", "copies", "average", "states")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def two(launched):
 
 @pytest.fixture(scope="module")
 def seldom(launched):
-    return launched((*SELDOM, "for servers"))
+    return launched((*SELDOM, "for servers", "states, bfloat16"))
 
 
 @pytest.mark.exhaustive
@@ -217,9 +217,11 @@ def test_an_average_is_put_in_place_and_taken_out(two):
         assert found["average"]["differs"]
 
 
-@pytest.mark.parametrize("name", ["states", "states, bfloat16"])
-def test_a_state_goes_to_ranks_and_to_one_process_and_back(two, name):
-    for found in two:
+@pytest.mark.parametrize(
+    ("cases", "name"), [("two", "states"), pytest.param("seldom", "states, bfloat16", marks=pytest.mark.exhaustive)]
+)
+def test_a_state_goes_to_ranks_and_to_one_process_and_back(request, cases, name):
+    for found in request.getfixturevalue(cases):
         assert found[name] == {
             "suffixes": [".json", ".safetensors"],
             "tree": [[0, 1, 2], [1, 2.5]],

@@ -187,7 +187,7 @@ def test_identity_without_entropy_the_logprobs_are_the_same(chunks, temperature)
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("cap", [pytest.param(None, marks=pytest.mark.exhaustive), 1.5])
 def test_gradcheck(chunks, cap):
     hidden, weight, bias, ids = head_and_states()
     leaves = [x.requires_grad_() for x in (hidden[:7], weight, bias)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from cases import often
 from heedful import (
     PPOConfig,
     RewardError,
@@ -134,7 +135,7 @@ def spoil(patch, module, spoilt_steps, function="accumulate"):
     patch.setattr(module, function, spoilt)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", often(MODULES, ["sft", "kto"]))
 def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(offline, monkeypatch, capsys, tmp_path, name):
     """The run ends after the last of the steps that it could not make."""
     settings = offline(name, max_steps=8)
@@ -295,7 +296,9 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     ("raised", "status", "message"),
     [
         (f"os.kill({os.getpid()}, signal.SIGINT)", 130, "heedful: interrupted\n"),
-        (f"os.kill({os.getpid()}, signal.SIGTERM)", 143, "heedful: terminated\n"),
+        pytest.param(
+            f"os.kill({os.getpid()}, signal.SIGTERM)", 143, "heedful: terminated\n", marks=pytest.mark.exhaustive
+        ),
         ("raise ValueError('坏了')", 4, "坏了"),
     ],
     ids=["Ctrl-C", "SIGTERM", "error"],

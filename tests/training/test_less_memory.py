@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cases import often
 from heedful import (
     ConfigError,
     DPOConfig,
@@ -70,7 +71,7 @@ def test_a_run_with_weights_in_bfloat16_learns_as_one_in_float32(kind, model, da
         assert saved.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ONLINE)
+@pytest.mark.parametrize("kind", often(ONLINE, [PPOConfig]))
 def test_online_runs_start_at_their_reference(kind, model, data, tmp_path):
     train, settings = ONLINE[kind]
     config = kind(

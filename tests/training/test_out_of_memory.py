@@ -183,7 +183,7 @@ def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     assert equal(learner.state_dict()["model"], other.state_dict()["model"])
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", often(MODULES, ["reward", "kto"]))
 def test_a_resumed_run_does_not_run_out_again(offline, name):
     learner, step = begin(offline(name, batch_size=4, micro_batch_size=4))
     most = 30 if name == "kto" else 50

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases import often
 from jsonl import read_metrics
 from trainers import MODULES, TRAIN
 
@@ -14,7 +15,7 @@ COUNTS = {
 """All records, and the tokens that are learned from."""
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", often(COUNTS, ["sft", "reward"]))
 def test_tokens_per_second_and_memory(offline, name):
     """One step over all records, so its tokens are those of the data."""
     records, count = COUNTS[name]

@@ -287,7 +287,7 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", often(MODULES, ["sft", "reward"]))
 def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, name):
     learner, _ = begin(offline(name))
     learner.save(tmp_path / "whole")

@@ -184,7 +184,11 @@ def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp
     ("faults", "said"),
     [
         ({"about": {"vocab_size": 7}}, r"another model than the policy: vocab_size 7, the policy has vocab_size \d+"),
-        ({"about": {"model_type": "llama", "num_layers": 3}}, "model_type llama, num_layers 3, the policy has"),
+        pytest.param(
+            {"about": {"model_type": "llama", "num_layers": 3}},
+            "model_type llama, num_layers 3, the policy has",
+            marks=pytest.mark.exhaustive,
+        ),
         ({"about": {"max_model_len": 39}}, "at most 39 tokens, but .* make 40; start it with --max-model-len 40"),
         ({"about": {"logprobs_mode": "raw_logprobs"}}, "start it with --logprobs-mode processed_logprobs"),
         ({"about": {"quantization": "fp8"}}, r"quantises its weights \(fp8\)"),

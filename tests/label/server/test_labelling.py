@@ -489,7 +489,7 @@ class TestPolicy:
         again = Buffer(server.project, policy, [*prompts, "new"], 2, 6)
         assert again.left == ["new"]
 
-    @pytest.mark.parametrize("skips", [False, True])
+    @pytest.mark.parametrize("skips", [pytest.param(False, marks=pytest.mark.exhaustive), True])
     def test_what_only_others_can_label_does_not_hold_up_new_items(self, served, policy, skips):
         """Items that overlap, or that she skipped, still need others; there is nobody else."""
         server = served(repeats=0.0, overlap=1.0)

@@ -154,13 +154,18 @@ def test_if_the_sampler_is_the_policy_the_weights_are_1(config, make_learner, ex
         assert "rollout/kept_mass" not in experience.metrics
 
 
-@pytest.mark.parametrize(("kind", "train"), [(GRPOConfig, train_grpo), (OnlineDPOConfig, train_online_dpo)])
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [pytest.param(GRPOConfig, train_grpo, marks=pytest.mark.exhaustive), (OnlineDPOConfig, train_online_dpo)],
+)
 def test_a_run_says_that_its_sampler_is_not_its_policy(config, length, capsys, kind, train):
     train(config(kind, steps=1, top_p=0.8), rewards=[length])
     assert "training becomes off-policy; --importance corrects for it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("top_p", "normalise"), [(0.3, False), (0.3, True), (0.99, False)])
+@pytest.mark.parametrize(
+    ("top_p", "normalise"), [(0.3, False), (0.3, True), pytest.param(0.99, False, marks=pytest.mark.exhaustive)]
+)
 def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalise):
     """And once that its weights are next to nothing, if they are: of a response they are a product of kept masses."""
     changes = {"importance": "sequence-truncate", "importance_normalise": normalise}

@@ -82,7 +82,7 @@ def settings(config):
     return make
 
 
-RARELY = {"entropy", "cispo", "gspo", "separate critic"}
+RARELY = {"entropy", "cispo", "gspo", "separate critic", "grpo without a price on KL", "online DPO, not every response"}
 """Whose parts are each in another one."""
 
 
