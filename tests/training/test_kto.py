@@ -42,7 +42,7 @@ def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
         model=tiny("qwen3"),
         data=planted,
         eval_fraction=0.25,
-        max_steps=40,
+        max_steps=20,
         learning_rate=3e-3,
         sample_every=0,
     )

@@ -42,7 +42,7 @@ def test_separates_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path
         data=planted,
         output=tmp_path / "run",
         eval_fraction=0.25,
-        epochs=20,
+        epochs=10,
         batch_size=30,
         micro_batch_size=30,
         learning_rate=5e-3,

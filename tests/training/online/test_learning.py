@@ -10,7 +10,7 @@ from heedful.algorithms.ppo import train_online
 
 LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
 LEARNERS = {
-    "ppo-0": (PPOConfig, {"seed": 0}),
+    "ppo-0": (PPOConfig, {"seed": 0, "steps": 28}),
     "ppo-1": (PPOConfig, {"seed": 1}),
     "ppo-2": (PPOConfig, {"seed": 2}),
     "response": (PPOConfig, {"steps": 24, "importance_level": "sequence"}),

@@ -142,7 +142,7 @@ def test_a_run_says_that_it_learns_nothing_from_ties(pairs_config, capsys):
 
 def test_it_raises_the_share_of_a_letter(pairs_config, share_of_a, tmp_path):
     settings = pairs_config(
-        steps=40,
+        steps=24,
         rollout_batch_size=64,
         samples_per_prompt=8,
         minibatch_size=16,
