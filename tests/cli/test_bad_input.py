@@ -659,7 +659,7 @@ def test_a_template_that_does_not_work(train, refused, bare_model, written, comm
     refused(train(command, "--chat-template", template, data_file=path, model=model), "chat template")
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "deberta-v2"])
+@pytest.mark.parametrize("architecture", often(["qwen2", "deberta-v2"], ["deberta-v2"]))
 def test_policy_and_reward_model_with_different_vocabularies(train, bare_model, tiny, data, architecture, tmp_path):
     """The reward model reads text, so its ids need not be the policy's; a decoder and an encoder."""
     policy = bare_model(eos_token="<eos>")

@@ -215,11 +215,11 @@ def test_what_models_of_others_have_is_accepted(train, model, settings):
     ("file", "key", "value"),
     [
         (CONFIG, "bos_token_id", 50256),
-        (GENERATION, "bos_token_id", 50256),
+        pytest.param(GENERATION, "bos_token_id", 50256, marks=pytest.mark.exhaustive),
         (GENERATION, "eos_token_id", []),
-        (GENERATION, "top_k", 50.0),
+        pytest.param(GENERATION, "top_k", 50.0, marks=pytest.mark.exhaustive),
         (GENERATION, "max_length", 0),
-        (GENERATION, "num_beams", -1),
+        pytest.param(GENERATION, "num_beams", -1, marks=pytest.mark.exhaustive),
         (GENERATION, "num_return_sequences", 0),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from cases import often
 from heedful import CheckpointError, Message
 from heedful.data import sandbox
 from heedful.data.chat import Renderer
@@ -117,7 +118,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", often(ENDLESS, ["loops", "filters in filters"]))
 def test_one_that_does_not_end_is_ended(name, monkeypatch):
     """It is refused with the tokenizer's name; what is rendered next is not."""
     monkeypatch.setattr(sandbox, "SECONDS", 0.2)

@@ -194,7 +194,8 @@ LIMITS = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), pairs_often(KINDS, LIMITS, [("dpo", torch.float32), *((kind, torch.float64) for kind in KINDS)])
+    ("kind", "dtype"),
+    pairs_often(KINDS, LIMITS, [("dpo", torch.float32), *((kind, torch.float64) for kind in KINDS if kind != "simpo")]),
 )
 def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, kind, dtype):
     config, limit = settings(tmp_path, **KINDS[kind]), LIMITS[dtype]
