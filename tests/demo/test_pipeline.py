@@ -158,7 +158,8 @@ def test_nothing_that_was_held_out_was_trained_on(demo):
         assert not held_out & {prompt_key(item.prompt) for item in train}
         assert held_out == {prompt_key(item.prompt) for item in kept}
         done = json.loads((demo.folder / stage / "summary.json").read_text(encoding="utf-8"))
-        assert done["data"] == counts | ({"max_prompt_tokens": 116} if stage == "ppo" else {})
+        more = {"sft": {"multi_turn": 0}, "reward": {}, "ppo": {"max_prompt_tokens": 116}}[stage]
+        assert done["data"] == counts | more
         assert counts["train"] + counts["held_out"] == counts["records"]
 
 
