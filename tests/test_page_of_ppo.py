@@ -2,12 +2,14 @@
 
 import ast
 import json
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
 import pytest
 
-from heedful import PPOConfig, make_tiny_model, train_ppo
+from heedful import PPOConfig, core, make_tiny_model, train_ppo
 from heedful.algorithms import ppo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,9 +45,89 @@ def test_frames_and_lines_between_the_loop_and_backward(tmp_path, monkeypatch):
     with pytest.raises(StopError):
         train_ppo(config(tmp_path))
     names = [frame.name for frame in seen]
-    loop = names.index("train_online")
-    assert names[loop:] == ["train_online", "learn", "backward_minibatch"]
-    assert {frame.filename for frame in seen[loop:]} == {str(PAGE)}
-    way = {"make_experience", "learn", "backward_minibatch", "policy_loss", "critic_loss", "value_loss"}
+    loop = names.index("run_online")
+    assert names[loop:] == ["run_online", "learn", "backward_minibatch"]
+    assert {frame.filename for frame in seen[loop + 1 :]} == {str(PAGE)}
+    way = {"make_experience", "learn", "backward_minibatch", "policy_loss"}
     inner = [node for node in ast.parse(PAGE.read_text(encoding="utf-8")).body if getattr(node, "name", "") in way]
     assert len(inner) == len(way)
+    assert [ast.unparse(node) for function in inner for node in closures(function)] == []
+
+
+def closures(function):
+    """Functions inside a function."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return [node for node in ast.walk(function) if isinstance(node, kinds) and node is not function]
+
+
+def test_a_closure_would_be_noticed():
+    """Negative control."""
+    code = "def f():\n    def g(): ...\n    return (lambda: g)\n"
+    assert len(closures(ast.parse(code).body[0])) == 2
+
+
+def test_what_a_run_imports(tmp_path):
+    """In a process of its own, one step of a tiny model."""
+    config(tmp_path)
+    code = """if True:
+        import json, sys
+        from heedful.cli.main import main
+        status = main(sys.argv[1:])
+        files = {m.__file__ for name, m in sys.modules.items() if name.split(".")[0] == "heedful" and m.__file__}
+        lines = sum(len(open(file, encoding="utf-8").read().splitlines()) for file in files)
+        print("counted", json.dumps([status, len(files), lines]))
+    """
+    flags = (
+        f"ppo --model {tmp_path / 'tiny'} --data {tmp_path / 'prompts.jsonl'} --output {tmp_path / 'run'} --rewards "
+        "rule:repetition --steps 1 --rollout-batch-size 4 --minibatch-size 4 --max-new-tokens 4 --eval-fraction 0"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *flags.split()], capture_output=True, text=True, check=True)
+    status, modules, lines = json.loads(run.stdout.split("counted ")[1])
+    assert status == 0
+    assert 100 < modules <= MOST_MODULES
+    assert 10_000 < lines <= MOST_LINES
+
+
+def uncalled(names, sources):
+    """Which of some names of core no source names but where it is defined, exported or written about."""
+    called = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            called |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            called |= {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else set()
+    return set(names) - called
+
+
+def test_every_public_function_of_core_has_a_caller():
+    """In the source or in the examples, core's own other functions included."""
+    files = [*SOURCE.rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in files]
+    functions = [name for name in core.__all__ if callable(getattr(core, name))]
+    assert len(functions) > 50
+    assert uncalled(functions, sources) == set()
+    assert uncalled(["never_called", "masked_mean"], sources) == {"never_called"}, "negative control"
+
+
+def shown_in_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = readme.split("<!-- the page of PPO -->")[1].split("```python\n")[1].split("```")[0]
+    return [line.strip() for line in block.splitlines() if line.strip() not in ("", "...")]
+
+
+def missing(shown, page):
+    """The first shown line that the page does not have after the one before it; None if there is none."""
+    lines, place = [line.strip() for line in page.splitlines()], 0
+    for line in shown:
+        if line not in lines[place:]:
+            return line
+        place = lines.index(line, place) + 1
+    return None
+
+
+def test_the_readme_shows_the_page():
+    """Its lines, in their order; what it leaves out is bookkeeping."""
+    page, shown = PAGE.read_text(encoding="utf-8"), shown_in_readme()
+    assert 20 <= len(shown) <= 45
+    assert missing(shown, page) is None
+    assert missing([*shown[:3], "loss = 0"], page) == "loss = 0", "negative control"
+    assert missing(shown[::-1], page) is not None, "negative control"

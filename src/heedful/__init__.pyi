@@ -2,8 +2,8 @@
 from . import core as core
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
+from .algorithms.online.in_memory import ppo_steps as ppo_steps
 from .algorithms.online_dpo import train_online_dpo as train_online_dpo
-from .algorithms.ppo import ppo_steps as ppo_steps
 from .algorithms.ppo import train_grpo as train_grpo
 from .algorithms.ppo import train_ppo as train_ppo
 from .algorithms.reward_model import train_reward as train_reward

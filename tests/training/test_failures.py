@@ -15,6 +15,7 @@ from heedful import (
 )
 from heedful.algorithms import ppo
 from heedful.algorithms.online import learner as online_learner
+from heedful.algorithms.online import loop
 from heedful.errors import Terminated
 from heedful.models import load_policy
 from jsonl import read_metrics
@@ -210,7 +211,7 @@ def test_samples_that_fail_after_the_last_step(never, length, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ppo, "sample_rows", fails)
+    monkeypatch.setattr(loop, "sample_rows", fails)
     with pytest.raises(OSError, match="No space left"):
         train_ppo(settings, rewards=[length])
     weights(settings.output / "final")

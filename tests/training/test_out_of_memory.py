@@ -73,12 +73,12 @@ def memory_of(most, *models, where="forward", error=ERRORS["gpu"], only_once=Fal
             handle.remove()
 
 
-# -------------------------------------------------------------------------------------------------------------- a room
+# ------------------------------------------------------------------------------------------------ AdaptiveMicroBatch
 
 
 def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
     """Its random numbers are the same again, what it left is undone, and each halving is said once."""
-    room, left, seen, drawn = AdaptiveMicroBatch(), [], [], []
+    adaptive, left, seen, drawn = AdaptiveMicroBatch(), [], [], []
 
     def work(limit):
         seen.append(limit)
@@ -88,7 +88,7 @@ def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return "done"
 
-    assert room.run(work, MicroBatch(8, 100), rows=8, undo=left.clear) == "done"
+    assert adaptive.run(work, MicroBatch(8, 100), rows=8, undo=left.clear) == "done"
     assert seen == [MicroBatch(8, 100), MicroBatch(4, 50), MicroBatch(2, 25)]
     assert len(set(drawn)) == 1
     assert left == [1]
@@ -98,37 +98,37 @@ def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
         "heedful: out of memory with 4 rows at a time",
     ]
     assert "--micro-batch-size 2 would do so from the start" in said[1]
-    assert room.run(work, MicroBatch(8, 100), rows=8) == "done"
+    assert adaptive.run(work, MicroBatch(8, 100), rows=8) == "done"
     assert seen[3:] == [MicroBatch(2, 25)], "it is remembered"
     assert capsys.readouterr().err == ""
     again = AdaptiveMicroBatch()
-    again.load_state_dict(json.loads(json.dumps(room.state_dict())))
+    again.load_state_dict(json.loads(json.dumps(adaptive.state_dict())))
     assert again.within(MicroBatch(8)) == MicroBatch(2, 25)
     assert again.within(MicroBatch(1, 9)) == MicroBatch(1, 9), "smaller settings stay"
 
 
 def test_half_of_more_rows_than_there_are_would_be_no_fewer():
-    room, seen = AdaptiveMicroBatch(), []
+    adaptive, seen = AdaptiveMicroBatch(), []
 
     def work(limit):
         seen.append(limit.rows)
         if limit.rows > 2:
             raise MemoryError
 
-    room.run(work, MicroBatch(64), rows=5)
+    adaptive.run(work, MicroBatch(64), rows=5)
     assert seen == [64, 3, 2]
 
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do(error):
-    room, seen = AdaptiveMicroBatch(), []
+    adaptive, seen = AdaptiveMicroBatch(), []
 
     def work(limit):
         seen.append(limit.rows)
         raise error
 
     with pytest.raises(MemoryFullError, match=r"one row at a time .*heedful plan .*--gradient-checkpointing") as caught:
-        room.run(work, MicroBatch(3), rows=3)
+        adaptive.run(work, MicroBatch(3), rows=3)
     assert seen == [3, 2, 1]
     assert caught.value.status == 3
 
@@ -225,7 +225,7 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
     learner = make_learner(variant(micro_batch_size=16), torch.float32, noise=0.05)
     experience = moved(experience_of(learner))
     for where in ("forward", "backward"):
-        learner.room.found = None
+        learner.adaptive.found = None
         for module in learner.trained:
             module.zero_grad()
         update = Update(learner, experience.kl)
@@ -235,10 +235,10 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
                 with attempt as limit:
                     backward_minibatch(learner, experience, update, limit)
         assert out
-        assert learner.room.found.rows < 16
+        assert learner.adaptive.found.rows < 16
         found = flat_gradient(*learner.trained)
-        smaller = replace(learner.config, micro_batch_size=learner.room.found.rows)
-        fresh = replace(learner, config=smaller, room=AdaptiveMicroBatch())
+        smaller = replace(learner.config, micro_batch_size=learner.adaptive.found.rows)
+        fresh = replace(learner, config=smaller, adaptive=AdaptiveMicroBatch())
         for module in learner.trained:
             module.zero_grad()
         expected = Update(fresh, experience.kl)
@@ -288,7 +288,7 @@ def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
     expected = [timeless(step_online(undisturbed)[0]) for _ in range(2)]
     expected.append(evaluate(undisturbed, held_out))
     assert out
-    assert learner.room.found.rows < 8
+    assert learner.adaptive.found.rows < 8
     for one, same in zip(found, expected, strict=True):
         assert one == pytest.approx(same, rel=2e-3, abs=2e-4), "two steps of Adam make rounding larger"
     for parameter, same in zip(learner.policy.parameters(), undisturbed.policy.parameters(), strict=True):
@@ -304,8 +304,8 @@ def test_passes_without_gradients_halve_what_is_sampled_and_read_at_a_time(onlin
     with memory_of(50, learner.policy, learner.reference) as out:
         make_experience(learner, rollout(learner, next(learner.prompts)))
     assert out
-    assert learner.sampler.room.found.rows < 8
-    assert learner.room.found is None
+    assert learner.sampler.adaptive.found.rows < 8
+    assert learner.adaptive.found is None
 
 
 @pytest.mark.parametrize("error", often(list(ERRORS.values()), [ERRORS["gpu"]]), ids=ERRORS)
@@ -329,8 +329,8 @@ def test_generation_with_fewer_rows_gives_the_same_responses(online, error):
     assert calls
     assert torch.equal(found[0].batch.ids, expected[0].batch.ids)
     assert [c.response for c in found[1]] == [c.response for c in expected[1]]
-    assert learner.sampler.room.found.rows <= 3
-    assert learner.sampler.room.flag == "--rollout-micro-batch-size"
+    assert learner.sampler.adaptive.found.rows <= 3
+    assert learner.sampler.adaptive.flag == "--rollout-micro-batch-size"
     assert torch.equal(learner.generator.get_state(), undisturbed.generator.get_state())
 
 
@@ -352,21 +352,21 @@ def test_a_reward_model_goes_on_with_fewer_rows(online, reward_model):
         found = score(learner.rewards, completions)[0]
     assert out
     assert found == pytest.approx(expected, abs=1e-5)
-    assert reward.room.found.rows < 8
+    assert reward.adaptive.found.rows < 8
     with memory_of(1, reward.model), pytest.raises(MemoryFullError):
         score(learner.rewards, completions)
 
 
-def test_all_rooms_are_part_of_the_state(online, reward_model):
+def test_all_adaptive_micro_batches_are_part_of_the_state(online, reward_model):
     _, learner, _, _ = online("ppo", rewards=(reward_model,))
-    names = list(learner.rooms)
+    names = list(learner.adaptives)
     assert names[:2] == ["learning", "sampling"]
     assert len(names) == 3
-    for i, room in enumerate(learner.rooms.values()):
-        room.found = MicroBatch(i + 1, None)
+    for i, adaptive in enumerate(learner.adaptives.values()):
+        adaptive.found = MicroBatch(i + 1, None)
     _, again, _, _ = online("ppo", rewards=(reward_model,))
     again.load_state_dict(copy.deepcopy(learner.state_dict()))
-    assert [room.found for room in again.rooms.values()] == [MicroBatch(i + 1) for i in range(3)]
+    assert [adaptive.found for adaptive in again.adaptives.values()] == [MicroBatch(i + 1) for i in range(3)]
 
 
 @pytest.mark.parametrize("name", ["ptx"])

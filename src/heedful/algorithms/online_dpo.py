@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.evaluation import evaluate, sample_rows
 from heedful.algorithms.online.learner import Learner
-from heedful.algorithms.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
-from heedful.algorithms.online.rollout import ScoredBatch, rollout
-from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
-from heedful.algorithms.online.start import start
+from heedful.algorithms.online.loop import run_online
+from heedful.algorithms.online.metrics import SHOWN, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.algorithms.online.update import Learned, Update, shuffled
 from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
@@ -25,10 +23,8 @@ from heedful.data.batches import own_micro_batches
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.resolve import AnyReward
-from heedful.training.callbacks import Callbacks
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
-from heedful.training.run import Run
 from heedful.types import MicroBatch
 
 
@@ -45,41 +41,8 @@ def train_online_dpo(
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
     with in_files(config, **objects) as (settings, callbacks):
-        return run_loop(settings, rewards, callbacks)
-
-
-def run_loop(config: OnlineDPOConfig, rewards: Sequence[AnyReward], callbacks: Callbacks) -> TrainingResult:
-    """The loop of a run: sample and score, pair, learn, log; now and then evaluate and save."""
-    config, learner, held_out, about = start(config, rewards)
-    with Run(
-        config,
-        learner,
-        config.algorithm,
-        config.steps,
-        objective=config.best_metric,
-        higher_is_better=True,
-        shown=SHOWN | {"reward/accuracy": "accuracy"},
-        can_evaluate=bool(held_out),
-        callbacks=callbacks,
-        **about,
-    ) as run:
-        forget_rollouts(config, after=run.done)
-        for step in run.steps():
-            if run.needs_update(step):
-                scored = rollout(learner, next(learner.prompts))
-                experience = make_experience(learner, scored)
-                with run.update():
-                    metrics, kl = learn(learner, experience)
-                    write_rollouts(config, step, scored, kl)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
-                    if run.samples_due(step):
-                        run.show_samples(step, sample_rows(scored, kl, config))
-                    learner.check(metrics)
-            if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, held_out))
-        learner.health.tell_end(config.learning_rate)
-        run.summary["score_norm"] = learner.score_norm.state_dict()
-    return TrainingResult(run.path, run.summary, config)
+        shown = SHOWN | {"reward/accuracy": "accuracy"}
+        return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=shown)
 
 
 def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
@@ -139,10 +102,8 @@ def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learn
     )
     metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
-    learned_tokens = float(scored.rollouts.lengths.sum())
     metrics["time/score"] = experience.seconds - scored.sampled.seconds
-    metrics = update.end(metrics, learned_tokens=learned_tokens, sampled_tokens=scored.sampled.sampled_tokens)
-    return Learned(metrics, update.kl)
+    return update.end(metrics, scored.rollouts.lengths.sum(), scored.sampled.sampled_tokens)
 
 
 def backward_minibatch(

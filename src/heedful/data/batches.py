@@ -196,7 +196,7 @@ class AdaptiveMicroBatch:
     def attempts(self, limit: MicroBatch, *, rows: int, undo: Callable[[], None] = lambda: None) -> Iterator["Attempt"]:
         """Attempts at some work, each with the micro-batch to use, until memory has room for one.
 
-            for attempt in room.attempts(limit, rows=16):
+            for attempt in adaptive.attempts(limit, rows=16):
                 with attempt as micro_batch:
                     ...
 

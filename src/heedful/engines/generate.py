@@ -34,7 +34,7 @@ def sample(
     pad_id: int,
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
-    room: AdaptiveMicroBatch | None = None,
+    adaptive: AdaptiveMicroBatch | None = None,
 ) -> Rollouts:
     """Sample one response to each prompt.
 
@@ -51,7 +51,7 @@ def sample(
         generator: the source of random numbers, on the CPU.
         micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
             ``max_new_tokens`` together.
-        room: remembers what memory has room for; None forgets it.
+        adaptive: remembers what memory has room for; None forgets it.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -91,7 +91,7 @@ def sample(
                 counts[places] += step.active
         return tokens, logprobs, kept, counts
 
-    tokens, logprobs, kept, counts = (room or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
+    tokens, logprobs, kept, counts = (adaptive or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
     if ranks.size() > 1:
         own = [torch.tensor(ranks.shard_indices(costs), dtype=torch.long, device=policy.device)]
         for numbers in (tokens, logprobs, kept, counts):

@@ -31,7 +31,7 @@ class Sampler:
     """The tokens that end a response."""
     micro_batch: MicroBatch
     """The most rows and tokens that are sampled at a time."""
-    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
+    adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for."""
     remote: RemoteEngine | None = None
     """Servers that sample in the place of this process."""
@@ -55,7 +55,7 @@ class Sampler:
             pad_id=self.renderer.pad_id,
             generator=generator,
             micro_batch=self.micro_batch,
-            room=self.room,
+            adaptive=self.adaptive,
         )
         return rollouts, self._completions(prompts, rollouts)
 

@@ -36,7 +36,7 @@ def token_outputs(
     *,
     temperature: float,
     micro_batch: MicroBatch,
-    room: AdaptiveMicroBatch | None = None,
+    adaptive: AdaptiveMicroBatch | None = None,
     with_entropy: bool = False,
     with_states: bool = False,
 ) -> TokenOutputs:
@@ -52,7 +52,7 @@ def token_outputs(
         batch: prompts and responses.
         temperature: divides the logits.
         micro_batch: the most rows and tokens at a time.
-        room: remembers what memory has room for; None forgets it.
+        adaptive: remembers what memory has room for; None forgets it.
         with_entropy: compute the entropy too.
         with_states: keep what the value head read, ``[batch, time, hidden]``.
     """
@@ -72,7 +72,7 @@ def token_outputs(
             parts.append((rows, outputs))
         return parts
 
-    parts = (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
+    parts = (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     states = [(rows, part.states) for rows, part in parts if part.states is not None]
     return TokenOutputs(
@@ -85,7 +85,7 @@ def token_outputs(
 
 @torch.no_grad()
 def token_values(
-    value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, room: AdaptiveMicroBatch | None = None
+    value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, adaptive: AdaptiveMicroBatch | None = None
 ) -> Tensor:
     """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
 
@@ -93,7 +93,7 @@ def token_values(
         parts = micro_batches(batch, limit, passes((value_model, value_model.zero)), at_least_one=True)
         return [(rows, value_model(part.ids, part.attention_mask, part.response_mask)) for rows, part in parts]
 
-    return _in_place((room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)
+    return _in_place((adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:

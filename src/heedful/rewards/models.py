@@ -52,11 +52,11 @@ def score_rows(
     rows: Sequence[dict[str, list[int]]],
     *,
     micro_batch: MicroBatch,
-    room: AdaptiveMicroBatch | None = None,
+    adaptive: AdaptiveMicroBatch | None = None,
 ) -> list[float]:
     """Score encoded rows in batches of similar length. Returns one score per row, in the order given.
 
-    ``room`` remembers what memory has room for; None forgets it.
+    ``adaptive`` remembers what memory has room for; None forgets it.
     """
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
@@ -66,7 +66,7 @@ def score_rows(
         for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i]), passes((model, model.zero))):
             found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
 
-    (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(rows))
+    (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(rows))
     scores = ranks.merged(found)
     return [scores[i] for i in range(len(rows))]
 
@@ -89,7 +89,7 @@ class ModelReward(Distributed):
         self.model = model
         self.inputs = inputs
         self.micro_batch = micro_batch
-        self.room = AdaptiveMicroBatch()
+        self.adaptive = AdaptiveMicroBatch()
         """What memory has room for."""
         self.reads_beginnings = False
 
@@ -117,7 +117,7 @@ class ModelReward(Distributed):
         check_rows(
             self.model.classifier, self.inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows)
         )
-        scores = score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
+        scores = score_rows(self.model, rows, micro_batch=self.micro_batch, adaptive=self.adaptive)
         for i in too_long:
             scores[i] = Truncated(scores[i])
         return scores

@@ -7,7 +7,7 @@ import pytest
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_online_dpo
 from heedful.algorithms.online.evaluation import evaluate
-from heedful.algorithms.ppo import train_online
+from heedful.algorithms.ppo import train_ppo
 from heedful.configs.online import OnlineConfig
 from heedful.core import ScoreNorm
 
@@ -88,7 +88,7 @@ RUN = {
 def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
     """The price of KL, which is high here, puts another model first than the score does."""
     settings = config(**RUN, response_length="fixed")
-    summary = train_online(settings, rewards=[length])
+    summary = train_ppo(settings, rewards=[length])
     found = evaluations(settings.output)
     best = highest(found, "eval/objective")
     assert summary["best"] == {"step": best, "eval/objective": found[best]["eval/objective"]}
@@ -102,7 +102,7 @@ def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length)
 @pytest.mark.parametrize("kind", [PPOConfig, OnlineDPOConfig])
 def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
     """By --best-by the model is best that the judge likes most; what is learned stays, bit for bit."""
-    train = train_online_dpo if kind is OnlineDPOConfig else train_online
+    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
     run = {name: value for name, value in RUN.items() if kind is PPOConfig or name != "kl_coef"} | {"save_every": 0}
     judged = config(kind, **run, best_by=(judge,))
     plain = config(kind, **run, output=judged.output.parent / "plain")
@@ -123,18 +123,18 @@ def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config,
     with pytest.raises(
         ConfigError, match=r"^--best-by judges held-out responses, .* set --eval-fraction or --eval-data"
     ):
-        train_online(config(best_by=(judge,), eval_fraction=0.0), rewards=[length])
+        train_ppo(config(best_by=(judge,), eval_fraction=0.0), rewards=[length])
     with pytest.raises(ConfigError, match=r"^--best-by: 'digits' is not a reward; use model:PATH"):
-        train_online(config(best_by=("digits",)), rewards=[length])
+        train_ppo(config(best_by=("digits",)), rewards=[length])
     with pytest.raises(ConfigError, match=r"^--best-by: .* has no function 'long'"):
-        train_online(config(best_by=(judge.replace(":brief", ":long"),)), rewards=[length])
+        train_ppo(config(best_by=(judge.replace(":brief", ":long"),)), rewards=[length])
     assert not (tmp_path / "run").exists()
 
 
 def test_the_judges_file_is_not_deleted_by_overwrite(config, length, judge, tmp_path):
     settings = config(steps=1, best_by=(judge,))
-    train_online(settings, rewards=[length])
+    train_ppo(settings, rewards=[length])
     (settings.output / "法官.py").write_text(JUDGE, encoding="utf-8")
     inside = f"python:{settings.output / '法官.py'}:brief"
     with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
-        train_online(config(steps=1, best_by=(inside,), overwrite=True), rewards=[length])
+        train_ppo(config(steps=1, best_by=(inside,), overwrite=True), rewards=[length])

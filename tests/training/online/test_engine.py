@@ -20,7 +20,6 @@ from heedful import (
     train_ppo,
 )
 from heedful.algorithms.online.start import kl_control
-from heedful.algorithms.ppo import train_online
 from heedful.engines import generate
 from heedful.models import Policy, load_causal_lm
 from jsonl import read_jsonl
@@ -36,7 +35,7 @@ SAME_SEED = {
 def test_same_seed_same_run_bit_for_bit(config, length, numbers, tmp_path, name):
     kind, changes = SAME_SEED[name]
     for run, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train_online(config(kind, output=tmp_path / run, seed=seed, learning_rate=1e-3, **changes), rewards=[length])
+        train_ppo(config(kind, output=tmp_path / run, seed=seed, learning_rate=1e-3, **changes), rewards=[length])
     a, b, c = (tmp_path / run for run in "abc")
     weights = [(run / "final" / "model.safetensors").read_bytes() for run in (a, b, c)]
     assert weights[0] == weights[1] != weights[2]
@@ -49,7 +48,7 @@ def test_same_seed_same_run_bit_for_bit(config, length, numbers, tmp_path, name)
 )
 def test_a_preset_is_its_own_algorithm(config, length, kind, name):
     settings = config(kind, minibatch_size=8, steps=1)
-    assert train_online(settings, rewards=[length])["algorithm"] == name
+    assert train_ppo(settings, rewards=[length])["algorithm"] == name
     environment = json.loads((settings.output / "environment.json").read_text(encoding="utf-8"))
     assert environment["command"] == f"heedful {name}"
 
@@ -73,7 +72,7 @@ def test_kl_control_is_fixed_without_a_target(config):
 @pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
 def test_a_reward_is_required(config, kind):
     with pytest.raises(ConfigError, match="--rewards is missing"):
-        train_online(config(kind))
+        train_ppo(config(kind))
     assert not config().output.exists()
 
 
@@ -105,7 +104,7 @@ def test_columns_reach_the_reward_and_samples_are_written(config, tmp_path):
 def test_without_a_price_on_kl_the_samples_have_none(config, length, kind):
     """No KL is made up in the table of samples or at evaluations."""
     settings = config(kind, kl_coef=0.0, num_samples=1, sample_every=1, eval_every=1)
-    summary = train_online(settings, rewards=[length])
+    summary = train_ppo(settings, rewards=[length])
     assert "eval/kl" not in summary["last_evaluation"]
     assert "reference/kl" not in summary["last_step"]
     assert "reference/kl_coef" not in summary["last_step"]

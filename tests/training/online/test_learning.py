@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from heedful import A2CConfig, GRPOConfig, PPOConfig
-from heedful.algorithms.online.policy_losses import POLICY_LOSSES
-from heedful.algorithms.ppo import train_online
+from heedful import A2CConfig, GRPOConfig, PPOConfig, core
+from heedful.algorithms.ppo import train_ppo
 
 LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
 LEARNERS = {
@@ -60,21 +59,21 @@ QUICK = {"ppo-0"}
 )
 def test_raises_the_share_of_a_letter(settings, share_of_a, name):
     kind, changes = LEARNERS[name]
-    assert gain(train_online(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
+    assert gain(train_ppo(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
 @pytest.mark.exhaustive
 def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(settings, share_of_a, monkeypatch, kind):
     """Negative control of the learning test: with the sign flipped the score does not rise by 0.3."""
-    right = POLICY_LOSSES["clip"]
+    right = core.ppo_policy_loss
 
     def wrong(*tensors, **settings):
         loss, metrics = right(*tensors, **settings)
         return -loss, metrics
 
-    monkeypatch.setitem(POLICY_LOSSES, "clip", wrong)
-    assert gain(train_online(settings(kind), rewards=[share_of_a])) < 0.3
+    monkeypatch.setattr(core, "ppo_policy_loss", wrong)
+    assert gain(train_ppo(settings(kind), rewards=[share_of_a])) < 0.3
 
 
 PENALTIES = {
@@ -91,7 +90,7 @@ def test_a_kl_penalty_keeps_the_policy_near_its_reference(settings, share_of_a, 
     for coef in (0.0, 3.0):
         run = settings(kind, kl_coef=coef, output=tmp_path / str(coef), **changes)
         run = replace(run, reference=run.model)  # at a price of 0 only a named one is measured against
-        kl[coef] = train_online(run, rewards=[share_of_a])["last_evaluation"]["eval/kl"]
+        kl[coef] = train_ppo(run, rewards=[share_of_a])["last_evaluation"]["eval/kl"]
     assert kl[3.0] < share * kl[0.0]
 
 
@@ -101,7 +100,7 @@ def test_a_penalty_in_the_loss_keeps_the_policy_near_its_reference(settings, sha
     kl = {}
     for coef in (1e-9, 30.0):
         run = settings(kl_in="loss", kl_kind="k2", kl_coef=coef, steps=10, output=tmp_path / str(coef))
-        kl[coef] = train_online(run, rewards=[share_of_a])["last_step"]["reference/kl"]
+        kl[coef] = train_ppo(run, rewards=[share_of_a])["last_step"]["reference/kl"]
     assert kl[30.0] < 0.2 * kl[1e-9]
 
 
@@ -109,6 +108,6 @@ def test_a_penalty_in_the_loss_keeps_the_policy_near_its_reference(settings, sha
 def test_entropy_bonus_keeps_the_policy_diverse(settings, share_of_a, numbers, tmp_path):
     entropy = {}
     for coef in (0.0, 1.0):
-        train_online(settings(entropy_coef=coef, output=tmp_path / str(coef)), rewards=[share_of_a])
+        train_ppo(settings(entropy_coef=coef, output=tmp_path / str(coef)), rewards=[share_of_a])
         entropy[coef] = numbers(tmp_path / str(coef))[-2]["policy/entropy"]
     assert entropy[1.0] > entropy[0.0] + 1.0

@@ -23,7 +23,7 @@ from heedful.algorithms import online_dpo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import shuffled
-from heedful.algorithms.ppo import learn, make_experience, train_online
+from heedful.algorithms.ppo import learn, make_experience, train_ppo
 from heedful.rewards import Ensemble
 from jsonl import read_jsonl, read_metrics
 
@@ -73,7 +73,7 @@ def test_every_response_is_written_down_with_its_kl(some_end, name):
     """Also those that were cut, and the metrics of a step are those of all of them."""
     kind, changes = ONE_UPDATE[name]
     settings = some_end(kind, **changes, rollouts="all")
-    train_online(settings, [varied])
+    train_ppo(settings, [varied])
     for step, metrics in enumerate(read_metrics(settings.output), 1):
         rows = pq.read_table(settings.output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
         cut = sum(row["finish_reason"] == "length" for row in rows) / 16
@@ -111,7 +111,7 @@ def test_a_policy_that_never_stops_is_stopped_by_its_kl(some_end):
     """All its responses are cut, so nothing is learned; KL is measured all the same."""
     settings = some_end(GRPOConfig, max_new_tokens=3, steps=6, max_kl=1e-4, seed=1, **EIGHT)
     with pytest.raises(TrainingError, match=r"at step 3, has been above --max-kl 0\.0001 in 3 steps"):
-        train_online(settings, [varied])
+        train_ppo(settings, [varied])
     assert [step["rollout/masked_frac"] for step in read_metrics(settings.output)] == [1.0] * 3
 
 
@@ -142,7 +142,7 @@ def test_the_table_of_samples_has_a_response_to_each_of_the_first_prompts(config
     sizes = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1}
     tables = {"rollouts": "all", "sample_every": 1, "num_samples": 3, "eval_fraction": 0.0, "max_failed_rewards": 0.5}
     settings = config(kind, model=apart["policy"], **sizes | tables | changes)
-    (train_online_dpo if kind is OnlineDPOConfig else train_online)(settings, [reward])
+    (train_online_dpo if kind is OnlineDPOConfig else train_ppo)(settings, [reward])
     everything = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
     rows = [everything[row] for row in shown]
     assert "length" in {row["finish_reason"] for row in (everything if reward is second_fails else rows)}
@@ -227,7 +227,7 @@ def test_importance_weights_are_those_of_what_is_learned_from(config, make_learn
 
 def test_no_weights_are_measured_if_everything_is_masked(some_end):
     settings = some_end(PPOConfig, max_new_tokens=1, importance="token-truncate", steps=1, **EIGHT)
-    train_online(settings, [varied])
+    train_ppo(settings, [varied])
     (metrics,) = read_metrics(settings.output)
     assert metrics["rollout/masked_frac"] == 1
     assert not any(name.startswith("importance/") for name in metrics)

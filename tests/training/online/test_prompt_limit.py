@@ -6,7 +6,7 @@ import pytest
 
 from heedful import ConfigError, DataError, GRPOConfig, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
 from heedful.algorithms.online.start import start
-from heedful.algorithms.ppo import train_online
+from heedful.algorithms.ppo import train_ppo
 
 TALK = [{"role": "system", "content": "有礼"}, {"role": "user", "content": "old " * 30}]
 TALK += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
@@ -47,7 +47,7 @@ def test_a_prompt_that_is_cut_is_counted_and_rewards_see_all_of_it(long, kind, t
         seen.extend(prompts)
         return [float(len(str(completion))) for completion in completions]
 
-    train = train_online_dpo if kind is OnlineDPOConfig else train_online
+    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
     sizes = {"rollout_batch_size": 20, "minibatch_size": 20, "samples_per_prompt": 4}
     settings = long(kind, too_long="truncate", max_prompt_tokens=32, **sizes)
     _, learner, _, _ = start(settings, [reward])

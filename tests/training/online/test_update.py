@@ -10,7 +10,8 @@ from heedful import GRPOConfig, TrainingError, core, train_grpo, train_ppo
 from heedful.algorithms import ppo
 from heedful.algorithms.online import update
 from heedful.algorithms.online.update import Update
-from heedful.algorithms.ppo import backward_minibatch, learn, learn_values
+from heedful.algorithms.online.values import learn_values
+from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.data.batches import Batch
 from heedful.models.value_model import ValueHead
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -84,6 +85,11 @@ class Experience:
         """Parts of at most ``limit``; of several ranks each has its own (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
+
+
+def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:
+    """Rows in which all numbers ``[batch, time]`` that there are are finite."""
+    return torch.stack([x.isfinite().all(dim=1) for x in numbers if x is not None]).all(dim=0)
 
 
 @dataclass(frozen=True)

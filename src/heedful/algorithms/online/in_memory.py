@@ -2,13 +2,17 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.algorithms.online.critic import has_head
-from heedful.configs.online import RolloutConfig
+from heedful.algorithms.online.experience import Experience
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.ppo import learn, make_experience
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.settings import refuse
 from heedful.data.in_memory import Records, write_records
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
@@ -16,9 +20,40 @@ from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
+from heedful.rewards.resolve import AnyReward
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
+
+
+def ppo_steps(
+    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
+) -> Iterator[tuple[int, Experience, dict[str, float]]]:
+    """The steps of `train_ppo` one at a time, on a policy that is in memory and is trained in place.
+
+    >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
+    ...     if metrics["reference/kl"] > 5: break
+
+    Nothing is written, held out or evaluated. After each step, also the last before a ``break``, the policy is what it has
+    learned. The numbers are those of `train_ppo` with the same settings and ``eval_fraction=0``.
+
+    Args:
+        config: the settings, without ``model`` and ``data``; their class is the preset.
+        policy: what is trained, with its tokenizer; it gets a value head if the settings want one.
+        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's path.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Yields the number of the step, what it learned from, and its metrics (docs/metrics.md).
+
+    Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
+    """
+    with described(config, policy, prompts) as settings:
+        learner = start(settings, rewards, policy).learner
+    for step in range(1, config.steps + 1):
+        experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+        metrics = learn(learner, experience).metrics
+        yield step, experience, metrics
+        learner.check(metrics)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,20 +76,20 @@ class Learner(Generic[C_co]):
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
     ahead: Ahead | None = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
-    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
+    adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward
     models have their own."""
 
     @property
     def micro_batch(self) -> MicroBatch:
         """The most rows and tokens at a time: what the settings say, or less once memory has run out."""
-        return self.room.within(self.config.micro_batch)
+        return self.adaptive.within(self.config.micro_batch)
 
     @property
-    def rooms(self) -> dict[str, AdaptiveMicroBatch]:
+    def adaptives(self) -> dict[str, AdaptiveMicroBatch]:
         """Everything that remembers what memory has room for."""
-        of_rewards = {name: reward.room for name, reward in model_rewards([*self.rewards, *self.judges])}
-        return {"learning": self.room, "sampling": self.sampler.room, **of_rewards}
+        of_rewards = {name: reward.adaptive for name, reward in model_rewards([*self.rewards, *self.judges])}
+        return {"learning": self.adaptive, "sampling": self.sampler.adaptive, **of_rewards}
 
     @property
     def trained(self) -> list[nn.Module]:
@@ -105,7 +106,7 @@ class Learner(Generic[C_co]):
             batch,
             temperature=self.config.temperature,
             micro_batch=self.config.scoring_micro_batch,
-            room=self.sampler.room,
+            adaptive=self.sampler.adaptive,
             with_entropy=with_entropy,
             with_states=with_states,
         )
@@ -114,7 +115,7 @@ class Learner(Generic[C_co]):
         """Values ``[batch, time]`` of a critic with its own network, without gradients."""
         assert self.critic is not None
         micro_batch = self.config.scoring_micro_batch
-        return token_values(self.critic, batch, micro_batch=micro_batch, room=self.sampler.room)
+        return token_values(self.critic, batch, micro_batch=micro_batch, adaptive=self.sampler.adaptive)
 
     @property
     def pulls_trunk(self) -> bool:
@@ -135,6 +136,26 @@ class Learner(Generic[C_co]):
         if self.critic is not None:
             models.append((self.critic, self.critic.zero))
         return passes(*models)
+
+    def steer(
+        self: "Learner[OnlineConfig]", metrics: Mapping[str, float], *, is_warming_up: bool = False
+    ) -> dict[str, float]:
+        """Move the KL coefficient and that of the entropy bonus; returns those of this step."""
+        config, kl, entropy = (
+            self.config,
+            metrics.get("reference/kl", math.nan),
+            metrics.get("policy/entropy", math.nan),
+        )
+        used: dict[str, float] = {}
+        if config.kl_coef > 0:
+            used["reference/kl_coef"] = self.kl.coef
+            if not is_warming_up and math.isfinite(kl):
+                self.kl.update(kl, config.rollout_batch_size)
+        if self.entropy.target is not None:
+            used["policy/entropy_coef"] = self.entropy.coef
+            if not is_warming_up and math.isfinite(entropy):
+                self.entropy.update(entropy)
+        return used
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Raise TrainingError if the run is to end after a step with these metrics."""
@@ -181,7 +202,7 @@ class Learner(Generic[C_co]):
             "random": random_state(self.generator),
             "health": self.health.state_dict(),
             "skipped_in_a_row": self.skips.in_a_row,
-            "rooms": {name: room.state_dict() for name, room in self.rooms.items()},
+            "rooms": {name: adaptive.state_dict() for name, adaptive in self.adaptives.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,5 +235,5 @@ class Learner(Generic[C_co]):
         set_random_state(self.generator, state["random"])
         self.health.load_state_dict(state["health"])
         self.skips.in_a_row = state["skipped_in_a_row"]
-        for name, room in self.rooms.items():
-            room.load_state_dict(state["rooms"].get(name, {}))
+        for name, adaptive in self.adaptives.items():
+            adaptive.load_state_dict(state["rooms"].get(name, {}))

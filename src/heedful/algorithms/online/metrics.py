@@ -1,12 +1,13 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
+import time
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import Rewards, group_size
+from heedful.algorithms.online.advantages import Rewards, action_mask, group_size
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
@@ -144,14 +145,33 @@ def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float
 
 
 def experience_metrics(
-    rewards: Rewards, returns: Tensor | None, actions: Tensor, config: OnlineConfig
+    scored: ScoredBatch,
+    old: TokenOutputs | None,
+    kl: Tensor | None,
+    rewards: Rewards,
+    returns: Tensor | None,
+    *,
+    config: OnlineConfig,
+    started: float,
 ) -> dict[str, float]:
-    """What the critic knew of the returns, if there is one, and the share of groups that tie, if responses are compared."""
-    metrics: dict[str, float] = {}
+    """All that is known before an update: `rollout_metrics`, `score_metrics`, what the critic knew of the returns, ties.
+
+    Args:
+        scored, old, kl: as in `rollout_metrics`.
+        rewards: what the advantages were estimated from.
+        returns: what the critic should have said, ``[batch, time]``; None without one.
+        config: the settings.
+        started: seconds at which scored responses began to be read (`time.perf_counter`).
+    """
+    shaped = scored.shaped if config.estimator.per_token else rewards.per_response
+    metrics = rollout_metrics(scored, old, kl, shaped=shaped) | score_metrics(scored, config)
     if rewards.values is not None and returns is not None:
-        metrics |= critic_metrics(rewards.values, returns, actions)
+        metrics |= critic_metrics(rewards.values, returns, action_mask(rewards.response_mask, config))
     if config.compares:
         metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
+    if config.mask_truncated:
+        metrics["rollout/masked_frac"] = float(scored.rollouts.truncated.float().mean())
+    metrics["time/score"] = scored.seconds + time.perf_counter() - started - metrics["time/rollout"]
     return metrics
 
 

@@ -296,7 +296,7 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
         is_known: whether the servers have served this run before, so that they are waited for.
     """
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
-    sampler = replace(sampler, room=AdaptiveMicroBatch("--rollout-micro-batch-size"))
+    sampler = replace(sampler, adaptive=AdaptiveMicroBatch("--rollout-micro-batch-size"))
     if not config.sampler:
         return sampler
     if config.user_engine is not None:

@@ -9,12 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from heedful import core
+from heedful.algorithms.online.experience import Counts, Experience
 from heedful.algorithms.online.learner import Learner
-from heedful.configs.online import RolloutConfig
+from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import Attempt
 from heedful.distributed import ranks
 from heedful.faults import hit
+from heedful.models.policy import TokenOutputs
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
 from heedful.training.optimization import mean_norm, optimizer_step, step_metrics
@@ -73,7 +77,7 @@ class Update:
             if learner.ptx is not None and mixed_before is not None:
                 learner.ptx.order.load_state_dict(mixed_before)
 
-        for attempt in learner.room.attempts(learner.config.micro_batch, rows=rows, undo=undo):
+        for attempt in learner.adaptive.attempts(learner.config.micro_batch, rows=rows, undo=undo):
             yield self._attempt(attempt)
         self.visited += 1
 
@@ -88,6 +92,15 @@ class Update:
         """Add the metrics of a micro-batch."""
         self.sums.add(metrics)
         self.approx_kl = self.approx_kl + metrics.get("policy/approx_kl", 0.0)
+
+    def add_first_pass(self, new: TokenOutputs, part: Experience, counts: Counts) -> None:
+        """Add the metrics and the KL of a micro-batch's pass before the update, whose policy is the one that sampled."""
+        kl = None
+        if part.ref_logprobs is not None:
+            kl = core.response_kl(new.logprobs.detach(), part.ref_logprobs, part.mask)
+            self.set_kl(part.rows, kl)
+        seen = part.sampler_logprobs
+        self.add(pass_metrics(new, seen, kl, part.mask, num_tokens=counts.tokens, num_responses=counts.responses))
 
     def set_kl(self, rows: Tensor, kl: Tensor) -> None:
         """Fill in the KL of some responses."""
@@ -143,11 +156,18 @@ class Update:
         """Means over the minibatches, and what the steps were like."""
         return self.sums.means(max(1, self.visited)) | step_metrics([step.norm for step in self.steps])
 
-    def end(self, metrics: dict[str, float], *, learned_tokens: float, sampled_tokens: int) -> dict[str, float]:
-        """A step's metrics with its seconds and speed."""
-        metrics |= {"time/update": time.perf_counter() - self.started}
+    def taken_frac(self, responses: int) -> float:
+        """Share of the planned optimizer steps on so many responses that were taken."""
+        config = self.learner.config
+        planned = config.ppo_epochs * math.ceil(max(1, responses) / config.minibatch_size)
+        return sum(not step.is_left_out for step in self.steps) / planned
+
+    def end(self, metrics: dict[str, float], learned_tokens: Tensor, sampled_tokens: int) -> Learned:
+        """A step's metrics with its seconds and speed, and the KL of each response."""
+        metrics = with_effective_frac(metrics) | {"time/update": time.perf_counter() - self.started}
         device = self.learner.policy.device
-        return metrics | online_performance(metrics, learned_tokens, device, sampled_tokens=sampled_tokens)
+        speed = online_performance(metrics, float(learned_tokens), device, sampled_tokens=sampled_tokens)
+        return Learned(metrics | speed, self.kl)
 
 
 def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
@@ -157,6 +177,13 @@ def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tens
     """
     order = torch.randperm(count, generator=generator)
     return order.tensor_split(math.ceil(count / size)) if count else ()
+
+
+def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConfig]) -> Iterator[Tensor]:
+    """Rows of every minibatch of every epoch; masked and failed responses leave all of them smaller."""
+    for _ in range(epochs):
+        for rows in shuffled(len(experience.rows), learner.config.minibatch_size, learner.generator):
+            yield rows.to(experience.rows.device)
 
 
 def take_step(

@@ -1,0 +1,73 @@
+"""The run around an algorithm that samples: sample and score, learn, log; now and then evaluate and save."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from heedful.algorithms.online.evaluation import evaluate, sample_rows
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.metrics import note_of
+from heedful.algorithms.online.rollout import ScoredBatch, rollout
+from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
+from heedful.algorithms.online.start import start
+from heedful.algorithms.online.update import Learned
+from heedful.configs.online import RolloutConfig
+from heedful.rewards.resolve import AnyReward
+from heedful.training.callbacks import Callbacks
+from heedful.training.result import TrainingResult
+from heedful.training.run import Run
+
+C = TypeVar("C", bound=RolloutConfig)
+E = TypeVar("E")
+
+
+def run_online(
+    config: C,
+    rewards: Sequence[AnyReward],
+    callbacks: Callbacks,
+    *,
+    make_experience: Callable[[Learner[C], ScoredBatch], E],
+    learn: Callable[[Learner[C], E], Learned],
+    shown: Mapping[str, str],
+) -> TrainingResult:
+    """Optimise a policy on its own responses and write a run folder.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's.
+        callbacks: functions of the user's to call.
+        make_experience: from scored responses to what is learned from.
+        learn: one or more optimizer steps on it.
+        shown: metrics of the progress bar, with their labels.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
+    """
+    config, learner, held_out, about = start(config, rewards)
+    with Run(
+        config,
+        learner,
+        config.algorithm,
+        config.steps,
+        objective=config.best_metric,
+        higher_is_better=True,
+        shown=shown,
+        can_evaluate=bool(held_out),
+        callbacks=callbacks,
+        **about,
+    ) as run:
+        forget_rollouts(config, after=run.done)
+        for step in run.steps():
+            if run.needs_update(step):
+                scored = rollout(learner, next(learner.prompts))
+                experience = make_experience(learner, scored)
+                with run.update():
+                    metrics, kl = learn(learner, experience)
+                    write_rollouts(config, step, scored, kl)
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
+                    if run.samples_due(step):
+                        run.show_samples(step, sample_rows(scored, kl, config))
+                    learner.check(metrics)
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate(learner, held_out))
+        learner.health.tell_end(config.learning_rate)
+        run.summary["score_norm"] = learner.score_norm.state_dict()
+    return TrainingResult(run.path, run.summary, config)

@@ -1,0 +1,55 @@
+"""The critic's part of an update: its loss, and the epochs of a value head on the policy's trunk."""
+
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.online.advantages import action_mask
+from heedful.algorithms.online.experience import Counts, Experience
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.update import minibatches, take_step
+from heedful.configs.online import OnlineConfig
+from heedful.core.policy_losses import Metrics
+from heedful.distributed.rank_failures import naming_lost_ranks
+from heedful.distributed.sharding import passes
+from heedful.kernels.packing import scatter
+from heedful.training.metric_sums import MetricSums
+from heedful.training.non_finite import StepResult
+from heedful.types import MicroBatch
+
+
+def value_loss(values: Tensor | None, part: Experience, counts: Counts, cfg: OnlineConfig) -> tuple[Tensor, Metrics]:
+    """`core.value_loss` where actions begin: before every token, or only after the prompt."""
+    assert values is not None
+    assert part.old_values is not None
+    assert part.returns is not None
+    actions, clip_range = action_mask(part.mask, cfg), cfg.value_clip_range
+    return core.value_loss(
+        values, part.old_values, part.returns, actions, clip_range=clip_range, num_tokens=counts.actions
+    )
+
+
+def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[StepResult]]:
+    """``value_epochs`` passes of the policy's value head over the states that it read when the responses were scored.
+
+    They cost next to nothing, as the trunk has no pass, and the value loss does not pull it away from the policy's.
+    Returns mean metrics and the head's steps; nothing without such a head.
+    """
+    cfg, head, states = learner.config, learner.policy.value_head, experience.states
+    if head is None or states is None:
+        return {}, []
+    sums, steps = MetricSums(), list[StepResult]()
+    step = passes((head, lambda: 0.0 * head(states[:1], experience.mask[:1]).sum()))  # of a rank that has no rows
+    for rows in minibatches(experience, cfg.value_epochs, learner):
+        minibatch, before = experience.select(rows), dict(sums.totals)
+        counts = Counts.of(minibatch, cfg)
+        with naming_lost_ranks():
+            for part in minibatch.micro_batches(MicroBatch(len(rows)), step):
+                assert part.states is not None
+                values = scatter(head(part.states, part.mask), part.mask)
+                loss, metrics = value_loss(values, part, counts, cfg)
+                sums.add(metrics)
+                loss.backward()
+        sums.add_ranks()
+        sources = experience.sources(rows)
+        steps.append(take_step(learner, [head], sums, before=before, update=len(steps) + 1, sources=sources))
+    return sums.means(max(1, sum(not step.is_left_out for step in steps))), steps
