@@ -3,8 +3,8 @@
     python benchmarks/checkpointing.py --output FOLDER
 
 It makes the demo's world, fine-tuned model and reward model, and runs its PPO with no checkpoint and with --save-every 1 by
-turns, so that what else the machine does falls on both. The rest is the same, --keep as by default. Seconds are those of
-the whole run (summary.json), with everything that is saved at its end. The bound is 10 %.
+turns, so that what else the machine does falls on both. The rest is the same, --save-total-limit as by default. Seconds
+are those of the whole run (summary.json), with everything that is saved at its end. The bound is 10 %.
 """
 
 import argparse

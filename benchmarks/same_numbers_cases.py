@@ -160,7 +160,7 @@ def cases() -> list[Case]:
         ppo("length-fixed", GPT2, response_length="fixed", samples_per_prompt=1),
         ppo("top-p", QWEN, top_k=40, top_p=0.9, temperature=0.8),
         ppo("micro-batch-tokens", GPT2, micro_batch_tokens=120, micro_batch_size=8, gradient_checkpointing=True),
-        ppo("patience", QWEN, patience=1, eval_every=1, learning_rate=1e-2),
+        ppo("patience", QWEN, early_stopping_patience=1, eval_every=1, learning_rate=1e-2),
         one("a2c", "a2c", GPT2, pleasing),
         one("a2c-critic-separate", "a2c", QWEN, pleasing, critic="separate", entropy_coef=0.02),
         grpo("loss-per-sequence", GPT2, ppo_epochs=1),

@@ -287,7 +287,13 @@ SETTINGS = {
     DPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "beta": 0.2},
     KTOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "desirable_weight": 1.3},
     PPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "rewards": ["rule:digits"], "reward_weights": [1.0]},
-    GRPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "rewards": ["model:r"], "best_by": ["rule:digits"]},
+    GRPOConfig: {
+        "model": "m",
+        "data": "d.jsonl",
+        "output": "o",
+        "rewards": ["model:r"],
+        "selection_rewards": ["rule:digits"],
+    },
     OnlineDPOConfig: {
         "model": "m",
         "data": "d.jsonl",

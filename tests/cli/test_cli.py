@@ -125,8 +125,8 @@ def test_all_settings_of_ppo_are_in_the_named_groups(heedful):
     groups = dict(zip(headings, re.split(r"\n\n[a-z ]+\n", said)[1:], strict=True))
     for group, flag in {
         "model and data": "--eval-data", "algorithm": "--kl-coef", "sampling": "--temperature", "reward": "--rewards",
-        "optimisation": "--learning-rate", "evaluation": "--best-by", "logging": "--track", "checkpoints": "--output",
-        "devices": "--dtype", "judge": "--judge-mode", "server": "--sampler",
+        "optimisation": "--learning-rate", "evaluation": "--selection-rewards", "logging": "--track",
+        "checkpoints": "--output", "devices": "--dtype", "judge": "--judge-mode", "server": "--sampler",
     }.items():  # fmt: skip
         assert f"  {flag} " in groups["evaluation" if flag == "--eval-data" else group]
 

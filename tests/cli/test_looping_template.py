@@ -36,7 +36,7 @@ COMMANDS = {
         *DIGITS,
         "--model",
         "{good}",
-        "--best-by",
+        "--selection-rewards",
         "model:{loops}",
         "--eval-data",
         "{prompts}",

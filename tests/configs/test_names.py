@@ -48,7 +48,7 @@ BROUGHT = [
     ("sft", "--output-dir", "--output"),
     ("sft", "--dataset-name", "--data"),
     ("sft", "--max-seq-length", "--max-length"),
-    ("sft", "--save-total-limit", "--keep"),
+    ("sft", "--max-ckpt-num", "--save-total-limit"),
     ("sft", "--report-to", "--track"),
     ("sft", "--bf16", "--dtype"),
     ("sft", "--no-bf16", "--dtype"),

@@ -432,7 +432,7 @@ def test_a_wrong_line_is_named_with_its_file(written, refused, line, fragments):
         "rewards: --overwrite",
         "rewards: [--overwrite]",
         "rewards: -x",
-        "best_by: --steps=1",
+        "selection_rewards: --steps=1",
     ],
 )
 def test_no_value_is_read_as_a_flag(written, refused, line):
@@ -476,12 +476,19 @@ def test_settings_in_python_are_refused_as_flags_are(settings, fragments):
 
 def test_what_was_given_is_known(written):
     """Also at its default, switched off, an empty list, with underscores, or after an equals sign; values are no flags."""
-    path = written(RUN_YAML + "best_by: last\nrewards: []\n")
+    path = written(RUN_YAML + "selection_rewards: last\nrewards: []\n")
     config = parsed(
-        PPOConfig, path, "--no-overwrite", "--system-prompt=--steps", "--kl_coef", "0.1", "--resume", "patience"
+        PPOConfig,
+        path,
+        "--no-overwrite",
+        "--system-prompt=--steps",
+        "--kl_coef",
+        "0.1",
+        "--resume",
+        "early_stopping_patience",
     )
     assert config.given == {
-        "model", "data", "output", "best_by", "rewards", "overwrite", "system_prompt", "kl_coef", "resume"
+        "model", "data", "output", "selection_rewards", "rewards", "overwrite", "system_prompt", "kl_coef", "resume"
     }  # fmt: skip
     assert parsed(LabelServeConfig, "项目", "--port", "8080").given == {"project", "port"}
     assert PPOConfig(model="m", data="d", output=Path("o")).given == frozenset()

@@ -69,8 +69,8 @@ def test_paths_are_expanded(make, fields, home):
 def test_paths_in_rewards_are_expanded(home):
     rewards = ("model:~/评分", "python:~/奖励.py:分", "rule:regex:~", "http://h/~x")
     expanded = (f"model:{home}/评分", f"python:{home}/奖励.py:分", "rule:regex:~", "http://h/~x")
-    config = GRPOConfig(model="m", data="d", output=Path("o"), rewards=rewards, best_by=("model:~/评委",))
-    assert (config.rewards, config.best_by) == (expanded, (f"model:{home}/评委",))
+    config = GRPOConfig(model="m", data="d", output=Path("o"), rewards=rewards, selection_rewards=("model:~/评委",))
+    assert (config.rewards, config.selection_rewards) == (expanded, (f"model:{home}/评委",))
     assert BestOfNConfig(model="m", data="d", rewards=("a",), judge=("model:~/评委",)).judge == (f"model:{home}/评委",)
     assert ReportConfig(runs=("~/a", "b"), output=Path("~/c.png")).runs == (f"{home}/a", "b")
 

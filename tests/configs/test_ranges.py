@@ -43,7 +43,14 @@ def flag(name):
 
 
 MACHINE = [{"seed": -1}, {"seed": 2**64}]
-RUN = [*MACHINE, {"eval_every": -1}, {"save_every": -1}, {"sample_every": -1}, {"num_samples": 0}, {"patience": -1}]
+RUN = [
+    *MACHINE,
+    {"eval_every": -1},
+    {"save_every": -1},
+    {"sample_every": -1},
+    {"num_samples": 0},
+    {"early_stopping_patience": -1},
+]
 DATA = [
     *({"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)),
     *({"max_dropped": x} for x in (-0.1, 1.1, NAN)),
@@ -338,8 +345,8 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         ),
         (PassAtKConfig, {"k": (2, 2)}, "--k names a number twice, got 2 2"),
         (PassAtKConfig, {"temperature": 0}, "--samples-per-prompt 16 needs a --temperature above 0"),
-        (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
-        (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
+        (SFTConfig, {"early_stopping_patience": 2, "eval_every": 0}, "--early-stopping-patience .*--eval-every"),
+        (RewardConfig, {"early_stopping_patience": 1, "eval_every": 0}, "--early-stopping-patience .*--eval-every"),
         (SFTConfig, {"eval_fraction": 1.0}, "--eval-fraction must be below 1, got 1.0; nothing is left"),
         (
             ReportConfig,
@@ -379,7 +386,16 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
 @pytest.mark.parametrize(
     ("config_class", "edge"),
     [
-        (SFTConfig, {"eval_fraction": 0.0, "max_dropped": 1.0, "warmup_steps": 0, "max_grad_norm": 0, "patience": 1}),
+        (
+            SFTConfig,
+            {
+                "eval_fraction": 0.0,
+                "max_dropped": 1.0,
+                "warmup_steps": 0,
+                "max_grad_norm": 0,
+                "early_stopping_patience": 1,
+            },
+        ),
         (SFTConfig, {"batch_size": 1, "epochs": 0.01, "max_steps": 1, "seed": 2**63 - 1}),
         (RewardConfig, {"label_smoothing": 0.0, "center_coef": 0.0}),
         (

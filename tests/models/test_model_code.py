@@ -223,7 +223,7 @@ OTHERS = {
                     "--critic", "separate", "--value-model", "{own}"],
     "rewards": ["ppo", "--data", "{prompts}", "--output", "{out}", "--model", "{good}", "--rewards", "model:{own}"],
     "best-by": ["grpo", "--data", "{prompts}", "--output", "{out}", "--model", "{good}", "--rewards", "rule:digits",
-                "--best-by", "model:{own}"],
+                "--selection-rewards", "model:{own}"],
     "baseline": ["evaluate", "win-rate", "--data", "{prompts}", "--model", "{good}", "--baseline", "{own}", "--rewards",
                  "rule:digits"],
     "reward-model": ["evaluate", "accuracy", "--data", "{pairs}", "--reward-model", "{own}"],

@@ -194,7 +194,7 @@ def test_sampling_is_planned_with_its_limit_of_tokens(tokens, rows):
 def test_what_is_loaded_is_planned():
     """A judge of best/; a reference that only evaluations read; and none where nothing reads it."""
     plain = GRPOConfig(model="4B", kl_coef=0.0, rewards=("model:0.5B",), **BASE)
-    judged = replace(plain, best_by=("model:1.5B", "rule:digits"))
+    judged = replace(plain, selection_rewards=("model:1.5B", "rule:digits"))
     one, two = (phases(config)["step"]["reward models"] for config in (plain, judged))
     assert two - one == pytest.approx(2 * KNOWN["1.5B"].trunk.parameters, rel=1e-3)
     for config in (plain, replace(plain, score_norm_samples=8)):

@@ -257,7 +257,7 @@ def test_settings_without_what_they_are_about_are_refused(tiny, tmp_path, change
             evaluate_best_of_n(BestOfNConfig(**common, rewards=rewards, judge=("rule:repetition",)))
     here = "rule:regex:a" if flag == "--reward-memory-gb" else "http://127.0.0.1:1/score"
     with pytest.raises(DataError, match=r"none\.jsonl"):
-        train_ppo(PPOConfig(**common, output=tmp_path / "run", rewards=("rule:digits",), best_by=(here,)))
+        train_ppo(PPOConfig(**common, output=tmp_path / "run", rewards=("rule:digits",), selection_rewards=(here,)))
     with pytest.raises(DataError, match=r"none\.jsonl"):
         train_ppo(PPOConfig(**common, output=tmp_path / "run"), rewards=[here])
     with pytest.raises(DataError, match=r"none\.jsonl"):
@@ -517,8 +517,8 @@ def test_no_query_is_written_down_by_a_measurement(tmp_path, capsys):
     written = (tmp_path / "r.json").read_text(encoding="utf-8")
     assert json.loads(written)["settings"]["rewards"] == ["http://127.0.0.1:1/score?token=***", "rule:regex:x?y"]
     assert "GEHEIM" not in written + capsys.readouterr().out
-    with pytest.raises(ConfigError, match="--best-by") as error:
-        PPOConfig(model="m", data="d.jsonl", output=tmp_path, rewards=(url,), best_by=(url,))
+    with pytest.raises(ConfigError, match="--selection-rewards") as error:
+        PPOConfig(model="m", data="d.jsonl", output=tmp_path, rewards=(url,), selection_rewards=(url,))
     assert "GEHEIM" not in str(error.value)
 
 

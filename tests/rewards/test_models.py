@@ -364,7 +364,7 @@ def test_it_is_refused_before_anything_is_written(settings, tmp_path, tiny):
     )
     with pytest.raises(ConfigError, match=said):
         train_ppo(PPOConfig(**settings(max_new_tokens=123), **RUN, output=tmp_path / "run"))
-    judged = settings(max_new_tokens=123, rewards=("rule:digits",), best_by=settings()["rewards"])
+    judged = settings(max_new_tokens=123, rewards=("rule:digits",), selection_rewards=settings()["rewards"])
     with pytest.raises(ConfigError, match=said):
         train_ppo(
             PPOConfig(

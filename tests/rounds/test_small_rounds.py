@@ -84,7 +84,7 @@ def test_labels_that_leave_nothing_to_train_on(begun, prompts, preferred, said):
 
 def test_patience_without_held_out_labels(begun, tmp_path):
     """Which advised to set what the round sets anyway."""
-    config = begun(TRAINED[:2], reward="patience: 2\neval_every: 1\n")
+    config = begun(TRAINED[:2], reward="early_stopping_patience: 2\neval_every: 1\n")
     with pytest.raises(ConfigError) as caught:
         run_round(config)
     assert str(tmp_path / "评分.yaml") in str(caught.value)
@@ -102,23 +102,23 @@ def test_a_reward_model_that_wants_more_labels_than_there_are(heedful, begun, ti
     assert "--batch-size is 32, but the data have only 2 items" in outcome.message
     assert "here heedful reward reads its settings from --reward-config" in outcome.message
     other = tmp_path / "另一份.yaml"
-    other.write_text("patience: 1\neval_every: 1\n", encoding="utf-8")
+    other.write_text("early_stopping_patience: 1\neval_every: 1\n", encoding="utf-8")
     outcome = heedful("round", config.project, "--reward-config", other)
-    assert f"{other}: patience counts evaluations" in outcome.message
-    assert f"{other}: patience counts evaluations" in heedful("round", config.project).message
+    assert f"{other}: early_stopping_patience counts evaluations" in outcome.message
+    assert f"{other}: early_stopping_patience counts evaluations" in heedful("round", config.project).message
     assert json.loads(state.read_text("utf-8"))["settings"]["reward_config"] == str(other)
     assert read_round(config.project, 1).settings["reward_config"] == str(other)
 
 
 def test_the_counts_of_a_round_are_those_of_its_labels(begun):
     """Also if the call was killed between the two, and more was labelled before the next."""
-    config = begun(TRAINED[:3], reward="patience: 2\n")
+    config = begun(TRAINED[:3], reward="early_stopping_patience: 2\n")
     numbers = {"labels": 3, "pairs": 3, "statistics": {"一": 1}}
     with Project.open(config.project) as project:
         write_labels(config, project.snapshot(), config.project / "rounds" / "1" / "labels", numbers)
         person = project.add_person("乙", "annotator").person_id
         label(project, person, TRAINED[0], preferred=1)
-    with pytest.raises(ConfigError, match="patience"):
+    with pytest.raises(ConfigError, match="early_stopping_patience"):
         run_round(config)
     noted = read_round(config.project, 1).steps["label"]
     assert {name: noted[name] for name in numbers} == numbers
@@ -140,7 +140,7 @@ def test_what_is_labelled_while_a_round_reads_is_of_the_next(begun):
 @pytest.mark.parametrize("standing", ["held-out", "refused"])
 def test_labels_of_people_who_are_not_trained_on_do_not_count(begun, standing):
     """Also of somebody who was refused after labelling. Their pair is asked again, so that the round gets on."""
-    config = begun(TRAINED[:1], reward="patience: 2\n")
+    config = begun(TRAINED[:1], reward="early_stopping_patience: 2\n")
     with Project.open(config.project) as project:
         person = next(one.person_id for one in project.people() if one.name == "甲")
         project.set_person(person, standing=standing)
@@ -151,7 +151,7 @@ def test_labels_of_people_who_are_not_trained_on_do_not_count(begun, standing):
     assert "0 of 1 pairs are labelled, 1 are needed" in said[-1]
     with Project.open(config.project) as project:
         project.add_labels(other, [(item.item_id, {"preferred": 0, "strength": None, "both_bad": False})])
-    with pytest.raises(ConfigError, match="patience"):  # the next step
+    with pytest.raises(ConfigError, match="early_stopping_patience"):  # the next step
         run_round(config, said.append)
 
 

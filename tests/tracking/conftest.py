@@ -94,7 +94,7 @@ def settings(tiny, tmp_path):
 
     def make(folder, **changes):
         common = {"max_steps": 4, "batch_size": 2, "learning_rate": 1e-2, "eval_fraction": 0.3, "eval_every": 2}
-        common |= {"sample_every": 0, "dtype": "float32", "save_every": 2, "keep": 0}
+        common |= {"sample_every": 0, "dtype": "float32", "save_every": 2, "save_total_limit": 0}
         return SFTConfig(model=tiny("gpt2"), data=str(data), output=tmp_path / folder, **{**common, **changes})
 
     return make

@@ -72,7 +72,7 @@ def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
     """As a run's config.yaml has it: the server would be sent the stars."""
     for rewards in (
         {"rewards": ("http://rm/score?model=***",)},
-        {"rewards": ("rule:digits",), "best_by": ("http://rm/score?model=***",)},
+        {"rewards": ("rule:digits",), "selection_rewards": ("http://rm/score?model=***",)},
     ):
         with pytest.raises(ConfigError, match=r"the reward http://rm/score\?model=\*\*\*: .*write the address again"):
             PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", **rewards)

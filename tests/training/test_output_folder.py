@@ -238,7 +238,7 @@ def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
     tiny, tmp_path, monkeypatch, keep, copies, checkpoints, gigabytes
 ):
     """Each has the model, the state with its copies, and two moments; there is one more while a new one is written."""
-    settings = SFTConfig(model=tiny("gpt2"), data="x", output=tmp_path / "run", keep=keep)
+    settings = SFTConfig(model=tiny("gpt2"), data="x", output=tmp_path / "run", save_total_limit=keep)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
     with pytest.raises(MachineError, match=rf"needs {gigabytes}\.1 GB for {checkpoints} checkpoints, best/ and final/"):

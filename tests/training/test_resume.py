@@ -43,7 +43,7 @@ ONLINE = {
     "eval_every": 2,
     "sample_every": 2,
     "learning_rate": 1e-2,
-    "keep": 0,
+    "save_total_limit": 0,
     "eval_fraction": 0.3,
     "rollout_batch_size": 8,
     "samples_per_prompt": 2,
@@ -60,7 +60,7 @@ OFFLINE = {
     "learning_rate": 1e-2,
     "eval_fraction": 0.4,
     "dtype": "float32",
-    "keep": 0,
+    "save_total_limit": 0,
 }
 RUNS = {
     "sft": (train_sft, SFTConfig, OFFLINE),
@@ -74,7 +74,7 @@ RUNS = {
     "ppo shared": (
         train_ppo,
         PPOConfig,
-        {**ONLINE, "kl_target": 1.0, "patience": 9},
+        {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9},
     ),
     "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
     "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),
@@ -376,7 +376,7 @@ def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):
 
 def test_settings_that_no_number_depends_on_may_change(train, whole, tmp_path):
     with_fault("step.learned:kill@3", lambda: train("sft", "cut"))
-    train("sft", "cut", keep=1, save_every=3, save_minutes=0.0)
+    train("sft", "cut", save_total_limit=1, save_every=3, save_minutes=0.0)
     assert contents(tmp_path / "cut") == contents(whole("sft")[0])
 
 
@@ -431,7 +431,7 @@ def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_pat
 def test_the_oldest_checkpoints_go_first(train, tmp_path):
     """And the handlers of signals are what they were."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    train("sft", "run", keep=2)
+    train("sft", "run", save_total_limit=2)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 

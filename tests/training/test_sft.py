@@ -150,7 +150,14 @@ def test_plain_text_is_learned_and_perplexity_falls(config, tiny, tmp_path):
 def test_stops_after_evaluations_without_improvement_and_keeps_the_best(config, tmp_path, demonstrations):
     """A learning rate far too large: no evaluation improves on the start, so best/ is the start and the run ends early."""
     summary = train_sft(
-        config(learning_rate=5.0, max_grad_norm=0.0, eval_data=demonstrations, eval_every=1, patience=3, max_steps=50)
+        config(
+            learning_rate=5.0,
+            max_grad_norm=0.0,
+            eval_data=demonstrations,
+            eval_every=1,
+            early_stopping_patience=3,
+            max_steps=50,
+        )
     )
     assert summary["steps"] == 3
     assert summary["stopped_early"]
@@ -177,7 +184,7 @@ def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
 
 def test_patience_without_held_out_data_is_refused(config, tmp_path):
     with pytest.raises(ConfigError, match="nothing is held out"):
-        train_sft(config(patience=2))
+        train_sft(config(early_stopping_patience=2))
     assert not (tmp_path / "run").exists()
 
 

@@ -550,7 +550,7 @@ class HeldOutJudgeOptions(Settings):
 
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
-    best_by: tuple[str, ...] = ()
+    selection_rewards: tuple[str, ...] = ()
     """Rewards that judge held-out responses to choose best/, in the forms of rewards, which may not have them; several are
     summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. A
     policy that is trained for long over-optimises its reward; a held-out reward detects it."""
@@ -651,15 +651,15 @@ class RolloutConfig(
     @property
     def best_metric(self) -> str:
         """The metric of evaluations whose highest value makes ``best/``."""
-        return "eval/judge_mean" if self.best_by else "eval/objective"
+        return "eval/judge_mean" if self.selection_rewards else "eval/objective"
 
     def check(self) -> None:
         super().check()
-        learned_from = sorted(set(self.best_by) & set(self.rewards))
+        learned_from = sorted(set(self.selection_rewards) & set(self.rewards))
         if learned_from:
             raise ConfigError(
-                f"--best-by {redact(learned_from[0])} is one of --rewards: what the policy is trained on cannot judge it; "
-                "leave it out of one of the two"
+                f"--selection-rewards {redact(learned_from[0])} is one of --rewards: what the policy is trained on cannot "
+                "judge it; leave it out of one of the two"
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")

@@ -276,7 +276,7 @@ class CheckpointOptions(Settings):
     save_minutes: Annotated[float, NOT_NEGATIVE] = 15.0
     """Minutes between checkpoints, taken at the end of a step. 0 counts only the steps (save-every). A run that is ended by
     Ctrl-C, SIGTERM or an error saves one too."""
-    keep: Annotated[int, NOT_NEGATIVE] = 2
+    save_total_limit: Annotated[int, NOT_NEGATIVE] = 2
     """Checkpoints to keep; older ones are removed once a new one is complete. 0 keeps all."""
 
     @property
@@ -313,15 +313,15 @@ class HeldOutOptions(Settings):
     """Share of prompts to hold out if there is no eval-data, chosen by a hash of the prompt."""
     eval_every: Annotated[int, NOT_NEGATIVE] = 50
     """Steps between evaluations on held-out data. 0 evaluates only at the start and the end."""
-    patience: Annotated[int, NOT_NEGATIVE] = 0
+    early_stopping_patience: Annotated[int, NOT_NEGATIVE] = 0
     """Stop after this many evaluations in a row without improvement. 0 never stops early."""
 
     def check(self) -> None:
         super().check()
         if self.eval_fraction >= 1:
             raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
-        if self.patience and not self.eval_every:
-            raise ConfigError("--patience counts evaluations: set --eval-every too")
+        if self.early_stopping_patience and not self.eval_every:
+            raise ConfigError("--early-stopping-patience counts evaluations: set --eval-every too")
 
 
 @dataclass(frozen=True, kw_only=True)

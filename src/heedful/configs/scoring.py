@@ -100,7 +100,7 @@ class RewardOptions(JudgeOptions, TrustOptions):
         if not all(abs(weight) <= sys.float_info.max for weight in self.reward_weights):
             got = tuple(weight if isinstance(weight, float) else "an integer" for weight in self.reward_weights)
             raise ConfigError(f"--reward-weights must be finite numbers, got {got}")
-        for reward in (*self.rewards, *getattr(self, "best_by", ()), *getattr(self, "judge", ())):
+        for reward in (*self.rewards, *getattr(self, "selection_rewards", ()), *getattr(self, "judge", ())):
             if isinstance(reward, str) and "://" in reward and HIDDEN in reward:
                 raise ConfigError(
                     f"the reward {reward}: {HIDDEN} stands where a secret was left out as the settings were written down; "

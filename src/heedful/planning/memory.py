@@ -230,7 +230,7 @@ class _Run:
         if isinstance(config, OnlineConfig) and config.estimator.critic:
             self.has_value_head = config.critic == "shared"
             self.critic = None if self.has_value_head else self._critic(config)
-        scorers = () if self.online is None else (*self.online.rewards, *self.online.best_by)
+        scorers = () if self.online is None else (*self.online.rewards, *self.online.selection_rewards)
         names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
         self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
 

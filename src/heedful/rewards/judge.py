@@ -380,7 +380,7 @@ def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
 
 def check_comparing(
     wanted: Sequence[object],
-    best_by: Sequence[str],
+    selection_rewards: Sequence[str],
     options: RewardOptions,
     *,
     holds_out: bool,
@@ -396,15 +396,17 @@ def check_comparing(
         return
     has_judge = any(map(is_judge, wanted))
     because = f"--judge-mode {options.judge_mode} compares responses to the same prompt"
-    if any(map(is_judge, best_by)):
-        raise ConfigError(f"{because}, and --best-by judges held-out responses one by one; name another reward there")
+    if any(map(is_judge, selection_rewards)):
+        raise ConfigError(
+            f"{because}, and --selection-rewards judges held-out responses one by one; name another reward there"
+        )
     if has_judge and score_norm_samples:
         raise ConfigError(
             f"{because}, and --score-norm-samples takes one response to each prompt, of which it says nothing; leave it out: "
             "its scores lie between 0 and 1"
         )
-    if has_judge and holds_out and (not best_by or all(map(is_judge, wanted))):
-        named = "" if all(map(is_judge, wanted)) else ", or choose best/ by another reward (--best-by)"
+    if has_judge and holds_out and (not selection_rewards or all(map(is_judge, wanted))):
+        named = "" if all(map(is_judge, wanted)) else ", or choose best/ by another reward (--selection-rewards)"
         raise ConfigError(
             f"{because}, and held-out prompts have one response each, of which it says nothing; hold none out "
             f"(--eval-fraction 0, no --eval-data){named}"

@@ -530,9 +530,9 @@ def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, m
     flags += [f"--data={labels / TRAIN}", f"--eval-data={labels / EVAL}" if has_held_out else "--eval-fraction=0"]
     flags.append(f"--seed={(config.seed + 101 * notes.number + member) % 2**63}")
     settings = _read(RewardConfig, "reward", config.reward_config, flags)
-    if settings.patience and not has_held_out:
+    if settings.early_stopping_patience and not has_held_out:
         raise ConfigError(
-            f"{config.reward_config}: patience counts evaluations on held-out labels, and none of the "
+            f"{config.reward_config}: early_stopping_patience counts evaluations on held-out labels, and none of the "
             f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and go on"
         )
     return settings
@@ -601,10 +601,10 @@ def check_settings(config: RoundConfig, number: int, before: str) -> None:
     win_rate_config(config, config.policy, before, config.judge or ("rule:digits",))
     stand_ins = [f"rule:length:0-{length}" for length in range(1, config.reward_models + 1)]
     settings = ppo_config(config, notes, stand_ins)
-    judges = dict.fromkeys((*settings.best_by, *config.judge))  # so that they score a few answers
+    judges = dict.fromkeys((*settings.selection_rewards, *config.judge))  # so that they score a few answers
     settings = replace(
         settings,
-        best_by=tuple(one for one in judges if one not in stand_ins),
+        selection_rewards=tuple(one for one in judges if one not in stand_ins),
         critic="separate" if settings.critic == "reward" else settings.critic,  # no critic starts from a stand-in
     )
     with naming_config("ppo"):

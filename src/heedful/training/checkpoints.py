@@ -203,7 +203,7 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
     """
     weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
     trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
-    number = (config.keep or 2) + 1
+    number = (config.save_total_limit or 2) + 1
     state = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(learner.state_dict()).values())
     needed = number * (state + 3 * trained) + 2 * trained + 32 * 2**20
     output = config.folder.resolve()
@@ -214,7 +214,7 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
         raise MachineError(
             f"--output {config.folder}: the disk has {free / 1e9:.1f} GB free, and the run needs "
             f"{math.ceil(needed / 1e8) / 10:.1f} GB for {number} checkpoints, best/ and final/; free some, choose another "
-            "disk, keep fewer (--keep), or train adapters (--lora-rank)"
+            "disk, keep fewer (--save-total-limit), or train adapters (--lora-rank)"
         )
 
 

@@ -49,7 +49,7 @@ FREE = (
     *OF_THIS_CALL,
     "save_every",
     "save_minutes",
-    "keep",
+    "save_total_limit",
     "distributed_timeout_minutes",
     "memory_check",
     "judge_cache",
@@ -118,7 +118,7 @@ def made_from(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 def inputs(config: RunOptions) -> list[Path]:
     """The files and folders that a configuration names; some do not exist, as names on the Hub."""
     paths = [getattr(config, name, None) for name in INPUTS]
-    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
+    for reward in (*getattr(config, "rewards", ()), *getattr(config, "selection_rewards", ())):
         kind, _, rest = reward.partition(":")
         paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
     return [Path(part) for path in paths if path for part in with_bases(path)]

@@ -99,9 +99,9 @@ class Run:
         can_evaluate: bool,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
-        if config.patience and not can_evaluate:
+        if config.early_stopping_patience and not can_evaluate:
             raise ConfigError(
-                "--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data"
+                "--early-stopping-patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data"
             )
         self.config, self.learner, self.total_steps, self.objective = config, learner, total_steps, objective
         self.summary: dict[str, Any] = {"algorithm": algorithm, **facts}
@@ -109,7 +109,7 @@ class Run:
         self.done = 0
         self._looked_at = -1
         """The last step whose samples and evaluation are done; 0 is the model before its first."""
-        self._stopping = EarlyStopping(config.patience, higher_is_better=higher_is_better)
+        self._stopping = EarlyStopping(config.early_stopping_patience, higher_is_better=higher_is_better)
         self._first_evaluation: Numbers | None = None
         self._last_evaluation: Numbers = {}
         self._last_step: Numbers = {}
@@ -220,7 +220,8 @@ class Run:
         for step in range(first, self.total_steps + 1):
             if self._stopping.exhausted:
                 self._display.note(
-                    f"stopped at step {self.done}: {self.config.patience} evaluations in a row without improvement"
+                    f"stopped at step {self.done}: {self.config.early_stopping_patience} evaluations in a row "
+                    "without improvement"
                 )
                 break
             yield step

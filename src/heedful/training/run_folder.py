@@ -131,7 +131,7 @@ class RunFolder:
         """Read the checkpoint to continue from, if the run has come to one. Raises CheckpointError, ConfigError."""
         config = self._config
         identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
-        self._checkpoints = Checkpoints(self.path, identity, config.keep)
+        self._checkpoints = Checkpoints(self.path, identity, config.save_total_limit)
         before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
         self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
         if not has_changes and all(before.get(kind) == self._environment[kind] for kind in SOURCES):
@@ -197,7 +197,7 @@ class RunFolder:
         """Write what is known before the first step."""
         identity = uuid.uuid4().hex
         write_json(self.path / MARKER, {"schema": SCHEMA, "run": identity, "algorithm": command, **facts})
-        self._checkpoints = Checkpoints(self.path, identity, self._config.keep)
+        self._checkpoints = Checkpoints(self.path, identity, self._config.save_total_limit)
         hit("run.named")
         self._write_settings()
 

@@ -78,7 +78,7 @@ RUN = {
     "steps": 6,
     "eval_every": 1,
     "save_every": 1,
-    "keep": 0,
+    "save_total_limit": 0,
     "learning_rate": 5e-3,
     "lr_schedule": "constant",
     "kl_coef": 2.0,
@@ -101,10 +101,10 @@ def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [PPOConfig, OnlineDPOConfig])
 def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
-    """By --best-by the model is best that the judge likes most; what is learned stays, bit for bit."""
+    """By --selection-rewards the model is best that the judge likes most; what is learned stays, bit for bit."""
     train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
     run = {name: value for name, value in RUN.items() if kind is PPOConfig or name != "kl_coef"} | {"save_every": 0}
-    judged = config(kind, **run, best_by=(judge,))
+    judged = config(kind, **run, selection_rewards=(judge,))
     plain = config(kind, **run, output=judged.output.parent / "plain")
     summary = train(judged, rewards=[length])
     train(plain, rewards=[length])
@@ -118,23 +118,25 @@ def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
 
 
 def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
-    with pytest.raises(ConfigError, match=r"^--best-by rule:digits is one of --rewards: what the policy is trained on"):
-        config(rewards=("rule:digits", "rule:json"), best_by=(judge, "rule:digits"))
     with pytest.raises(
-        ConfigError, match=r"^--best-by judges held-out responses, .* set --eval-fraction or --eval-data"
+        ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: what the policy is trained on"
     ):
-        train_ppo(config(best_by=(judge,), eval_fraction=0.0), rewards=[length])
-    with pytest.raises(ConfigError, match=r"^--best-by: 'digits' is not a reward; use model:PATH"):
-        train_ppo(config(best_by=("digits",)), rewards=[length])
-    with pytest.raises(ConfigError, match=r"^--best-by: .* has no function 'long'"):
-        train_ppo(config(best_by=(judge.replace(":brief", ":long"),)), rewards=[length])
+        config(rewards=("rule:digits", "rule:json"), selection_rewards=(judge, "rule:digits"))
+    with pytest.raises(
+        ConfigError, match=r"^--selection-rewards judges held-out responses, .* set --eval-fraction or --eval-data"
+    ):
+        train_ppo(config(selection_rewards=(judge,), eval_fraction=0.0), rewards=[length])
+    with pytest.raises(ConfigError, match=r"^--selection-rewards: 'digits' is not a reward; use model:PATH"):
+        train_ppo(config(selection_rewards=("digits",)), rewards=[length])
+    with pytest.raises(ConfigError, match=r"^--selection-rewards: .* has no function 'long'"):
+        train_ppo(config(selection_rewards=(judge.replace(":brief", ":long"),)), rewards=[length])
     assert not (tmp_path / "run").exists()
 
 
 def test_the_judges_file_is_not_deleted_by_overwrite(config, length, judge, tmp_path):
-    settings = config(steps=1, best_by=(judge,))
+    settings = config(steps=1, selection_rewards=(judge,))
     train_ppo(settings, rewards=[length])
     (settings.output / "法官.py").write_text(JUDGE, encoding="utf-8")
     inside = f"python:{settings.output / '法官.py'}:brief"
     with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
-        train_ppo(config(steps=1, best_by=(inside,), overwrite=True), rewards=[length])
+        train_ppo(config(steps=1, selection_rewards=(inside,), overwrite=True), rewards=[length])

@@ -226,10 +226,13 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(settings, chat_ser
     ("changes", "said"),
     [
         ({"eval_fraction": 0.0, "score_norm_samples": 8}, "--score-norm-samples takes one response .* between 0 and 1"),
-        ({}, r"held-out prompts have one response each.*--eval-fraction 0.*, or choose best/ by another .*--best-by"),
-        ({"score_norm_samples": 8, "best_by": ("rule:digits",)}, "--score-norm-samples takes one response"),
+        (
+            {},
+            r"held-out prompts have one response each.*--eval-fraction 0.*, or choose best/ by another .*--selection-rewards",
+        ),
+        ({"score_norm_samples": 8, "selection_rewards": ("rule:digits",)}, "--score-norm-samples takes one response"),
     ],
-    ids=["a norm", "held-out prompts", "a norm and --best-by"],
+    ids=["a norm", "held-out prompts", "a norm and --selection-rewards"],
 )
 def test_beside_another_reward_a_judge_that_compares_is_not_left_out(settings, chat_server, tmp_path, changes, said):
     """What is measured without it is not what is trained on: neither the scale of scores, nor the model that is best."""
@@ -245,7 +248,7 @@ def test_a_judge_that_compares_goes_with_another_choice_of_the_best(settings, ch
     """Held-out scores are those of the other reward, and it is said."""
     chat_server.faults(by_hash=True)
     settings |= {"judge_mode": "ranking", "samples_per_prompt": 2, "steps": 1, "ppo_epochs": 1}
-    settings |= {"rollout_batch_size": 8, "minibatch_size": 8, "best_by": ("rule:digits",)}
+    settings |= {"rollout_batch_size": 8, "minibatch_size": 8, "selection_rewards": ("rule:digits",)}
 
     def three(completions):
         return [3.0] * len(completions)
@@ -258,8 +261,8 @@ def test_a_judge_that_compares_goes_with_another_choice_of_the_best(settings, ch
 
 
 def test_a_judge_that_compares_does_not_choose_the_best(settings, chat_server):
-    settings |= {"samples_per_prompt": 2, "judge_mode": "ranking", "best_by": (chat_server.judge,)}
-    with pytest.raises(ConfigError, match="--best-by judges held-out responses one by one"):
+    settings |= {"samples_per_prompt": 2, "judge_mode": "ranking", "selection_rewards": (chat_server.judge,)}
+    with pytest.raises(ConfigError, match="--selection-rewards judges held-out responses one by one"):
         train_ppo(PPOConfig(**settings), rewards=[gold_judge])
 
 

@@ -59,7 +59,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         **({} if kl is None else {"eval/kl": kl}),
         **({"eval/failed_frac": len(given.failed) / len(completions)} if given.failed else {}),
         **{f"eval/{name}": value for name, value in given.measured.items() if not name.startswith("time/")},
-        **{f"eval/best_by/{name}": value for name, value in judged_by.items() if not name.startswith("time/")},
+        **{f"eval/selection/{name}": value for name, value in judged_by.items() if not name.startswith("time/")},
         "eval/response_length": float(rollouts.lengths.float().mean()),
         "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }

@@ -22,7 +22,7 @@ CORRECTED = (
 ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
 WITHOUT_JUDGE = (
     "a judge that compares has no part in eval/score_mean and eval/objective, whose prompts have one response each; best/ is "
-    "chosen by --best-by"
+    "chosen by --selection-rewards"
 )
 
 
@@ -40,7 +40,7 @@ def notes_of(config: RolloutConfig) -> list[str]:
     is_only_measured = config.reference is not None and not config.needs_reference
     is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
     filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
-    without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.best_by)
+    without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.selection_rewards)
     return filtered + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
 
 

@@ -54,7 +54,7 @@ from heedful.training.setup import check_start, copy_reference, load_reference, 
 
 C = TypeVar("C", bound=RolloutConfig)
 
-NAMES_SERVERS = {"rewards", "best_by", "sampler"}
+NAMES_SERVERS = {"rewards", "selection_rewards", "sampler"}
 """Settings with addresses. One that was changed may be wrong, however long the run has been going."""
 
 
@@ -103,7 +103,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction], in_memory
         sampler = _sampler(config, renderer, policy, longest, is_known=resumes)
     divide(config, device, policy, reference, critic)
     functions = load_rewards(wanted, config, **_where(policy, config))
-    judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
     divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
     if resumes:
         _expect_answers([*functions, *judges])
@@ -265,9 +265,11 @@ def _wanted_rewards(
         user_code.load(name, value)
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
-    check_reward_options([*wanted, *config.best_by], config)
+    check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
-    check_comparing(wanted, config.best_by, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples)
+    check_comparing(
+        wanted, config.selection_rewards, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples
+    )
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
@@ -324,9 +326,9 @@ def _load_prompts(
         config,
         renderer,
     )
-    if config.best_by and not held_out:
+    if config.selection_rewards and not held_out:
         raise ConfigError(
-            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
+            "--selection-rewards judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
         )
     return train, held_out, counts | {"max_prompt_tokens": limit}
 
