@@ -592,6 +592,7 @@ class RolloutConfig(
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampler", tuple(map(user_code.as_value, self.sampler)))
+        object.__setattr__(self, "selection_rewards", tuple(map(user_code.as_value, self.selection_rewards)))
         super().__post_init__()
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import check_secret, refuse
 from heedful.errors import ConfigError, RewardError
@@ -130,6 +131,8 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
+        elif isinstance(reward, str) and reward.startswith(user_code.IN_PYTHON):
+            named = Reward(reward.removeprefix(user_code.IN_PYTHON), user_code.load("--rewards", reward))
         elif isinstance(reward, str):
             named = Reward(redact(reward), _function_of(reward, limits, machine))
         else:
