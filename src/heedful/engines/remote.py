@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 
 from heedful.configs.online import ENGINES, RolloutConfig
 from heedful.engines.engine import RemoteEngine
+from heedful.errors import ConfigError
 from heedful.models.policy import Policy
 
 KINDS = {"vllm": "heedful.engines.vllm.servers"}
@@ -25,8 +26,17 @@ def connect(
         is_known: whether the servers have served this run before; then they are waited for.
     """
     kind = config.sampler[0].partition(":")[0]
-    found = entry_points(group=ENGINES, name=kind)
-    function = importlib.import_module(KINDS[kind]).connect if kind in KINDS else next(iter(found)).load()
+    if kind in KINDS:
+        function = importlib.import_module(KINDS[kind]).connect
+    else:
+        (found, *_) = entry_points(group=ENGINES, name=kind)
+        try:
+            function = found.load()
+        except (ImportError, AttributeError) as error:
+            package = "" if found.dist is None else f" of the package {found.dist.name}"
+            raise ConfigError(
+                f"--sampler {config.sampler[0]}: {found.value}{package} cannot be loaded: {error}; install the package again"
+            ) from error
     remote: RemoteEngine = function(
         config, policy, stop_ids=stop_ids, pad_id=pad_id, longest=longest, is_known=is_known
     )

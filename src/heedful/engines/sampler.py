@@ -72,6 +72,12 @@ class Sampler:
         rollouts = self.remote.finish(ticket, policy.device)
         return rollouts, self._completions(prompts, rollouts)
 
+    def close(self) -> None:
+        """Close the servers' connection, or the user's engine, if there is one."""
+        for one in (self.engine, self.remote):
+            if one is not None:
+                one.close()
+
     def _ask(
         self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]
     ) -> tuple[Rollouts, list[Completion]]:

@@ -49,11 +49,12 @@ def ppo_steps(
     """
     with described(config, policy, prompts) as settings:
         learner = start(settings, rewards, policy).learner
-    for step in range(1, config.steps + 1):
-        experience = make_experience(learner, rollout(learner, next(learner.prompts)))
-        metrics = learn(learner, experience).metrics
-        yield step, experience, metrics
-        learner.check(metrics)
+    with contextlib.closing(learner.sampler):
+        for step in range(1, config.steps + 1):
+            experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+            metrics = learn(learner, experience).metrics
+            yield step, experience, metrics
+            learner.check(metrics)
 
 
 @contextlib.contextmanager

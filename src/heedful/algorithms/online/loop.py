@@ -1,5 +1,6 @@
 """The run around an algorithm that samples: sample and score, learn, log; now and then evaluate and save."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -42,18 +43,21 @@ def run_online(
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
     config, learner, held_out, about = start(config, rewards)
-    with Run(
-        config,
-        learner,
-        config.algorithm,
-        config.steps,
-        objective=config.best_metric,
-        higher_is_better=True,
-        shown=shown,
-        can_evaluate=bool(held_out),
-        callbacks=callbacks,
-        **about,
-    ) as run:
+    with (
+        contextlib.closing(learner.sampler),
+        Run(
+            config,
+            learner,
+            config.algorithm,
+            config.steps,
+            objective=config.best_metric,
+            higher_is_better=True,
+            shown=shown,
+            can_evaluate=bool(held_out),
+            callbacks=callbacks,
+            **about,
+        ) as run,
+    ):
         forget_rollouts(config, after=run.done)
         for step in run.steps():
             if run.needs_update(step):
