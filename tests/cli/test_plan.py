@@ -116,6 +116,17 @@ def test_mistakes_are_named(heedful, words, said):
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("command", "fits"), [("grpo", True), ("ppo", True), ("online-dpo", False)], ids=["grpo", "ppo", "pairs"]
+)
+def test_ranks_share_what_a_step_learns_from(heedful, command, fits):
+    """8 responses are 8 rows, or in online DPO 2 pairs."""
+    words = ("--minibatch-size", "8", "--rollout-batch-size", "16", "--samples-per-prompt", "4", "--ranks", "4")
+    outcome = heedful("plan", command, "--model", "0.5B", *words)
+    assert outcome.status == (0 if fits else 2), outcome.err
+    assert fits or "4 ranks, but a step has 2 rows to divide among them (--minibatch-size 8): raise it to" in outcome.err
+
+
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["pppo"], 2)])
 def test_plan_alone_lists_its_trainers(heedful, words, status):
     outcome = heedful("plan", *words)

@@ -956,6 +956,11 @@ class OnlineDPOConfig(RolloutConfig):
     """Strength of the pull to the reference. Raising it keeps the policy closer."""
 
     @property
+    def rows_per_pair(self) -> int:
+        """Responses of a minibatch that make one pair to learn from."""
+        return self.samples_per_prompt
+
+    @property
     def needs_old_pass(self) -> bool:
         """The loss has no ratio: only metrics need it, and only the first update's pass can give them."""
         return not self.makes_one_update

@@ -216,9 +216,7 @@ def check_ranks(config: Any, ranks: int) -> None:
     """Refuse more ranks than an optimizer step has rows: some would never have any. Refuse ``replicas`` that do not divide
     them. Raises ConfigError."""
     check_replicas(config.replicas, ranks)
-    per_row = 1
-    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
-        per_row = per_prompt
+    per_row: int = getattr(config, "rows_per_pair", 1)
     for name in ("batch_size", "minibatch_size"):
         rows = getattr(config, name, None)
         if rows is not None and math.ceil(rows / per_row) < ranks:
