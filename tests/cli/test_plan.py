@@ -124,7 +124,9 @@ def test_ranks_share_what_a_step_learns_from(heedful, command, fits):
     words = ("--minibatch-size", "8", "--rollout-batch-size", "16", "--samples-per-prompt", "4", "--ranks", "4")
     outcome = heedful("plan", command, "--model", "0.5B", *words)
     assert outcome.status == (0 if fits else 2), outcome.err
-    assert fits or "4 ranks, but a step has 2 rows to divide among them (--minibatch-size 8): raise it to" in outcome.err
+    assert (
+        fits or "4 ranks, but a step has 2 rows to divide among them (--minibatch-size 8): raise it to" in outcome.err
+    )
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["pppo"], 2)])

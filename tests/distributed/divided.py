@@ -126,7 +126,7 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONF
     torch.manual_seed(7)
     optimizer = make_optimizer([(model, 1e-3)], config)
     losses, norms = [], []
-    passes = Passes([model.zero], [model], sync_every) if is_sharded(model) else None
+    passes = Passes([model.dummy_loss], [model], sync_every) if is_sharded(model) else None
     number = int(ranks.largest(len(rows_of_passes))) if passes else len(rows_of_passes)
     for batch in batches():
         total = torch.zeros((), dtype=torch.float64)

@@ -155,7 +155,7 @@ def accumulate(
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(len(pair.chosen) for pair in ordered)
     sums = MetricSums()
-    limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.zero))
+    limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))

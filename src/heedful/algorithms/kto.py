@@ -195,7 +195,7 @@ def accumulate(
     kl = mean_of_others(policy, labelled, pad_id, limit)
     num_desirable = sum(one.record.label for one in labelled)
     sums = MetricSums()
-    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.zero))
+    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
         loss, metrics = core.kto_loss(
@@ -220,7 +220,9 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
-    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
+    for part in own_micro_batches(
+        ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.dummy_loss))
+    ):
         logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
     ranks.all_well()

@@ -117,7 +117,7 @@ def backward_minibatch(
     lengths = experience.scored.batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     shortest_first = sorted(pairs, key=longest.__getitem__)
-    step = passes((learner.policy, learner.policy.zero))
+    step = passes((learner.policy, learner.policy.dummy_loss))
     for part in own_micro_batches(shortest_first, limit.of_pairs, lambda pair: (2, longest[pair]), step):
         dpo_loss(learner, experience, part, update, num_pairs=len(pairs)).backward()
     if experience.old is None:

@@ -240,7 +240,7 @@ def micro_batches(
 ) -> Iterator[list[RankingRows]]:
     """This rank's rankings, similar lengths together, with at most as many responses as that many pairs. None is split."""
     ordered = sorted(rankings, key=lambda one: one.mean_length)
-    step = passes((model, model.zero))
+    step = passes((model, model.dummy_loss))
     return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest), step)
 
 
@@ -330,7 +330,7 @@ def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBa
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
     scores: list[float] = []
     with torch.no_grad():
-        step = passes((model, model.zero))
+        step = passes((model, model.dummy_loss))
         for part in own_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"])), step):
             scores += model(part).tolist()
     return math.fsum(itertools.chain.from_iterable(ranks.gather(scores))) / len(rows) + model.offset

@@ -290,17 +290,17 @@ class Passes:
     Weights are put together by all ranks at once, so a rank with fewer micro-batches passes over nothing instead.
 
     Args:
-        zeros: what to do for a micro-batch that is not there, in the order in which the passes of one that is there are made:
-            each makes a pass that reads every weight, and returns 0 (such as `Policy.zero`).
+        dummy_losses: one for each pass of a micro-batch, in their order, for ranks that have no rows left: each makes a pass
+            that reads every weight, and returns 0 (such as `Policy.dummy_loss`).
         modules: those that are passed through.
         sync_every: ``step`` sums gradients over the ranks in the last pass of the loop, which takes memory for those of whole
             weights until then; ``micro-batch`` in every pass.
     """
 
     def __init__(
-        self, zeros: Sequence[Callable[[], Tensor]], modules: Sequence[nn.Module], sync_every: SyncEvery = "step"
+        self, dummy_losses: Sequence[Callable[[], Tensor]], modules: Sequence[nn.Module], sync_every: SyncEvery = "step"
     ) -> None:
-        self.zeros, self.modules, self.sync_every = zeros, modules, sync_every
+        self.dummy_losses, self.modules, self.sync_every = dummy_losses, modules, sync_every
 
     def before(self, *, is_last: bool) -> None:
         """Call before each micro-batch's passes, there or not."""
@@ -309,18 +309,20 @@ class Passes:
 
     def nothing(self) -> None:
         """Make the passes of a micro-batch that is not there. Gradients stay as they are."""
-        for zero in self.zeros:
-            made = zero()
-            if made.requires_grad:
-                made.backward()
+        for dummy_loss in self.dummy_losses:
+            loss = dummy_loss()
+            if loss.requires_grad:
+                loss.backward()
 
 
 def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
-    """`Passes` through models, each with its ``zero``; None if they are not divided, so that ranks need not keep step."""
-    divided = [(module, zero) for module, zero in through if is_sharded(module)]
+    """`Passes` through models, each with its dummy loss; None if they are not divided, so that ranks need not keep step."""
+    divided = [(module, dummy_loss) for module, dummy_loss in through if is_sharded(module)]
     if not divided:
         return None
     root = next((known for module, _ in divided if (known := _DIVIDED.get(module)) is not None), None)
     return Passes(
-        [zero for _, zero in divided], [module for module, _ in divided], "step" if root is None else root.sync_every
+        [dummy_loss for _, dummy_loss in divided],
+        [module for module, _ in divided],
+        "step" if root is None else root.sync_every,
     )

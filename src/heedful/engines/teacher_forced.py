@@ -59,7 +59,7 @@ def token_outputs(
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
         parts = []
-        for rows, here in micro_batches(batch, limit, passes((policy, policy.zero)), at_least_one=True):
+        for rows, here in micro_batches(batch, limit, passes((policy, policy.dummy_loss)), at_least_one=True):
             b = here.to(policy.device)
             outputs = policy(
                 b.ids,
@@ -90,7 +90,7 @@ def token_values(
     """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
-        parts = micro_batches(batch, limit, passes((value_model, value_model.zero)), at_least_one=True)
+        parts = micro_batches(batch, limit, passes((value_model, value_model.dummy_loss)), at_least_one=True)
         return [(rows, value_model(part.ids, part.attention_mask, part.response_mask)) for rows, part in parts]
 
     return _in_place((adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)

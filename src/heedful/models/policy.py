@@ -164,8 +164,8 @@ class Policy(nn.Module):
         logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
         return TokenOutputs(logprobs, entropy, values, states)
 
-    def zero(self, *, with_values: bool = True) -> Tensor:
-        """0, from a pass over one token that reads every weight: what a rank passes through that has no rows left."""
+    def dummy_loss(self, *, with_values: bool = True) -> Tensor:
+        """Zero loss that touches every weight, so that an idle rank joins the collective."""
         ids = torch.tensor([[1, 2]], device=self.device)
         mask = torch.ones_like(ids, dtype=torch.bool)
         outputs = self(ids, mask, mask[:, 1:], with_values=with_values)

@@ -90,8 +90,8 @@ class RewardModel(nn.Module):
                 logits = self._padded_logits(rows)
         return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
 
-    def zero(self) -> Tensor:
-        """0, from a pass over two tokens that reads every weight: what a rank passes through that has no rows left."""
+    def dummy_loss(self) -> Tensor:
+        """Zero loss that touches every weight, so that an idle rank joins the collective."""
         return 0.0 * self([{"input_ids": [1, 2]}]).sum()
 
     def try_packing(self) -> None:

@@ -37,8 +37,8 @@ class ValueModel(nn.Module):
         values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
         return scale_gradient(scatter(values, response_mask), self.grad_scaler)
 
-    def zero(self) -> Tensor:
-        """0, from a pass over one token that reads every weight: what a rank passes through that has no rows left."""
+    def dummy_loss(self) -> Tensor:
+        """Zero loss that touches every weight, so that an idle rank joins the collective."""
         ids = torch.tensor([[1, 2]], device=self.trunk.device)
         mask = torch.ones_like(ids, dtype=torch.bool)
         return 0.0 * self(ids, mask, mask[:, 1:]).sum()

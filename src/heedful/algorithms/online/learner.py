@@ -132,9 +132,9 @@ class Learner(Generic[C_co]):
         """The passes of a micro-batch, which ranks with divided models make together."""
         models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
         if not is_warming_up:
-            models.append((self.policy, lambda: self.policy.zero(with_values=self.pulls_trunk)))
+            models.append((self.policy, lambda: self.policy.dummy_loss(with_values=self.pulls_trunk)))
         if self.critic is not None:
-            models.append((self.critic, self.critic.zero))
+            models.append((self.critic, self.critic.dummy_loss))
         return passes(*models)
 
     def steer(
