@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md: `python docs/scale.py`. Memory is what `heedful plan` says; bytes and seconds are
+"""Writes the tables of docs/results/scale.md: `python docs/scale.py`. Memory is what `heedful plan` says; bytes and seconds are
 counted here, from shapes and from what the makers of the hardware publish. Nothing is measured."""
 
 import math
@@ -10,7 +10,7 @@ from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.planning.memory import GB, Lengths, Plan, plan_of
 from heedful.planning.shapes import Shape, decoder
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE = Path(__file__).parent / "results" / "scale.md"
 MODELS = {
     "7B": decoder(  # Qwen2.5-7B
         vocabulary=152_064, hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18_944,
@@ -229,7 +229,7 @@ def written(page: str) -> str:
     for name, table in {"memory": memory_table, "cost": cost_table, "replicas": replicas_table}.items():
         between = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
         page, count = between.subn(lambda found, table=table: found[1] + "\n".join(table()) + found[2], page)
-        assert count == 1, f"docs/scale.md has no table {name!r}"
+        assert count == 1, f"docs/results/scale.md has no table {name!r}"
     return page
 
 

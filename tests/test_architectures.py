@@ -1,7 +1,7 @@
 """Every architecture, made tiny from its configuration: sampled, trained, saved and reloaded, or refused with the reason.
 
-docs/architectures.md is this table; `python tests/test_architectures.py` writes it again. `-m exhaustive` holds every row
-against the code, the ordinary suite a few of them.
+docs/results/architectures.md is this table, docs/architectures.md a summary of it; `python tests/test_architectures.py` writes
+both again. `-m exhaustive` holds every row against the code, the ordinary suite a few of them.
 """
 
 import itertools
@@ -37,7 +37,9 @@ from heedful.kernels.packing import can_pack
 from heedful.models import byte_tokenizer
 from heedful.types import MicroBatch
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "results" / "architectures.md"
+SUMMARY = DOCS / "architectures.md"
 LIMIT = 1e-4
 """The most that a sampled log-prob may differ from that of the whole text, in float32; logits are of size 10. The same for
 scores in a batch, and for the logits of a reloaded model."""
@@ -357,6 +359,32 @@ def test_no_check_is_needed_for_those_that_were_measured_and_have_the_cache_in_p
     assert in_place - {name for name, one in POLICIES.items() if one.text is not None} == PROVEN
 
 
+def summary():
+    """The table of policies without its numbers, model types of one kind in a row; then the reward models."""
+    grouped = {}
+    for name, (kind, _, cache_is, packed) in page()["policies"].items():
+        grouped.setdefault((kind, cache_is, packed), []).append(f"`{name}`")
+    lines = ["| kind | cache | packed | model types |", "|---|---|---|---|"]
+    lines += [
+        f"| {kind} | {cache_is} | {packed} | {', '.join(names)} |"
+        for (kind, cache_is, packed), names in grouped.items()
+    ]
+    lines += ["", "| reward models | model types |", "|---|---|"]
+    kinds = {}
+    for name, (kind, _) in page()["reward models"].items():
+        kinds.setdefault(kind, []).append(f"`{name}`")
+    return "\n".join([*lines, *(f"| {kind} | {', '.join(names)} |" for kind, names in kinds.items())])
+
+
+TABLE_OF_SUMMARY = re.compile(r"(<!-- summary -->\n).*?(\n<!-- /summary -->)", re.DOTALL)
+
+
+def test_the_summary_is_that_of_the_rows():
+    found = TABLE_OF_SUMMARY.search(SUMMARY.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found.group() == f"<!-- summary -->\n{summary()}\n<!-- /summary -->"
+
+
 def check(table, name):
     """A row of the page against the code."""
     architectures, measure = TABLES[table]
@@ -397,6 +425,10 @@ def write_page():
         rest = itertools.dropwhile(lambda line: line.startswith("|"), after.splitlines(keepends=True))
         text = before + heading + rows[table] + "".join(rest)
     PAGE.write_text(text, encoding="utf-8")
+    page.cache_clear()
+    text = SUMMARY.read_text(encoding="utf-8")
+    text = TABLE_OF_SUMMARY.sub(lambda found: found[1] + summary() + found[2], text)
+    SUMMARY.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""docs/memory.md and docs/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the tables of
-docs/memory.md again, `python docs/scale.py` those of docs/scale.md."""
+"""docs/memory.md and docs/results/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the tables of
+docs/memory.md again, `python docs/scale.py` those of docs/results/scale.md."""
 
 import re
 import runpy
@@ -88,8 +88,27 @@ def test_memory_holds_what_the_planner_says(name):
 
 def test_scale_holds_what_its_script_says():
     script = runpy.run_path(str(DOCS / "scale.py"))
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    page = (DOCS / "results" / "scale.md").read_text(encoding="utf-8")
     assert script["written"](page) == page
+
+
+def test_the_short_table_of_scale_has_numbers_of_the_long_ones():
+    """A row's GB are those of GRPO in the table of memory, its seconds and share of products those in the table of costs."""
+    rows, long = (
+        [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in (DOCS / name).read_text("utf-8").splitlines()
+        ]
+        for name in ("scale.md", "results/scale.md")
+    )
+    of_grpo = {(row[0], row[1], len(row)): row for row in long if len(row) > 2 and row[2] == "GRPO"}
+    short = [row for row in rows if len(row) == 5 and row[1].isdigit()]
+    assert len(short) == 5
+    for model, gpus, memory, seconds, share in short:
+        assert (memory, seconds, share) == (
+            of_grpo[model, gpus, 12][10],
+            *of_grpo[model, gpus, 11][9:],
+        )
 
 
 def test_the_models_of_scale_have_the_parameters_that_are_published():
