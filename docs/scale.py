@@ -1,5 +1,5 @@
-"""Writes the tables of docs/results/scale.md: `python docs/scale.py`. Memory is what `heedful plan` says; bytes and seconds are
-counted here, from shapes and from what the makers of the hardware publish. Nothing is measured."""
+"""Writes the tables of docs/results/scale.md: `python docs/scale.py`. Memory is what `heedful plan` says; bytes and seconds
+are counted here, from shapes and published numbers of the hardware. Nothing is measured."""
 
 import math
 import re
