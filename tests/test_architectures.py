@@ -1,7 +1,7 @@
 """Every architecture, made tiny from its configuration: sampled, trained, saved and reloaded, or refused with the reason.
 
-docs/results/architectures.md is this table, docs/architectures.md a summary of it; `python tests/test_architectures.py` writes
-both again. `-m exhaustive` holds every row against the code, the ordinary suite a few of them.
+docs/results/architectures.md is this table, docs/architectures.md a summary of it; `python tests/test_architectures.py`
+writes both again. `-m exhaustive` holds every row against the code, the ordinary suite a few of them.
 """
 
 import itertools

@@ -1,5 +1,5 @@
-"""docs/memory.md and docs/results/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the tables
-of docs/memory.md again, `python docs/scale.py` those of docs/results/scale.md."""
+"""docs/memory.md and docs/results/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the
+tables of docs/memory.md again, `python docs/scale.py` those of docs/results/scale.md."""
 
 import re
 import runpy
