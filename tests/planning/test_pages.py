@@ -50,16 +50,16 @@ def cell(config, gigabytes):
     for recomputed in (False, True):
         for size in (8, 4, 2, 1):
             if peak(replace(config, micro_batch_size=size, gradient_checkpointing=recomputed)) <= gigabytes * GB:
-                return f"{size} r" if recomputed else str(size)
+                return f"{size}r" if recomputed else str(size)
     return "–"
 
 
 def what_fits_table():
-    head = " | ".join(f"{trainer} {gpu}" for trainer in TRAINERS for gpu in GPUS)
-    lines = [f"| model | | {head} |", "|---" * (2 + len(TRAINERS) * len(GPUS)) + "|"]
+    lines = [f"| model | | {' | '.join(TRAINERS)} |", "|---" * (2 + len(TRAINERS)) + "|"]
     for model in KNOWN:
         for method, change in METHODS.items():
-            cells = [cell(kind(model=model, **own, **change), gpu) for kind, own in TRAINERS.values() for gpu in GPUS]
+            runs = [kind(model=model, **own, **change) for kind, own in TRAINERS.values()]
+            cells = ["/".join(cell(run, gpu) for gpu in GPUS) for run in runs]
             lines.append(f"| {model} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
