@@ -95,15 +95,13 @@ def make_model(folder):
 
 
 def marked(renderer, prompt, response, *, said="learned"):
-    """A line per token: its number, its text, whether it is learned (or was written). Without a system message."""
-    texts = [(json.dumps(renderer.decode([token])), "") for token in prompt]
-    texts += [(json.dumps(renderer.decode([token])), said) for token in response]
-    width = max(len(text) for text, _ in texts)
-    lines = [f"{i:3}  {text:{width}}  {word}".rstrip() for i, (text, word) in enumerate(texts)]
-    start = renderer.decode(prompt[:1])
-    turns = [i for i, (text, _) in enumerate(texts) if text == json.dumps(start)]
-    first = next((turn for turn in turns if "system" not in texts[turn + 1][0]), 0)
-    return "\n".join(([f"     (the system message, with the tools: {first} tokens)"] if first else []) + lines[first:])
+    """A line of text for each turn of the prompt, and one for the tokens that are learned (or were written)."""
+    starts = [i for i, token in enumerate(prompt) if token == prompt[0]]
+    turns = [prompt[i:j] for i, j in zip(starts, [*starts[1:], len(prompt)], strict=True)]
+    system = [turn for turn in turns if renderer.decode(turn[1:2]) == "system"]
+    lines = [f"({len(turn)} tokens of the system message, with the tools)" for turn in system]
+    lines += [f"prompt   {json.dumps(renderer.decode(turn))}" for turn in turns[len(system) :]]
+    return "\n".join([*lines, f"{said:8} {json.dumps(renderer.decode(response))}"])
 
 
 def learned(folder, record, *, thinking="default"):
