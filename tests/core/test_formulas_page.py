@@ -48,14 +48,16 @@ def in_code(text):
 
 
 def wrong_entries(page):
-    """Public functions without an entry, entries of no public function, and what an entry leaves out."""
-    found = entries(page)
+    """Public functions without an entry, entries of no public function, and what an entry leaves out.
+
+    An argument is in the entry, or in the table of symbols."""
+    found, symbols = entries(page), in_code(page.partition("## Symbols\n")[2].partition("\n## ")[0])
     wrong = [f"{name}: no entry" for name in PUBLIC if name not in found]
     wrong += [f"{name}: an entry, but no public function" for name in found if name not in PUBLIC]
     for name in set(found) & set(PUBLIC):
         public, body = PUBLIC[name], found[name]
         source = f"[`{name}`](../src/{public.__module__.replace('.', '/')}.py)"
-        wrong += [f"{name}: no argument {a}" for a in arguments_of(public) if a not in in_code(body)]
+        wrong += [f"{name}: no argument {a}" for a in arguments_of(public) if a not in symbols | in_code(body)]
         wrong += [f"{name}: no link {source}"] if source not in body else []
         wrong += [f"{name}: no formula"] if "```math" not in body else []
         wrong += [f"{name}: no numbers"] if CALLS[name] not in page else []
