@@ -203,6 +203,24 @@ def test_identity_k3_times_the_ratio_has_the_gradient_ratio_times_d():
     close(on_policy, of_k2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "kl"),
+    [
+        ("k1", lambda logp, _: 0 * logp),
+        ("k2", lambda logp, logq: logp.exp() * (logp - logq)),
+        ("k3", lambda logp, logq: logq.exp() * (logq - logp)),
+    ],
+)
+def test_identity_the_expected_gradient_on_policy(kind, kl):
+    """Of k1 zero, of k2 that of KL(policy, reference), of k3 that of KL(reference, policy): over the whole vocabulary."""
+    logits = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    logp, logq = torch.log_softmax(logits, dim=0), torch.log_softmax(torch.randn(7, dtype=torch.float64), dim=0)
+    estimate = (logp.exp().detach() * kl_estimate(logp, logq, kind=kind)).sum()
+    (found,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(kl(logp, logq).sum(), logits)
+    close(found, expected)
+
+
 def test_identity_the_ratio_makes_value_and_gradient_those_of_the_kl_off_policy():
     """Over the whole vocabulary, weighted by another policy's probabilities. Without the ratio both are wrong."""
     logits, others, ref = (torch.randn(7, dtype=torch.float64, requires_grad=True) for _ in range(3))
