@@ -20,7 +20,7 @@ class EvaluationOptions(RecordOptions, TrustOptions, MachineOptions):
     data: str
     """Data to measure on: a file (docs/data.md), or a data set on the Hub or ModelScope."""
     eval_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
-    """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 uses all."""
+    """Share of prompts to use, by the trainers' hash: give theirs to measure on what they held out. 1 uses all."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
@@ -80,9 +80,9 @@ class BestOfNConfig(ScoresConfig):
     """Mean score of the best of n responses to a prompt, chosen by a reward and, if you like, judged by another."""
 
     n: Annotated[int, POSITIVE] = 4
-    """Responses to choose from. More raise the score and the KL, and cost as much more; 1 is the plain model."""
+    """Responses to choose from. More raise score, KL and cost; 1 is the plain model."""
     judge: tuple[str, ...] = ()
-    """Another reward that scores the chosen ones, in the same forms; several are summed. Without one, --rewards judge."""
+    """Another reward that scores the chosen responses, in the same forms; several are summed. None takes --rewards."""
     samples_per_prompt: Annotated[int, POSITIVE] = 1
     """Choices made for each prompt, among n responses each, all counted."""
 
@@ -103,7 +103,7 @@ class PassAtKConfig(ScoresConfig):
     """pass@k: how often at least one of k responses to a prompt is correct, by a reward such as rule:exact_number."""
 
     k: tuple[int, ...] = (1,)
-    """Tries that a prompt has, such as 1 4 16; none more than samples-per-prompt."""
+    """Tries per prompt, such as 1 4 16; at most samples-per-prompt."""
     samples_per_prompt: Annotated[int, POSITIVE] = 16
     """Responses sampled to each prompt, from which every k is estimated without bias. More than k narrow the interval."""
     correct_from: Annotated[float, FINITE] = 1.0
@@ -155,8 +155,8 @@ class PerplexityConfig(EvaluationOptions):
     max_length: Annotated[int | None, POSITIVE] = None
     """Tokens read at a time; None is the model's context."""
     loss_on: Literal["response", "all"] = "response"
-    """Which tokens are measured in demonstrations: the response, or the prompt as well. all measures each conversation once,
-    but for its first token."""
+    """Tokens to measure in demonstrations: response, or all, the prompt too (each conversation once, without its first
+    token)."""
 
 
 @dataclass(frozen=True, kw_only=True)

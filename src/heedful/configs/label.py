@@ -107,24 +107,24 @@ class ProjectSettings(Settings):
     overlap_people: Annotated[int, Range(at_least=2)] = 2
     """How many people label each item of that share."""
     repeats: Annotated[float, Range(at_least=0, at_most=0.5)] = 0.05
-    """How often a person gets an item a second time without being told, as a share of what they label. It measures whether
-    people agree with themselves."""
+    """Share of a person's items that are hidden repeats of earlier ones. They measure how often people agree with
+    themselves."""
     gold: Annotated[float, Range(at_least=0, at_most=0.5)] = 0.1
-    """How often a person gets a gold question without being told, at most, as a share of what they label. Gold questions are
-    imported with their answers (heedful label import --gold) and measure how often people are right."""
+    """Largest share of a person's items that are gold questions, unannounced. They are imported with their answers
+    (heedful label import --gold) and measure how often people are right."""
     screening_items: Annotated[int, NOT_NEGATIVE] = 0
     """How many screening items a new annotator labels before anything else. 0 lets everybody label at once."""
     screening_agreement: Annotated[float, FRACTION] = 0.7
-    """Least agreement with the owner on them to be let in. Below it an annotator is refused."""
+    """Least agreement with the owner on the screening items. Below it an annotator is refused."""
     lease_minutes: Annotated[float, Range(above=0)] = 15.0
-    """Minutes for which an item that somebody has on the screen is kept from others. It starts anew whenever the page is
-    loaded or a draft is saved."""
+    """Minutes for which an item on somebody's screen is reserved. They start anew when the page is loaded or a draft is
+    saved."""
     seed: Annotated[int, SEED] = 0
     """Seed of the order of answers on the screen, of which items overlap, and of when repeats come."""
     markdown: bool = False
     """Show answers as formatted Markdown, sanitised. Off, they are shown as plain text."""
     criteria: tuple[str, ...] = ()
-    """What people also say about each answer of a pair, ranking or rating: {name: helpful, scale: 5} or {name: honest,
+    """Further questions about each answer of a pair, ranking or rating: {name: helpful, scale: 5} or {name: honest,
     labels: [no, partly, yes], question: 'Is it true?', required: false}."""
 
     NESTED = frozenset({"criteria"})  # without an annotation, which would make it a setting
@@ -157,7 +157,7 @@ class NewProjectConfig(ProjectSettings):
     project: Path
     """Folder to make."""
     name: str = ""
-    """Name that people see on the page. By default the folder's."""
+    """Name on the page. By default the folder's."""
     seed: Annotated[int, SEED] = 0
     """Seed of the order of answers on the screen, of which items overlap, and of when repeats come. Without this flag it
     is random, so that nobody can work out which answer on the screen is which model's."""

@@ -20,7 +20,7 @@ class ImportConfig(Settings):
     data: str
     """File or data set to read: prompts, answers to judge, or preferences (docs/labelling-data.md)."""
     task: Task | None = None
-    """What people do with each record. By default what its columns say: prompt, chosen and rejected are a pair."""
+    """Task of each record. By default its columns decide: prompt, chosen and rejected make a pair."""
     columns: str = ""
     """The file's own column names: prompt=question,chosen=answer."""
     with_labels: bool = False
@@ -38,7 +38,7 @@ class ImportConfig(Settings):
     unusable: Literal["error", "drop"] = "error"
     """What to do with a record that cannot be used: stop, or leave it out and count it."""
     preview: bool = False
-    """Only say what would be added."""
+    """Show what would be added, and add nothing."""
 
     POSITIONAL = PROJECT
 
@@ -64,8 +64,7 @@ class ExportConfig(Settings):
     margin: Literal["none", "small", "large"] = "small"
     """Margin of a pair whose strength is 1, 2, 3 or 4. small: 0, 1/3, 2/3, 1; large: 0, 1, 2, 3 (Llama 2)."""
     flagged: Literal["keep", "leave-out"] = "keep"
-    """Whether items that anybody flagged as personal-data, unsafe or broken, in a label or a skip, are in the training
-    files."""
+    """Whether items flagged as personal-data, unsafe or broken, in a label or a skip, are in the training files."""
     without: tuple[str, ...] = ()
     """People whose labels are in none of the training files, by the ids that heedful label stats shows."""
     gold: Literal["keep", "leave-out"] = "leave-out"
@@ -117,8 +116,8 @@ class CorrectConfig(Settings):
     label: str
     """The label, by the id that heedful label list shows."""
     answer: str
-    """The fields that change, as JSON, with candidates by their number from 0 in the item: {"preferred": 1, "strength": 2} or
-    {"rating": 4}."""
+    """The fields to change, as JSON; candidates are numbered from 0: {"preferred": 1, "strength": 2} or {"rating":
+    4}."""
     reason: str = ""
     """Why. It is kept with the correction."""
     by: str = ""

@@ -24,8 +24,8 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
     port: Annotated[int, Range(at_least=0, below=65536)] = 8765
     """Port to listen at. 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names by which browsers may call the server. Required with --host 0.0.0.0: a page of another site could
-    otherwise reach it through a labeller's browser (DNS rebinding)."""
+    """Other names of the server in browsers. Required with --host 0.0.0.0, against pages that let their name point to
+    this machine (DNS rebinding)."""
     public_url: str | None = None
     """Where a reverse proxy on this machine serves it, such as https://label.example.org. Links are made with it, its name is
     allowed, and with https the session's cookie is never sent unencrypted."""
@@ -36,10 +36,10 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
     answers: Annotated[int, Range(at_least=2, at_most=9)] = 2
     """Answers to each prompt: 2 make a pair, more a ranking."""
     buffer: Annotated[int, POSITIVE] = 20
-    """Items that are kept ready, so that nobody waits. Raise it if many people label at once."""
+    """Items kept ready, so that nobody waits for a model. Raise it if many people label at once."""
     until_done: Annotated[float | None, NOT_NEGATIVE] = None
-    """End by itself once everything is labelled or skipped, so many seconds after a page has said so: until then the last
-    label can be taken back. None serves until Ctrl-C."""
+    """Seconds after which the server ends by itself once everything is labelled or skipped; until then the last label
+    can be undone. None serves until Ctrl-C."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows that --policy has in memory at a time."""
 

@@ -35,11 +35,11 @@ class SFTConfig(EpochOptions):
     epochs: Annotated[float, POSITIVE] = 3
     """Passes over the data."""
     loss_on: Literal["response", "all"] = "response"
-    """Which tokens are learned: the response, or the prompt as well. all learns each conversation once, but for its first
-    token. Plain text is learned whole either way."""
+    """Tokens to learn: response, or all, the prompt too (each conversation once, without its first token). Plain text
+    is always learned whole."""
 
     lora_dropout: Annotated[float, BELOW_ONE] = 0.0
-    """Share of the adapters' inputs left out at random in each step. The other trainers have no dropout."""
+    """Dropout of the adapters' inputs. The other trainers have no dropout."""
 
     def check(self) -> None:
         super().check()
@@ -64,7 +64,8 @@ class RewardConfig(EpochOptions):
     label_smoothing: Annotated[float, FRACTION] = 0.0
     """Share of labels assumed to be wrong. Raising it makes the model less sure."""
     offset_data: str | None = None
-    """Demonstrations (sft's columns) that should score 0 on average: every saved model gets the offset that makes it so."""
+    """Demonstrations (columns of sft) that should score 0 on average: their mean score is saved as the model's
+    offset."""
 
 
 REFERENCE_FREE = ("simpo", "orpo")
@@ -85,17 +86,17 @@ class DPOConfig(ReferenceOptions, EpochOptions):
     paper. hinge: SLiC. simpo and orpo need no reference: the mean log-prob per token with a target margin; the odds ratio
     beside SFT on the chosen responses, which can start from a base model."""
     beta: Annotated[float | None, POSITIVE] = None
-    """Strength of the pull to the reference: raising it keeps the policy closer. simpo: what multiplies the margin per token.
-    orpo: the weight of the odds ratio beside SFT. None: 0.1; 2 with simpo; 5 with length-normalise."""
+    """KL penalty coefficient: raising it keeps the policy closer to the reference. simpo: factor of the margin per
+    token. orpo: weight of the odds ratio beside SFT. None is 0.1, with simpo 2, with length-normalise 5."""
     label_smoothing: Annotated[float, FRACTION] = 0.0
     """Share of labels assumed to be wrong; only with the losses sigmoid (conservative DPO) and robust (below 0.5)."""
     length_normalise: bool = False
     """Divide each response's log-ratio by its tokens, so that length earns nothing. ipo, simpo and orpo always do."""
     target_margin: Annotated[float, NOT_NEGATIVE] = 0.5
-    """simpo: by how many nats per token the chosen response is to be likelier than the rejected one (gamma / beta)."""
+    """simpo: target difference of the log-probs per token, in nats (the paper's gamma / beta)."""
     nll_coef: Annotated[float | None, NOT_NEGATIVE] = None
-    """What multiplies the SFT loss of the chosen responses beside the loss of pairs, so that they do not become less
-    likely; 0.2 to 1 is usual. None: 1 with orpo, of which it is a part; else 0."""
+    """Weight of the SFT loss of the chosen responses, which keeps them from becoming less likely; 0.2 to 1 is usual.
+    None is 1 with orpo, else 0."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Pairs per optimizer step."""
     equal_pairs: Literal["error", "drop"] = "error"
@@ -169,14 +170,15 @@ class KTOConfig(ReferenceOptions, EpochOptions):
     model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     beta: Annotated[float, POSITIVE] = 0.1
-    """Strength of the pull to the reference. Raising it keeps the policy closer."""
+    """KL penalty coefficient. Raising it keeps the policy closer to the reference."""
     desirable_weight: Annotated[float, POSITIVE] = 1.0
-    """What multiplies the loss of good responses. If they are few, raise it: weight times number is to be 1 to 1.5 times that
+    """Weight of the loss of good responses. If they are few, raise it until weight times number is 1 to 1.5 times that
     of the bad ones."""
     undesirable_weight: Annotated[float, POSITIVE] = 1.0
-    """What multiplies the loss of bad responses. If they are few, raise it."""
+    """Weight of the loss of bad responses. Raise it if they are few."""
     batch_size: Annotated[int, POSITIVE] = 32
-    """Responses per optimizer step, at least 2. The KL to the reference is estimated on as many: small ones make it noisy."""
+    """Responses per optimizer step, at least 2. The KL to the reference is estimated from them: small batches make it
+    noisy."""
     learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-6)
     """Peak learning rate. With lora-rank the default is ten times as large."""
 

@@ -31,8 +31,8 @@ class TrustOptions(Settings):
     SECTION = "model and data"
 
     trust_remote_code: bool = False
-    """Run the Python code in model folders (auto_map in config.json), which may do whatever you may do: read it first. Only
-    for folders on this machine: models by name never run code. For models that transformers does not know."""
+    """Run the Python code of model folders (auto_map in config.json), for architectures that transformers does not
+    know. Read the code first. Models by name never run code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class LoRAOptions(Settings):
     """Rank of LoRA adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory. Adapters have a
     default learning rate of their own, ten times that of all weights."""
     lora_alpha: Annotated[float | None, POSITIVE] = None
-    """The adapters' product is multiplied by lora-alpha / lora-rank. None is twice the rank, so a factor of 2."""
+    """Scale of the adapters: their product is multiplied by lora-alpha / lora-rank. None is twice the rank."""
     lora_targets: str = "all-linear"
     """What gets adapters: all-linear (every linear layer below the output head, experts too), or ends of names, such as
     q_proj,v_proj."""
@@ -156,7 +156,7 @@ class ReferenceOptions(Settings):
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts."""
     reference_device: Literal["same", "cpu"] = "same"
-    """same: beside the policy. cpu: in main memory, and computed there, which is slower and leaves the GPU to the policy."""
+    """Where the reference is: same, with the policy; or cpu, in main memory, which is slower and saves GPU memory."""
 
     def check(self) -> None:
         super().check()
@@ -189,9 +189,8 @@ class ShardOptions(Settings):
     SECTION = "devices"
 
     shard: Literal["none", "full"] = "none"
-    """none: every rank holds whole models, the fastest if they fit. full: each holds a part of every weight, gradient and
-    moment (PyTorch's FSDP2), and so of memory, for more traffic between ranks; the numbers stay the same. In one process it
-    changes nothing."""
+    """none: every rank holds whole models, the fastest if they fit. full: weights, gradients and moments are sharded
+    over the ranks (PyTorch's FSDP2): less memory, more traffic, the same numbers. In one process it changes nothing."""
     replicas: Annotated[int, POSITIVE] = 1
     """With --shard full: how many times the ranks together hold the models. Set it to the number of machines, so that each
     holds them whole and only sums of gradients travel between machines."""
@@ -356,7 +355,8 @@ class RecordOptions(TemplateOptions):
     SECTION = "model and data"
 
     columns: str = ""
-    """Other names of columns, such as prompt=question,chosen=answer. messages=messages chooses a shape where several fit."""
+    """Columns of other names, such as prompt=question,chosen=answer. If several shapes fit, the named columns decide,
+    as in messages=messages."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
     too_long: Literal["error", "drop", "truncate"] = "error"

@@ -44,10 +44,10 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
     ppo_config: Path | None = None
     """YAML file with settings of heedful ppo; max-new-tokens too is the round's."""
     margin: Literal["none", "small", "large"] = "none"
-    """What the strength of a preference becomes in the reward model's loss (heedful label export)."""
+    """Margin of a preference in the reward model's loss, by its strength (heedful label export)."""
     policy_from: Literal["first", "previous"] = "first"
-    """Where PPO starts: from the first policy, with what all labels so far have taught the reward model, or from the previous
-    round's policy. The reference of its KL penalty is the first policy either way."""
+    """Policy that PPO starts from: the first one, or the previous round's. The reference of the KL penalty is the first
+    policy either way."""
     eval_fraction: Annotated[float, Range(above=0, below=1)] = 0.1
     """Share of prompts that are held out by every step, chosen by a hash of the prompt."""
     judge: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class SimulateConfig(RewardOptions, MachineOptions):
     """Difference of scores at which a labeller prefers the better answer with probability 0.73 (the Bradley-Terry law), in
     place of agreement: clear cases are then easier. Rankings need it."""
     labels: Annotated[int | None, POSITIVE] = None
-    """Stop after so many labels. None labels all that there is."""
+    """Stop after N labels. None labels everything."""
     seed: Annotated[int, SEED] = 0
     """Seed of the errors."""
 

@@ -21,16 +21,16 @@ class JudgeOptions(Settings):
     SECTION = "judge"
 
     judge_mode: JudgeMode = "score"
-    """What a judge is asked. score: a number from 0 to 10 for each response. pairwise: which of two responses to a prompt is
-    better, each two asked in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a
-    prompt, in one request. The last two need several responses to a prompt (samples-per-prompt), and give scores from 0 to
-    1; training with them holds nothing out, or has best-by."""
+    """Question to a judge. score: a number from 0 to 10 for each response. pairwise: which of two responses to a prompt is
+    better, in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a prompt, in one
+    request. The last two need several responses to a prompt (samples-per-prompt) and give scores from 0 to 1; training
+    with them needs eval-fraction 0, or selection-rewards."""
     judge_rubric: Path | None = None
     """Text file that says what a good response is, in any language, sent to the judge as it stands. None is a general one:
     right, complete, clear, and no longer than needed."""
     judge_columns: tuple[str, ...] = ()
-    """Columns of the prompts' records that a judge is shown, such as answer, the solution to compare with. Nothing else of a
-    record leaves the machine but its prompt."""
+    """Columns that the judge sees beside the prompt, such as answer, the solution to compare with. Nothing else of a
+    record leaves the machine."""
     judge_temperature: Annotated[float | None, NOT_NEGATIVE] = 0.0
     """The judge's sampling temperature. None leaves it to the server, for models that refuse any."""
     judge_max_tokens: Annotated[int | None, POSITIVE] = 1024
@@ -57,16 +57,16 @@ class RewardOptions(JudgeOptions, TrustOptions):
 
     rewards: tuple[str, ...] = ()
     """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, verify:math,
-    http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL. http rewards are sent the token that
-    the environment variable HEEDFUL_REWARD_TOKEN holds."""
+    http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL. http rewards get the token in the
+    environment variable HEEDFUL_REWARD_TOKEN."""
     reward_weights: tuple[float, ...] = ()
-    """What multiplies the score of each reward, in order, functions given in Python included; none given is 1 for each."""
+    """Factor of each reward's score, in order, functions given in Python included. The default is 1 for each."""
     reward_combine: Combination = "sum"
-    """How the weighted scores of several rewards become one. min and mean-std (the mean minus the standard deviation) are for
-    ensembles, and err on the low side."""
+    """How weighted scores are combined. min and mean-std (mean minus standard deviation) are cautious: for
+    ensembles."""
     max_failed_rewards: Annotated[float, BELOW_ONE] = 0.1
-    """Largest share of a batch's responses that may be left without a score because a reward failed on them (an exception, a
-    timeout, a crash, NaN). They are left out of everything and counted; with more the run stops. 0 stops at the first."""
+    """Largest share of a batch on which a reward may fail (an exception, a timeout, a crash, NaN). Failed responses are
+    left out and counted; above this share the run stops. 0 stops at the first."""
     reward_timeout: Annotated[float | None, POSITIVE] = None
     """Seconds for one answer of an http reward or a judge, or one call of a python: function, rule:regex or verify:math,
     which is then stopped. None is 60 for http and judges, 300 for functions. Refused without such a reward."""
@@ -74,8 +74,8 @@ class RewardOptions(JudgeOptions, TrustOptions):
     """Most memory, in gigabytes, that the process of a python: function may hold with its children; beyond it the process is
     stopped (on Linux). Refused without such a reward."""
     reward_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
-    """How long an http reward or a judge that does not answer or is overloaded is asked again, with waits of up to 5 seconds.
-    Raise it to sit out longer restarts of the server. Refused without such a reward."""
+    """Minutes for which a request to an http reward or a judge that fails or is overloaded is retried. Raise it if the
+    server takes longer to restart. Refused without such a reward."""
     reward_concurrency: Annotated[int | None, POSITIVE] = None
     """Most requests in flight at a time to an http reward or a judge. Raise it if the server answers many at once, lower it
     if it is overloaded. None is 4 for http and 64 for judges. Refused without such a reward."""
@@ -127,17 +127,15 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
     """Host names by which requests may call the server, besides the host setting and localhost. Others are refused, so that
     no web page can reach it by letting its own name point here."""
     max_queue: Annotated[int, POSITIVE] = 64
-    """Requests that may wait while one is scored; more are answered with 429, and heedful's trainers ask again
-    later."""
+    """Most waiting requests. Above it requests are answered with 429, and trainers retry."""
     max_request_mb: Annotated[float, POSITIVE] = 64.0
     """Largest request in megabytes; a larger one is refused."""
     max_held_mb: Annotated[float, POSITIVE] = 256.0
-    """Megabytes of all requests that are being received, wait or are scored; what would exceed it is answered with 429."""
+    """Megabytes of requests in memory; a request above it is answered with 429."""
     receive_timeout: Annotated[float, POSITIVE] = 30.0
-    """Seconds in which a request's head must arrive, then its body, and in which its answer must be taken. Raise it for slow
-    connections."""
+    """Seconds for a request's head, for its body, and for taking the answer. Raise it for slow connections."""
     max_connections: Annotated[int, POSITIVE] = 512
-    """Connections at a time. One more closes the one that has waited longest without a whole request."""
+    """Most open connections. Above it the one that has waited longest without a whole request is closed."""
 
     @property
     def least_connections(self) -> int:

@@ -78,8 +78,8 @@ class AnswerOptions(SamplingOptions, TemplateOptions, TrustOptions, MachineOptio
     SECTION = "sampling"
 
     models: tuple[str, ...]
-    """The policies that write answers, one or several: folders, Hub names, or modelscope:ORG/NAME. Each prompt's first answer
-    is by the first model, its second by the second, and so on from the beginning again."""
+    """Policies that write the answers: folders, Hub names, or modelscope:ORG/NAME. Several take turns within each
+    prompt."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
@@ -109,8 +109,8 @@ class SampleConfig(AnswerOptions, RecordOptions):
     max_prompts: Annotated[int | None, POSITIVE] = None
     """Use N prompts, drawn with the seed, in the order of the file. None uses all."""
     eval_fraction: Annotated[float, BELOW_ONE] = 0.0
-    """Share of prompts to leave out, chosen by the trainers' hash: give theirs, so that nobody labels what they hold out. 0
-    leaves out none."""
+    """Share of prompts to leave out, by the trainers' hash: give their eval-fraction, so that nobody labels what they
+    hold out. 0 leaves out none."""
     overwrite: bool = False
     """Replace the output file."""
 
@@ -176,7 +176,7 @@ class RunsConfig(Settings):
     """List the runs in a folder and below it, with their state, step and last metric."""
 
     folder: Path = Path("runs")
-    """Where to look: a run, or a folder that holds runs at any depth."""
+    """A run, or a folder that holds runs at any depth."""
 
     POSITIONAL = ("folder",)
 
@@ -220,7 +220,7 @@ class PushConfig(Settings):
     run: Path
     """Folder of the run."""
     to: str
-    """Repository on the Hub, as ORG/NAME; it is made if it is not there."""
+    """Repository on the Hub, as ORG/NAME; created if it does not exist."""
     license: str = ""
     """Licence of the weights, as the Hub writes it: apache-2.0, mit, cc-by-4.0, llama3.1, other. Must be given: it follows
     from the licences of the base model and the data, which heedful does not know."""
@@ -233,8 +233,8 @@ class PushConfig(Settings):
     folder: Path | None = None
     """The folder of --dry-run. None is the run's with -push behind its name."""
     base_model: str | None = None
-    """The model on the Hub that training began with, or on which adapters lie. None is what the run, and the runs that it
-    continues, say; of adapters, what these say."""
+    """The base model on the Hub. None finds it through the run and the runs before it, or takes what the adapters
+    name."""
     language: tuple[str, ...] = ()
     """Languages of the model, such as en zh."""
     results: tuple[Path, ...] = ()
@@ -289,8 +289,8 @@ class ServePolicyConfig(Settings):
     model: str
     """The policy: a folder in Hugging Face format, or a Hub name. The trainer gives it its weights."""
     host: str = "127.0.0.1"
-    """Address to listen at. 127.0.0.1 is reachable only from this machine. Whoever reaches the server can have it load files:
-    open it to no network that you do not trust."""
+    """Address to listen at. 127.0.0.1 is reachable only from this machine. Anybody who reaches the server can make it
+    load files: use another address only in a network that you trust."""
     port: Annotated[int, Range(at_least=1, at_most=65535)] = 8000
     """Port to listen at."""
     python: str = ""

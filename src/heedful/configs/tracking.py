@@ -50,14 +50,14 @@ class TrackConfig(Settings):
     to: Tracker
     """wandb, trackio, mlflow or swanlab."""
     project: str | None = None
-    """Project that the run appears in. None is the one that it was sent to before, or else that of its settings."""
+    """Project of the run in the tracker. None is the one used before, or else that of its settings."""
     name: str | None = None
-    """Name of the run there. None is the one that it had before, or else that of its folder."""
+    """Name of the run in the tracker. None is the one used before, or else that of its folder."""
     offline: bool = False
     """Write what the tracker would get to tracking/ in the run's folder and send nothing. Without it the run is sent, all of
     it if only offline files have it so far."""
     wait: Annotated[float, NOT_NEGATIVE] = 600.0
-    """Seconds after which to give up."""
+    """Seconds to wait before giving up."""
 
     POSITIONAL = ("run", "to")
 
