@@ -382,7 +382,7 @@ def test_an_error_of_a_callback_ends_the_run_and_says_where(name, policy, tmp_pa
     with pytest.raises(KeyError) as caught:
         train("sft", settings, model=policy, data=ROWS["sft"], **{name: broken})
     assert caught.value.__notes__ == [f"raised by {name} (broken) at step 1"]
-    assert "the same command goes on from" in capsys.readouterr().err
+    assert "the same command resumes from" in capsys.readouterr().err
     assert train("sft", settings, model=policy, data=ROWS["sft"])["steps"] == 2
 
 

@@ -141,7 +141,7 @@ def test_the_list_of_runs_says_what_is_damaged(folders, heedful, tmp_path, file,
     path.mkdir() if content is None else path.write_bytes(content)
     outcome = heedful("runs", tmp_path)
     assert outcome.status == 0
-    assert f"cannot go on: {path}: {reason}" in outcome.out
+    assert f"cannot resume: {path}: {reason}" in outcome.out
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"# only a comment\n"])

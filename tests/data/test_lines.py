@@ -139,7 +139,7 @@ def test_damage_that_looks_like_a_fault_in_a_line_is_called_damage(tmp_path, pla
     else:
         data = data[:-4]
     (tmp_path / "a.jsonl.gz").write_bytes(data)
-    with pytest.raises(DataError, match="the gzip stream is cut short or corrupt"):
+    with pytest.raises(DataError, match="the gzip stream is truncated or corrupt"):
         read_records(str(tmp_path / "a.jsonl.gz"), columns={})
 
 
@@ -147,5 +147,5 @@ def test_only_what_is_asked_for_is_read(tmp_path):
     """The rest of a damaged file is not looked at."""
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(RECORDS * 4000)[:-100])
     assert len(read_records(str(tmp_path / "a.jsonl.gz"), columns={}, max_samples=3)) == 3
-    with pytest.raises(DataError, match="cut short or corrupt"):
+    with pytest.raises(DataError, match="truncated or corrupt"):
         read_records(str(tmp_path / "a.jsonl.gz"), columns={})

@@ -246,7 +246,7 @@ def test_broken_gzip(tmp_path, damage):
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
     message = fault(tmp_path / "a.jsonl.gz")
     mentions(
-        message, f"{tmp_path / 'a.jsonl.gz'}", "Copy or download the file again", "gzip -t", "cut short or corrupt"
+        message, f"{tmp_path / 'a.jsonl.gz'}", "Copy or download the file again", "gzip -t", "truncated or corrupt"
     )
 
 

@@ -1,4 +1,4 @@
-"""What two runs have that differs: metrics, samples, weights, and the state that a run goes on from."""
+"""What two runs have that differs: metrics, samples, weights, and the state that a run resumes from."""
 
 import json
 import math

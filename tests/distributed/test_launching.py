@@ -181,7 +181,7 @@ def test_two_machines_for_real(sft, tmp_path):
 
 @pytest.mark.exhaustive
 def test_one_machine_that_is_asked_to_end_goes_on(sft, tmp_path):
-    """torchrun passes the request on, waits for the checkpoint, and the same command goes on from there."""
+    """torchrun passes the request on, waits for the checkpoint, and the same command resumes from there."""
     run = tmp_path / "run"
     machine = sft("one-node.sh", run, "--max-steps", "3000", RANKS="2")
     while not (run / "metrics.jsonl").is_file() or (run / "metrics.jsonl").read_bytes().count(b"\n") < 5:

@@ -267,7 +267,7 @@ def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
         with rank_failures.in_lockstep():
             raise torch.OutOfMemoryError("the device has none")
 
-    with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run goes on from its newest checkpoint"):
+    with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run resumes from its newest checkpoint"):
         AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
     assert tried == [6]
     assert rank_failures.others_wait()

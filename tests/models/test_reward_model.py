@@ -146,7 +146,7 @@ def test_a_fresh_head_has_standard_deviation_one_over_root_d_plus_one(tmp_path):
 
 
 def test_a_trained_head_is_kept(folder):
-    """Also where training goes on from it, with a seed."""
+    """Also where training resumes from it, with a seed."""
     (plain, _), (seeded, tokenizer) = load(folder), load(folder, seed=9)
     rows = encoded(tokenizer)
     assert torch.equal(plain(rows), seeded(rows))

@@ -335,7 +335,7 @@ def test_nobody_is_logged_in(runs, hub, monkeypatch, pushed):
     here = hub()
     found, said = pushed(runs("sft"), here, token=None)
     assert (found, here.requests) == (2, [])
-    assert "nobody is logged in to the Hub: run `hf auth login`" in said
+    assert "you are not logged in to the Hub: run `hf auth login`" in said
 
 
 @pytest.mark.exhaustive

@@ -258,6 +258,6 @@ def test_skipped_pairs_need_not_hold_a_round_up(heedful, project, words):
         # what a server's policy writes meanwhile is not of the round
         opened.add_items([Item("0" * 20, "pair", "别的", (Candidate("甲"), Candidate("乙")), chosen_by="random")])
     outcome = heedful("round", project)
-    assert "4 of 6 pairs are labelled, 6 are needed (2 were skipped; --enough goes on without them)" in outcome.out
+    assert "4 of 6 pairs are labelled, 6 are needed (2 were skipped; --enough continues without them)" in outcome.out
     outcome = heedful("round", project, "--enough", "0.6")
     assert "round 1 is finished" in outcome.out, outcome.err

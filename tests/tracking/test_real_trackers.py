@@ -194,6 +194,6 @@ def test_numbers_that_are_not_finite(settings, tmp_path):
 def test_nobody_is_logged_in(tracker, settings, capsys):
     pytest.importorskip(tracker, reason=f"{tracker} is not installed: pip install {tracker}")
     config = settings("run", track=(tracker,))
-    with pytest.raises(ValueError, match=rf"nobody is logged in: run `{tracker} login`.*or add --track-offline"):
+    with pytest.raises(ValueError, match=rf"you are not logged in: run `{tracker} login`.*or add --track-offline"):
         train_sft(config)
     assert not config.output.exists()

@@ -38,7 +38,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path):
 
 
 def test_what_was_sent_is_not_read_again_though_the_file_has_other_bytes(tmp_path):
-    """A run that goes on from step 1 writes step 2 again, with other times."""
+    """A run that resumes from step 1 writes step 2 again, with other times."""
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines(*RECORDS[:3], {"step": 2, "损失": 0.25, "time/x": 1}, {"step": 3, "损失": 0.1}), "utf-8")
     assert [tuple(r.place) for r in Records(path, Place(2, 0)).read()] == [(3, 0)]

@@ -239,7 +239,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(s
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        ("return False", "nobody is logged in: run `wandb login`, or set WANDB_API_KEY; or add --track-"),
+        ("return False", "you are not logged in: run `wandb login`, or set WANDB_API_KEY; or add --track-"),
         (
             "raise ImportError('libwandb.so is missing')",
             "it is installed, but cannot be used: ImportError: libwandb.so",

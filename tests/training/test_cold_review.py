@@ -153,7 +153,9 @@ def test_files_that_the_system_refuses_are_no_traceback(tiny, demonstrations, tm
     said = capsys.readouterr().err
     assert status == 3
     path = tmp_path / "run" / "checkpoints" / "step-000001"
-    assert f"step 1: the checkpoint could not be written: [Errno 27] File too large: '{path}'; the run goes on" in said
+    assert (
+        f"step 1: the checkpoint could not be written: [Errno 27] File too large: '{path}'; the run continues" in said
+    )
     assert "step 2: the checkpoint could not be written" in said
     assert "heedful: File too large" in said
     assert not list((tmp_path / "run").rglob(".*partial"))
@@ -309,7 +311,7 @@ def test_runs_says_what_the_command_will_do(sft, tmp_path, what):
     else:
         marker = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
         (tmp_path / "run" / "run.json").write_text(json.dumps(marker | {"run": "another"}))
-    assert "cannot go on" in state_of(tmp_path / "run").note
+    assert "cannot resume" in state_of(tmp_path / "run").note
     with pytest.raises(CheckpointError):
         sft()
 

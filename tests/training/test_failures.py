@@ -102,7 +102,7 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     assert names(settings.output / "checkpoints") == {"step-000002"}
     saved = settings.output / "checkpoints" / "step-000002"
     said = capsys.readouterr().err
-    assert f"stopped by {seen.__name__} after step 2 of 5; the same command goes on from {saved}" in said
+    assert f"stopped by {seen.__name__} after step 2 of 5; the same command resumes from {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
     ONLINE[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))
@@ -149,7 +149,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(offline, monk
             TRAIN[type(settings)](settings)
     saved = settings.output / "checkpoints" / "step-000006"
     said = capsys.readouterr().err
-    assert f"stopped by TrainingError after step 6 of 8; the same command goes on from {saved}" in said
+    assert f"stopped by TrainingError after step 6 of 8; the same command resumes from {saved}" in said
     TRAIN[type(settings)](offline(name, output=tmp_path / "two", max_steps=2))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
     assert equal(found, expected)
@@ -239,7 +239,7 @@ def test_a_full_disk_does_not_hide_the_first_error(never, monkeypatch, capsys):
         train_ppo(settings, rewards=[in_step(3, ValueError("坏了"))])
     said = capsys.readouterr().err
     assert "after step 2 of 5; no checkpoint could be saved: OSError: [Errno 28] No space left on device" in said
-    assert "goes on from" not in said
+    assert "resumes from" not in said
     assert not list(settings.output.rglob("*.safetensors"))
 
 
@@ -253,7 +253,7 @@ def test_a_full_disk_at_the_last_save(never, length, monkeypatch, capsys, times)
     assert not (settings.output / "final").exists()
     saved = settings.output / "checkpoints" / "step-000002"
     assert saved.exists() == (times == 1)
-    assert ("the same command goes on from" in capsys.readouterr().err) == (times == 1)
+    assert ("the same command resumes from" in capsys.readouterr().err) == (times == 1)
     if times == 1:
         weights(saved)
 
@@ -322,7 +322,7 @@ def test_the_command_line_says_where_an_interrupted_run_is(heedful, tiny, prompt
     done = heedful("ppo", **flags, rewards=f"python:{tmp_path / 'rewards.py'}:length", device="cpu")
     assert done.status == status
     saved = tmp_path / "run" / "checkpoints" / "step-000002"
-    assert f"the same command goes on from {saved}" in done.err
+    assert f"the same command resumes from {saved}" in done.err
     assert done.err.endswith(message) or (status == 4 and message in done.err.splitlines()[-1])
     weights(saved)
 

@@ -249,11 +249,11 @@ def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
 def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
     for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint to go on from.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint to resume from.*--overwrite"):
         sft()
     before = files(tmp_path / "run")
     assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
-    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         sft()
     assert files(tmp_path / "run") == before, "nor when it is tried again"
 
@@ -261,7 +261,7 @@ def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
 @pytest.mark.usefixtures("finished")
 def test_a_run_of_another_heedful_is_protected(sft, tmp_path):
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(ConfigError, match="of a heedful that could not resume"):
+    with pytest.raises(ConfigError, match="from a heedful version without resume"):
         sft()
     sft(overwrite=True, max_steps=1)
 
@@ -455,7 +455,7 @@ def test_another_revision_on_the_hub():
 
 
 def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, runs_made_once, tmp_path, monkeypatch):
-    """The step is not done then: the model as it is has the step's number, and the run goes on from the one before."""
+    """The step is not done then: the model as it is has the step's number, and the run resumes from the one before."""
     whole = runs_made_once / "finished"
     right, calls = run_folder._write_line, []
 
@@ -493,7 +493,7 @@ def test_an_allowed_change_has_its_effect(sft, tmp_path, killed):
 
 
 def test_an_error_inside_the_optimizers_step_leaves_no_whole_checkpoint(sft, runs_made_once, tmp_path, monkeypatch):
-    """Half of the weights have moved; the run goes on from the checkpoint before."""
+    """Half of the weights have moved; the run resumes from the checkpoint before."""
     right, calls = torch.optim.AdamW.step, []
 
     def step(optimizer, *arguments):

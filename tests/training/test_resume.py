@@ -360,7 +360,7 @@ def test_a_run_of_an_earlier_version_keeps_its_best(train, whole, tmp_path, monk
     assert os.WTERMSIG(with_fault("step.learned:kill@1", lambda: train("sft", "cut"))) == signal.SIGKILL
     train("sft", "cut")
     said = "".join(capfd.readouterr())
-    assert "goes on after step" in said
+    assert "resumes after step" in said
     assert "chosen anew" not in said
     assert_equal_runs(tmp_path / "cut", whole("sft")[0])
 
@@ -446,13 +446,13 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_pat
 
 
 def test_a_partly_learned_step_is_no_checkpoint(train, whole, tmp_path, capsys):
-    """An error between two minibatches: the run goes on from the checkpoint before, and the model is there to look at."""
+    """An error between two minibatches: the run resumes from the checkpoint before, and the model is there to look at."""
     folder, visits = whole("ppo shared")
     faults.plan(f"update.stepped:raise@{visits['update.stepped'] // 2 + 2}")
     with pytest.raises(RuntimeError, match="a fault point"):
         train("ppo shared", "cut")
     faults.plan("")
-    assert "in the middle of an update; the run goes on from step-" in capsys.readouterr().err
+    assert "in the middle of an update; the run resumes from step-" in capsys.readouterr().err
     names = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
     assert any(name.endswith("-partial") for name in names)
     train("ppo shared", "cut")

@@ -1,4 +1,4 @@
-"""A learner's state in memory: a run goes on from it bit for bit, and every part of it is needed for that."""
+"""A learner's state in memory: a run resumes from it bit for bit, and every part of it is needed for that."""
 
 import copy
 import math
@@ -199,7 +199,7 @@ def without_tensors(state):
 
 @pytest.mark.parametrize("kind", often(["sft", "shared", "everything"], ["sft", "everything"]))
 def test_a_state_stays_as_it_is_while_training_goes_on(started, kind):
-    """Its numbers do, and its tensors are the learner's own, as torch's are. A learner that goes on from it changes none."""
+    """Its numbers do, and its tensors are the learner's own, as torch's are. A learner that resumes from it changes none."""
     learner, step = started(kind)
     step()
     live = learner.state_dict()

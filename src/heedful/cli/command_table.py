@@ -168,7 +168,7 @@ COMMANDS = {
     "label simulate": Command(
         "configs.rounds:SimulateConfig",
         "cli.commands:simulate_labels",
-        "label in the place of people, to try a project out",
+        "label as simulated people, to try a project out",
     ),
     "label backup": Command(
         "configs.label:BackupConfig", "label.backups:back_up", "back a project up, also while people label"

@@ -61,9 +61,7 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
         super().check()
         if bool(self.policy) != bool(self.prompts):
             given, missing = ("--policy", "--prompts") if self.policy else ("--prompts", "--policy")
-            raise ConfigError(
-                f"{given} is given, but not {missing}; give both, or neither to go on with the last settings"
-            )
+            raise ConfigError(f"{given} is given, but not {missing}; give both, or neither to keep the last settings")
         if self.random_share < 1 and self.reward_models < 2:
             raise ConfigError(
                 f"--random-share {self.random_share:g} leaves a choice to reward models that disagree, but --reward-models "

@@ -280,7 +280,7 @@ class Attempt:
             raise MemoryFullError(
                 f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait "
                 "in the midst of the pass, so it cannot be done again in smaller parts: start again with "
-                f"{self.flag} {max(1, count // 2)}, and the run goes on from its newest checkpoint"
+                f"{self.flag} {max(1, count // 2)}, and the run resumes from its newest checkpoint"
             ) from error
         if not isinstance(error, ranks.ElsewhereMemoryError):
             ranks.any_of(True)

@@ -681,7 +681,7 @@ def _opened(path: str, file: Path) -> Iterator[BinaryIO]:
                 yield _as_utf8(io.BufferedReader(_Unpacked(packed, growth), MIB))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path}: the gzip stream is cut short or corrupt ({error}). Copy or download the file again; `gzip -t` "
+            f"{path}: the gzip stream is truncated or corrupt ({error}). Copy or download the file again; `gzip -t` "
             "checks it."
         ) from error
     except UnicodeDecodeError as error:

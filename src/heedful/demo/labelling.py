@@ -109,8 +109,8 @@ def _wait_for_labels(config: DemoConfig, folder: Path, say: Callable[[str], None
     if done == asked:
         return
     say(
-        f"{asked - done} of {asked} pairs are to be labelled. Open the link below in a browser; after Ctrl-C, the same "
-        "command goes on with what you have done."
+        f"{asked - done} of {asked} pairs to label. Open the link below in a browser. After Ctrl-C the same command "
+        "continues where you stopped."
     )
     command = [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", str(config.label_port)]
     with subprocess.Popen([*command, "--until-done", str(TAKE_BACK_SECONDS)]) as server:

@@ -54,9 +54,7 @@ class Parts:
             assert isinstance(facts, TensorStorageMetadata)
             there = sum(chunk.sizes.numel() for chunk in facts.chunks)
             if there != facts.size.numel():
-                raise CheckpointError(
-                    f"{folder} holds only a part of tensor {key}; a file is missing or stands there twice"
-                )
+                raise CheckpointError(f"{folder} holds only a part of tensor {key}; a file is missing or occurs twice")
 
     def stored(self, key: str) -> "Stored":
         """A tensor that is read when it is needed. Raises CheckpointError if it is not there."""

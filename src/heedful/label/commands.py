@@ -127,7 +127,7 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
     for note in result.manifest["notes"]:
         print(note)
     if set(result.files) <= {"items.jsonl", "events.jsonl"}:
-        print("There is nothing to train on yet: nobody has labelled anything that is exported.")
+        print("There is nothing to train on yet: no exported item has a label.")
     print(f"{config.output}: content hash {result.manifest['content_hash'][:16]}")
     return dict(result.manifest)
 

@@ -478,7 +478,9 @@ def save_draft(
     if draft is not None and not is_late:
         others = [one for one in others if (one["tab"], one["save"]) != saved.begun and one["draft"] != draft]
         if len(others) >= MOST_TABS:
-            raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
+            raise NotHeldError(
+                f"{MOST_TABS} tabs have a draft of this item already; continue in one of them", "many_tabs"
+            )
         own = {"tab": saved.tab, "save": saved.save, "draft": draft}
         transaction.leases.keep_drafts(person_id, item_id, [*others, own])
     _hold_on(transaction, person_id, lease)
@@ -546,12 +548,12 @@ def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: s
     person = _labelling_person(transaction.state, person_id)
     _find_item(transaction.state.items, item_id)
     if item_id in transaction.state.withdrawn:
-        raise NotHeldError("the owner has withdrawn this item; go on with the next one", "withdrawn")
+        raise NotHeldError("the owner has withdrawn this item; continue with the next one", "withdrawn")
     lease = transaction.leases.of(person_id)
     if lease is None or lease.item_id != item_id or token not in (None, lease.token):
         raise NotHeldError(
             f"{person.name} does not hold the item {item_id} as it was shown: it was answered already, or it was left for "
-            "so long that somebody else has had it; go on with the next item"
+            "so long that somebody else has it; continue with the next item"
         )
     return lease
 
@@ -561,7 +563,7 @@ def _check_follows(turns: Sequence[Event], messages: Sequence[Any]) -> None:
     before = turns[-1].content["answer"]["messages"] if turns else []
     if turns and (list(messages[: len(before)]) != before or len(messages) < len(before) + 2):
         raise NotHeldError(
-            "this turn of the chat was answered already; load the page again to go on with the next one",
+            "this turn of the chat was answered already; reload the page to continue with the next one",
             "turn_answered",
         )
 

@@ -204,7 +204,7 @@ def _upload(config: PushConfig, files: Files) -> str:
 
     if get_token() is None:
         raise ConfigError(
-            "nobody is logged in to the Hub: run `hf auth login`, or set HF_TOKEN (with the right to write)"
+            "you are not logged in to the Hub: run `hf auth login`, or set HF_TOKEN (with the right to write)"
         )
     api = HfApi(library_name="heedful")
     operations = [

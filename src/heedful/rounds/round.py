@@ -233,7 +233,7 @@ def _refuse_other(config: RoundConfig, settings: Mapping[str, Any], names: Itera
         if now != then:
             raise ConfigError(
                 f"{flag(name)} is {now!r}, but the project's rounds have {then!r}; use that, leave out --policy and "
-                "--prompts to go on with the same settings, or make another project"
+                "--prompts to keep the settings, or make another project"
             )
 
 
@@ -402,10 +402,10 @@ def _label(config: RoundConfig, notes: RoundNotes, say: Say) -> Note | None:
     if len(done) < wanted:
         skipped = {event.content["item"] for event in now.events if event.kind == "skip"}
         passed = len((asked & skipped) - done)
-        also = f" ({passed} were skipped; --enough goes on without them)" if passed else ""
+        also = f" ({passed} were skipped; --enough continues without them)" if passed else ""
         say(
             f"{len(done)} of {len(asked)} pairs are labelled, {wanted} are needed{also}. Have them labelled:\n"
-            f"  heedful label serve {config.project}\nand go on with:\n  heedful round {config.project}"
+            f"  heedful label serve {config.project}\nand continue with:\n  heedful round {config.project}"
         )
         return None
     numbers = {
@@ -430,7 +430,7 @@ def write_labels(config: RoundConfig, now: Snapshot, folder: Path, numbers: Note
     if TRAIN not in exported.files:
         raise DataError(
             f"{config.project}: no label is left to train on ({_elsewhere(exported)}); add pairs of answers to other "
-            "prompts (heedful label import), have them labelled, and go on"
+            "prompts (heedful label import), have them labelled, and run the command again"
         )
     counted = (to_json(numbers, indent=2) + "\n").encode()
     replace(exported, files={**exported.files, COUNTED: counted}).write(folder, None)
@@ -533,7 +533,8 @@ def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, m
     if settings.early_stopping_patience and not has_held_out:
         raise ConfigError(
             f"{config.reward_config}: early_stopping_patience counts evaluations on held-out labels, and none of the "
-            f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and go on"
+            f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and run the "
+            "command again"
         )
     return settings
 

@@ -137,7 +137,7 @@ class Wandb(Client):
         sends = not offline and os.environ.get("WANDB_MODE", "online") in ("online", "shared")
         # verify would need a network that may come back later
         if sends and not wandb.login(verify=False, prompt=False):
-            raise NotReadyError("nobody is logged in: run `wandb login`, or set WANDB_API_KEY")
+            raise NotReadyError("you are not logged in: run `wandb login`, or set WANDB_API_KEY")
 
     def log(self, records: Sequence[MetricLine]) -> None:
         for record in records:
@@ -182,7 +182,7 @@ class Trackio(Client):
 
         if not offline and os.environ.get("TRACKIO_SPACE_ID") and huggingface_hub.get_token() is None:
             raise NotReadyError(
-                "TRACKIO_SPACE_ID names a Space, and nobody is logged in: run `hf auth login`, or set HF_TOKEN"
+                "TRACKIO_SPACE_ID names a Space, but you are not logged in: run `hf auth login`, or set HF_TOKEN"
             )
 
     def log(self, records: Sequence[MetricLine]) -> None:
@@ -303,7 +303,7 @@ class SwanLab(Client):
 
         settings = swanlab.Settings()
         if not offline and settings.mode == "online" and settings.api_key is None:
-            raise NotReadyError("nobody is logged in: run `swanlab login`, or set SWANLAB_API_KEY")
+            raise NotReadyError("you are not logged in: run `swanlab login`, or set SWANLAB_API_KEY")
 
     def log(self, records: Sequence[MetricLine]) -> None:
         for record in records:

@@ -261,7 +261,7 @@ class Follower(threading.Thread):
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"{kind}: {text}", file=file)
         reason = " ".join(text.split()) or kind
-        more = f"the run goes on without it, and what it lacks is sent again; {log} has more"
+        more = f"the run continues without it, and unsent metrics are sent later; {log} has more"
         self.report(f"failed: {reason:.300} ({kind}); {more}", kind)
 
     def _note_settled(self) -> None:
@@ -303,7 +303,7 @@ class Trackers:
                 follower.start()
         for follower in self._followers:
             if follower.calling_since is not None and time.monotonic() - follower.calling_since > SILENCE:
-                follower.report(f"has not answered for {SILENCE:.0f} s; the run goes on without it", "hangs")
+                follower.report(f"has not answered for {SILENCE:.0f} s; the run continues without it", "hangs")
 
     def close(self, *, finished: bool, wait: float | None = None) -> list[str]:
         """Wait, in bounds, until trackers have everything. Returns what they do not have, and how to send it.

@@ -126,7 +126,7 @@ def optimizer_step(
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)
     if broken is not None and scaler is not None and scaler.get_scale() < 1:
         raise TrainingError(
-            f"the gradient norm is {broken}, so training cannot go on; lower --learning-rate, or try --dtype float32"
+            f"the gradient norm is {broken}, so training cannot continue; lower --learning-rate, or try --dtype float32"
         )
     hit("update.backward")
     if scaler is not None:

@@ -110,7 +110,7 @@ def check_output(config: RunOptions) -> FolderPlan:
 
 def _check_replaceable(output: Path, config: RunOptions) -> None:
     if config.resume not in ("auto", "never"):
-        raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
+        raise ConfigError("--overwrite starts a new run and --resume continues one; leave out one of the two")
     for path in inputs(config):
         place = path.resolve()
         if path.exists() and place.is_relative_to(output.resolve()) and place.parent != output.resolve() / IN_MEMORY:
@@ -131,7 +131,7 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
     if config.resume == "never":
         raise ConfigError(f"--output {output} already holds a run; {others}")
     if not (output / MARKER).exists():
-        raise ConfigError(f"--output {output} already holds a run, of a heedful that could not resume; {others}")
+        raise ConfigError(f"--output {output} already holds a run from a heedful version without resume; {others}")
     if config.resume != "auto":
         path = Path(config.resume)
         if path.resolve().parent != (output / "checkpoints").resolve():
@@ -149,7 +149,7 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
             for name, (old, new) in refused.items()
         )
         raise ConfigError(
-            f"--output {output} holds an unfinished run with other settings, so it does not go on with these:\n{listing}\n"
+            f"--output {output} holds an unfinished run with other settings, so it cannot resume with these:\n{listing}\n"
             f"Use the run's settings, choose another folder, add --overwrite to replace it, or change it on purpose with "
             f"--allow-change {' '.join(name.replace('_', '-') for name in refused)}"
         )

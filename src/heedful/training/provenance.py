@@ -65,7 +65,7 @@ FREE = (
     *TRACKING,
 )
 """Settings that may differ when a run goes on: no number depends on them."""
-ANEW = "the run cannot go on without it: bring it back, choose another folder, or add --overwrite to replace the run"
+ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
 """What to do about a file of an unfinished run that cannot be used."""
 
 
@@ -250,19 +250,19 @@ def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowe
             name = changed[0]
             differ = f" ({before[name]}; now {now[name]})" if name == IN_PYTHON else ""
             raise ConfigError(
-                f"{name} is not what it was when the run began{differ}, so the run does not go on with it; bring the "
+                f"{name} is not what it was when the run began{differ}, so the run cannot resume; bring the "
                 f"former one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
             )
     for name in ("device", "dtype"):  # what auto meant
         if old.get(name) != new.get(name) and name not in allowed:
             raise ConfigError(
-                f"--{name} was {old.get(name)} when the run began and is {new.get(name)} here; go on where that is the "
+                f"--{name} was {old.get(name)} when the run began and is {new.get(name)} here; resume where that is the "
                 f"same, or change it on purpose with --allow-change {name}"
             )
     pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
     pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [
-        f"{name} was {was} when the run began and is {now} now: it goes on, but perhaps not bit for bit as it would have"
+        f"{name} was {was} when the run began and is {now} now: the run resumes, but perhaps not bit for bit"
         for name, (was, now) in pairs.items()
         if was != now
     ]

@@ -160,7 +160,7 @@ class Run:
         """Continue from a checkpoint. Raises CheckpointError if it cannot be read here, or is not of this learner."""
         if not checkpoint.is_dir():
             raise CheckpointError(
-                f"rank {ranks.rank()} sees no {checkpoint}, which rank 0 goes on from; --output must be a folder that all "
+                f"rank {ranks.rank()} sees no {checkpoint}, from which rank 0 resumes; --output must be a folder that all "
                 "machines see"
             )
         checked = self._folder.checkpoint if self._folder else None
@@ -183,7 +183,7 @@ class Run:
         if run["made_from"] not in self._unchanged:
             self._stopping.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")
-        self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
+        self._opening.append(f"resumes after step {self.done} of {self.total_steps}")
 
     def _moves(self, *_: Any) -> None:
         """Before each step of the optimizer: whatever happens in it, the weights are not those of the last mark."""
@@ -371,7 +371,7 @@ class Run:
 
     def _where_it_continues(self) -> str:
         last = self._last_checkpoint()
-        return f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
+        return f"the run resumes from {last.name}" if last else "there is no checkpoint to resume from"
 
     def _last_checkpoint(self) -> Path | None:
         return self._folder.checkpoints[-1] if self._folder and self._folder.checkpoints else None
@@ -393,7 +393,7 @@ class Run:
             else:
                 with self._stops.shield():
                     path = self._save_checkpoint(self.done)
-                left = f"{again} goes on from {path}"
+                left = f"{again} resumes from {path}"
                 if self._has_final:
                     left = f"the model is {self.path / 'final'}, and {again} does what is left"
         except Exception as second:  # a full disk, say: the first error is the one to report
@@ -414,7 +414,7 @@ class Run:
                 path = self._save_checkpoint(step)
             except OSError as error:
                 self._display.note(
-                    f"step {step}: the checkpoint could not be written: {error}; the run goes on without it"
+                    f"step {step}: the checkpoint could not be written: {error}; the run continues without it"
                 )
                 return
         self._callbacks.save(step, path)

@@ -152,9 +152,9 @@ class RunFolder:
             self.notes += damaged
             self._goes_back = bool(damaged)
             if self.checkpoint is None and (damaged or holds_models(self.path)):
-                reason = "; ".join(damaged) or "it was cut short before its first checkpoint"
+                reason = "; ".join(damaged) or "it was interrupted before its first checkpoint"
                 raise CheckpointError(
-                    f"--output {self.path} holds models of an unfinished run, but no checkpoint to go on from ({reason}); "
+                    f"--output {self.path} holds models of an unfinished run, but no checkpoint to resume from ({reason}); "
                     "choose another folder, or add --overwrite to start anew"
                 )
         self._has_stepped = self.checkpoint is not None

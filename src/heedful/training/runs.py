@@ -21,7 +21,7 @@ class RunState:
     path: Path
     algorithm: str
     state: str
-    """finished, running, unfinished, or old (of a heedful that could not resume)."""
+    """finished, running, unfinished, or old (from a heedful version without resume)."""
     step: int
     total_steps: int | None
     metric: str
@@ -63,12 +63,12 @@ def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
     if (run / "summary.json").exists():
         return "finished", damage
     if not marker and not damage:
-        return "old", f"cannot go on: its {MARKER} is missing, or it is of a heedful that could not resume"
+        return "old", f"cannot resume: its {MARKER} is missing, or it is from a heedful version without resume"
     try:
         saved_settings(run)
     except ConfigError as error:
         damage = damage or str(error)
-    return "unfinished", f"cannot go on: {damage}" if damage else _where_from(run, marker["run"])
+    return "unfinished", f"cannot resume: {damage}" if damage else _where_from(run, marker["run"])
 
 
 def _where_from(run: Path, identity: str) -> str:
@@ -76,7 +76,7 @@ def _where_from(run: Path, identity: str) -> str:
     checkpoints, damaged = Checkpoints(run, identity, keep=0), ""
     for path in checkpoints.candidates():
         try:
-            return f"{damaged}goes on from step {checkpoints.check(path)}"
+            return f"{damaged}resumes from step {checkpoints.check(path)}"
         except CheckpointError as error:
             damaged += f"{path.name} is damaged: {error}; "
-    return f"{damaged}cannot go on" if damaged or holds_models(run) else "starts anew: it has no checkpoint yet"
+    return f"{damaged}cannot resume" if damaged or holds_models(run) else "starts again: it has no checkpoint yet"

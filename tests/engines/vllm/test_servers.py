@@ -150,7 +150,7 @@ def test_a_server_that_stays_away_ends_the_batch(server, connected, policy, draw
     dying.set_faults(die_after=3)
     started = time.monotonic()
     with pytest.raises(
-        SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*goes on once"
+        SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*resumes once"
     ):
         draw(servers)
     assert time.monotonic() - started < 3

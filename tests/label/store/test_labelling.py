@@ -172,7 +172,7 @@ def test_drafts_stay_until_the_item_is_sent(memory):
 
 
 def turn(before, words, preferred=0, last=False):
-    """The label of a turn that goes on from the turn before with its preferred answer."""
+    """The label of a turn that continues from the turn before with its preferred answer."""
     messages = []
     if before is not None:
         chosen = before["responses"][0]["response"]

@@ -125,7 +125,7 @@ def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, 
     assert main(command(settings, *flags)) == 4
     said = capsys.readouterr().err
     assert f"reward {chat_server.judge} gave no verdicts: status 503: 'gone'" in said
-    assert "goes on from" in said
+    assert "resumes from" in said
     assert not (tmp_path / "run" / "final").exists()
     chat_server.faults()
     assert main(command(settings, *flags)) == 0

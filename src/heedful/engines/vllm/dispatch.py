@@ -114,7 +114,7 @@ class Dispatch:
             raise SamplerError(
                 f"--sampler: no server answers. {'; '.join(f'vllm:{who}: {what}' for who, what in self.problems.items())}. "
                 f"Nothing came for {self.patience:g} s (--sampler-retry-minutes); are the servers running and reachable "
-                "from here? The same command goes on once they are back"
+                "from here? The same command resumes once they are back"
             )
         await asyncio.sleep(seconds)
 

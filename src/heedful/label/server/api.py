@@ -193,7 +193,7 @@ def chat(site: Site, request: ApiRequest) -> Answer:
         assert isinstance(messages, list)
         if messages[:-1] != _so_far(held):
             raise Refused(
-                409, "this conversation is not as the server knows it; reload the page to go on with it", "chat_changed"
+                409, "the server has another version of this conversation; reload the page to continue", "chat_changed"
             )
         if site.worker is None:
             # it was given while there was one

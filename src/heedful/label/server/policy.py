@@ -194,7 +194,7 @@ class PolicyWorker:
                 self.is_ready, self.problem = True, None
             return None
         if "id" not in content:
-            return str(content.get("error", "it said nothing that is known"))
+            return str(content.get("error", "its answer was not recognised"))
         with self._lock:
             future = self._pending.pop(content["id"], None) if isinstance(content["id"], int) else None
         if future is not None and "error" in content:
