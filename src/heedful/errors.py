@@ -76,7 +76,7 @@ class SamplerError(HeedfulError, RuntimeError):
 
 
 class TrainingError(HeedfulError, RuntimeError):
-    """Training cannot go on: losses or gradients are not finite, or the policy has left its reference too far behind."""
+    """Training cannot continue: losses or gradients are not finite, or the KL to the reference exceeded --max-kl."""
 
     status = 4
 

@@ -99,6 +99,7 @@ class Endpoint:
     first_wait: float = FIRST_WAIT
     """Seconds before the first new try."""
     has_answered: bool = False
+    """Whether the server was reachable before, so that failures are retried."""
     is_present: bool = False
     """Whether it has said that it is there, if only that it has no time."""
 
