@@ -97,4 +97,6 @@ class SimulateConfig(RewardOptions, MachineOptions):
     def check(self) -> None:
         super().check()
         if not self.rewards:
-            raise ConfigError("--rewards is missing: name the reward that simulated labellers follow, such as model:runs/reward/final")
+            raise ConfigError(
+                "--rewards is missing: name what simulated labellers follow, such as model:runs/reward/final"
+            )
