@@ -76,8 +76,8 @@ def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys, monke
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        ({"log": "raise ValueError('服务器不接受')"}, "failed: 服务器不接受 (ValueError); the run goes on"),
-        ({"init": "sys.exit(7)"}, "failed: 7 (SystemExit); the run goes on"),
+        ({"log": "raise ValueError('服务器不接受')"}, "failed: 服务器不接受 (ValueError); the run continues"),
+        ({"init": "sys.exit(7)"}, "failed: 7 (SystemExit); the run continues"),
     ],
 )
 def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, plant, train, capsys):

@@ -287,7 +287,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     with pytest.raises(RewardError, match="too many"):
         train_ppo(never(), rewards=[in_step(1, ValueError("too many"))])
     assert not (tmp_path / "run").exists()
-    assert "goes on" not in capsys.readouterr().err
+    assert "resumes" not in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ the command line

@@ -432,7 +432,7 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
         assert again.session(session) is None or how in (root_page, last_page)
         again.label("p2", again.next_item("p2").item.item_id, PAIR, nonce="more", seconds=1)
     assert (project.folder / "events.damaged.sqlite").exists() == (how is not gone)
-    assert before.events()[-1].nonce == "more", "a reader that was open goes on with the new file"
+    assert before.events()[-1].nonce == "more", "a reader that was open continues with the new file"
     check_sound(project.folder)
 
 
