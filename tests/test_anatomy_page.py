@@ -31,7 +31,7 @@ def opened(page):
 
 def unopened(page):
     """What need not be opened: rooms with a slash at their end, modules with ``.py``."""
-    lines = section(page, "What they lean on, and you need not open").splitlines()
+    lines = section(page, "Supporting modules").splitlines()
     heads = [line.partition(":")[0] for line in lines if line.startswith("- ")]
     return [name for head in heads for name in re.findall(r"`([\w/]+(?:/|\.py))`", head)]
 

@@ -135,7 +135,7 @@ def weigh(
 ) -> tuple[Tensor, dict[str, float]]:
     """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.
 
-    A token's weight says how much likelier it was under the policy than to be sampled. Every surrogate is proportional to the
+    A token's weight is the ratio of the policy's probability to the sampler's. Every surrogate is proportional to the
     advantage, so this weighs each token's objective and gradient; entropy bonus and KL penalty are not weighed.
     """
     if config.importance == "none":

@@ -61,7 +61,7 @@ class Health:
         if is_above and self.kl_above >= KL_STEPS:
             raise TrainingError(
                 f"reference/kl, {kl:.4g} nats per response at step {step}, has been above --max-kl {max_kl:g} in {KL_STEPS} "
-                "steps in a row: the policy has left its reference behind. Raise --kl-coef or lower --learning-rate; "
+                "steps in a row: the policy is too far from its reference. Raise --kl-coef or lower --learning-rate; "
                 "--max-kl sets the limit"
             )
 
