@@ -1,8 +1,9 @@
 """What all pictures share: colours on a light and on a dark page, fonts that have the characters, saving."""
 
 import functools
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,10 @@ CJK = (
     "Droid Sans Fallback",
 )
 """Families with Chinese characters, the best first."""
+CJK_FILES = re.compile(
+    r"CJK|NotoSansSC|SourceHanSans|PingFang|Hiragino|msyh|simhei|wqy|DroidSansFallback", re.IGNORECASE
+)
+"""Names of their files."""
 NO_CJK = (
     "No font for Chinese is installed, so its characters are drawn as codes such as \\u4f60. Install one (Debian and Ubuntu: "
     "apt install fonts-noto-cjk; others: Noto Sans SC from fonts.google.com) and start Python again."
@@ -61,6 +66,7 @@ class Theme(NamedTuple):
     positive: Colour
     negative: Colour
     healthy: Colour
+    """Of the band behind healthy values."""
 
     def shade(self, value: float, limit: float) -> Colour:
         """Return the colour of a number: the page's at 0, the full colour of its sign at ``limit`` and beyond."""
@@ -76,8 +82,10 @@ def current_theme() -> Theme:
     """The colours for the page of matplotlib's current style (``figure.facecolor``)."""
     page, text = to_rgb(mpl.rcParams["figure.facecolor"]), to_rgb(mpl.rcParams["text.color"])
     if luminance(page) > 0.5:
-        return Theme(page, text, mix(page, text, 0.65), to_rgb("#2b7bba"), to_rgb("#e0702a"), to_rgb("#2e9e62"))
-    return Theme(page, text, mix(page, text, 0.7), to_rgb("#5aa9e6"), to_rgb("#f08c4a"), to_rgb("#4fc38a"))
+        positive, negative, healthy = to_rgb("#2b7bba"), to_rgb("#e0702a"), mix(page, to_rgb("#2e9e62"), 0.12)
+    else:
+        positive, negative, healthy = to_rgb("#5aa9e6"), to_rgb("#f08c4a"), mix(page, to_rgb("#4fc38a"), 0.25)
+    return Theme(page, text, mix(page, text, 0.65), positive, negative, healthy)
 
 
 def mix(one: Colour, other: Colour, share: float) -> Colour:
@@ -117,16 +125,26 @@ def drawable(text: str) -> str:
 
     Warns, once in a process, if Chinese is among them.
     """
-    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in families()]
-    missing = {letter for letter in text if not any(font.get_char_index(ord(letter)) for font in fonts)}
+    missing = _missing(text)
     if any("\u2e80" <= letter <= "\u9fff" or "\uf900" <= letter <= "\uffef" for letter in missing):
-        _warn_of_missing_font()
+        look_for_chinese()
+        missing = _missing(text)
     return "".join(letter.encode("unicode_escape").decode() if letter in missing else letter for letter in text)
 
 
+def _missing(text: str) -> set[str]:
+    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in families()]
+    return {letter for letter in text if not any(font.get_char_index(ord(letter)) for font in fonts)}
+
+
 @functools.cache
-def _warn_of_missing_font() -> None:
-    warnings.warn(NO_CJK, UserWarning, stacklevel=4)
+def look_for_chinese() -> None:
+    """Add Chinese fonts that were installed after matplotlib made its list of fonts. Warns if there are none."""
+    for path in font_manager.findSystemFonts():
+        if CJK_FILES.search(Path(path).name):
+            font_manager.fontManager.addfont(path)
+    if len(families()) == 1:
+        warnings.warn(NO_CJK, UserWarning, stacklevel=4)
 
 
 def as_text(artists: Iterable[Artist]) -> None:
@@ -147,9 +165,9 @@ def text_width(text: str, size: float) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number in as few characters as tell it apart: two decimals, none from 100 on; nan and inf as they are."""
+    """Return a number in a few characters: 0 exactly, two decimals, none from 100 on; nan and inf as they are."""
     text = "0" if value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    return text.replace("-", "−")
+    return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
 # Input and output --------------------------------------------------------------------------------------------------------
@@ -157,19 +175,16 @@ def number(value: float) -> str:
 
 def floats(values: Any, name: str) -> list[float]:
     """Return a tensor, an array or a list as numbers, flattened. Raises ConfigError if there are none."""
-    flat = getattr(values, "flatten", lambda: values)()
-    numbers = [float(value) for value in flat]
+    numbers = listed(values.flatten() if hasattr(values, "flatten") else values)
     if not numbers:
         raise ConfigError(f"{name} is empty; give at least one number")
-    return numbers
+    return [float(value) for value in numbers]
 
 
-def same_length(lengths: Sequence[tuple[str, int]]) -> None:
-    """Raises ConfigError if what belongs together is not of one length."""
-    (first, expected), *others = lengths
-    for name, length in others:
-        if length != expected:
-            raise ConfigError(f"{name} has length {length} and {first} {expected}; they must be equal")
+def listed(values: Any) -> list[Any]:
+    """Return the numbers of a tensor, an array or a sequence as a list."""
+    found: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return found
 
 
 FORMATS = (".png", ".svg", ".pdf")
