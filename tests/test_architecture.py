@@ -57,17 +57,19 @@ MAY_IMPORT = {
     "training": {"tracking", "models", "kernels", "data", "core", "planning", "distributed"},
     "algorithms": {"training", "engines", "rewards", "models", "kernels", "data", "core", "planning", "distributed"},
     "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
-    "publishing": {"evaluate"},
+    "plot": {"core", "algorithms", "training"},
+    "publishing": {"evaluate", "plot"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
     "pieces": {"engines", "rewards", "models", "kernels", "data"},
-    "demo": {"algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
+    "demo": {"plot", "algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
     "cli": {
         "algorithms",
         "training",
         "tracking",
         "publishing",
         "evaluate",
+        "plot",
         "demo",
         "models",
         "kernels",
@@ -81,8 +83,10 @@ MAY_IMPORT = {
         "rounds",
     },
     "__main__": {"cli"},
-    "__init__": {"algorithms", "evaluate", "demo", "rewards", "engines", "pieces", "models", "types"},
+    "__init__": {"plot", "algorithms", "evaluate", "demo", "rewards", "engines", "pieces", "models", "types"},
 }
+MODULES = {"core", "plot"}
+"""Rooms that are public as a whole: `heedful.core`."""
 NO_LEAVES = LEAVES - {"configs", "hub"} | {"core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
 ALGORITHMS = {"sft", "reward_model", "dpo", "kto", "ppo", "online_dpo"}
@@ -239,7 +243,7 @@ def test_what_is_exported_can_be_imported():
     assert dir(heedful) == heedful.__all__
     for name in heedful.__all__:
         value = getattr(heedful, name)
-        assert value.__name__ == ("heedful.core" if name == "core" else name)
+        assert value.__name__ == (f"heedful.{name}" if name in MODULES else name)
         assert value.__doc__, f"heedful.{name} has no docstring"
 
 
@@ -257,7 +261,7 @@ def test_exports_are_listed_once_with_where_they_come_from():
     assert sorted(listed) == heedful.__all__
     for name, module in listed.items():
         value = getattr(heedful, name)
-        assert (value.__name__ if name == "core" else value.__module__) == module
+        assert (value.__name__ if name in MODULES else value.__module__) == module
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -288,8 +292,8 @@ def test_packages_load_no_library_of_models_or_data():
 
 
 def test_importing_heedful_loads_nothing():
-    loaded = loaded_by("import heedful, heedful.errors, heedful.types")
-    assert not {"torch", "transformers", "tyro", "datasets", "numpy", "rich", "yaml"} & loaded
+    loaded = loaded_by("import heedful, heedful.errors, heedful.types; from heedful import plot; plot.HEALTHY")
+    assert not {"torch", "transformers", "tyro", "datasets", "numpy", "rich", "yaml", "matplotlib"} & loaded
 
 
 TEXTS = sorted(

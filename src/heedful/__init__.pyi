@@ -1,5 +1,6 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
+from . import plot as plot
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
 from .algorithms.online.in_memory import ppo_steps as ppo_steps
@@ -38,7 +39,6 @@ from .errors import HeedfulError as HeedfulError
 from .errors import MemoryFullError as MemoryFullError
 from .errors import RewardError as RewardError
 from .errors import TrainingError as TrainingError
-from .evaluate.curves import draw_curves as draw_curves
 from .evaluate.policies import evaluate_best_of_n as evaluate_best_of_n
 from .evaluate.policies import evaluate_kl as evaluate_kl
 from .evaluate.policies import evaluate_pass_at_k as evaluate_pass_at_k

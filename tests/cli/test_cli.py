@@ -25,7 +25,7 @@ from cases import often, pairs_often
 from heedful.cli.main import COMMANDS, main, spins
 from heedful.configs.help import FIRST_SCREENS, SECTIONS
 from heedful.configs.settings import required
-from heedful.evaluate.curves import read_algorithm
+from heedful.plot.run_metrics import read_algorithm
 
 ALIKE = {name for name in COMMANDS if name.startswith("plan ")} - {"plan ppo"} | {"a2c", "online-dpo"}
 """Commands that have the settings of others; their whole help is read by the exhaustive tests."""

@@ -204,9 +204,11 @@ def push(config: PushConfig) -> None:
 
 def report_curves(config: ReportConfig) -> None:
     """Draw learning curves and print where the picture is."""
-    from heedful.evaluate.curves import draw_curves
+    from heedful import plot
+    from heedful.evaluate.output import check_result_file
 
-    draw_curves(config.runs, config.output)
+    check_result_file(config.output, what="a picture")
+    plot.curves(list(config.runs), path=config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
 
 

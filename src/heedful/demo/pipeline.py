@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from heedful import plot
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
@@ -32,7 +33,6 @@ from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measur
 from heedful.demo.world import FLAW_WEIGHTS, GOOD
 from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
-from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
 from heedful.training.output_folder import drop_replaced, finished, real_path
@@ -179,7 +179,7 @@ def _measure(demo: Demo) -> None:
     output = demo.config.output
     measured, demo.answers = measure_policies(demo.settings.ppo, output)
     (output / "answers.jsonl").write_text("".join(f"{to_json(row)}\n" for row in demo.answers), encoding="utf-8")
-    draw_curves([output / run for run in RUNS], output / "curves.png")
+    plot.curves([output / run for run in RUNS], path=output / "curves.png")
     memory = {"peak_memory_gb": most_memory_gb(torch.device("cpu"))}
     demo.summary = {"seed": demo.config.seed, **measured, **demo.summary, **memory}
 

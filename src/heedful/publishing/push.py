@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
+from heedful import plot
 from heedful.configs.settings import PATHS, REWARDS
 from heedful.configs.tools import REPOSITORY, PushConfig
 from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, MachineError
-from heedful.evaluate.curves import figure_of, read_run
 from heedful.files import blocking_file, complete_or_absent, read_object, to_json
 from heedful.redact import holds_secret, redact
 
@@ -191,7 +191,7 @@ def _texts(content: Any) -> Iterator[str]:
 def _curves(run: Path) -> bytes | None:
     """The learning curves as PNG; None of a run that has logged nothing to draw."""
     try:
-        drawn = figure_of([read_run(run, run.resolve().name)])
+        drawn = plot.curves(run)
     except (CheckpointError, DataError):
         return None
     content = BytesIO()

@@ -11,11 +11,13 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cases import often
-from heedful import CheckpointError, ConfigError, DataError, draw_curves
+from heedful import CheckpointError, ConfigError, DataError, plot
 from heedful.cli.main import COMMANDS, main
 from heedful.configs.options import RunOptions
-from heedful.evaluate.curves import figure_of, panels_of, read_algorithm, read_run, short_names
 from heedful.files import to_json
+from heedful.plot.panels import panels_of
+from heedful.plot.run_curves import figure_of
+from heedful.plot.run_metrics import read_algorithm, read_run, short_names
 
 PPO_STEP = {
     "loss/policy": 0.0,
@@ -119,7 +121,7 @@ def overlaps(drawn):
 def test_lines_are_what_was_logged(sft, reward, ppo):
     drawn = panels(figure(sft, reward, ppo(reference_kl=[0.0, 0.1, 0.4, 0.9, 1.6])))
     own = {panel.title for algorithm in ("sft", "reward", "ppo") for panel in panels_of(algorithm)}
-    assert set(drawn) == own - {"PPO: variance explained by values"}
+    assert set(drawn) == own - {f"PPO: {name}" for name in NOT_LOGGED}
     assert lines(drawn["SFT: loss"]) == [[(i, 4.0 / i) for i in range(1, 7)], [(0, 5.0), (6, 1.0)]]
     assert drawn["SFT: loss"].get_yscale() == "log"
     assert lines(drawn["PPO: KL to the reference"]) == [
@@ -132,6 +134,7 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
     assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
 
 
+NOT_LOGGED = {"variance explained by values", "KL of the update", "clipped"}
 ONLINE = {"score", "KL to the reference", "length", "responses that end", "entropy"}
 
 
@@ -226,7 +229,7 @@ def test_runs_of_one_algorithm_overlay_and_the_legend_tells_them(ppo, sft):
     assert colours == ["C0", "C0", "C1", "C1"]
     assert [line.get_color() for line in panels(drawn)["SFT: loss"].lines] == ["C2", "C2"]
     assert lines(panels(drawn)["PPO: score"])[2] == [(i, 2.0) for i in range(1, 6)]
-    assert legend(drawn) == ["ppo", "ppo", "sft", "training", "held out"]
+    assert legend(drawn) == ["ppo", "ppo", "sft", "training", "held out", "healthy"]
     keys = drawn.legends[0].get_lines()
     assert [key.get_color() for key in keys[:3]] == ["C0", "C1", "C2"]
 
@@ -284,7 +287,7 @@ def test_names_that_no_font_has_are_escaped_and_none_is_a_formula(ppo):
 def test_the_picture_is_real(sft, reward, ppo, tmp_path):
     """Seven panels: two rows of four, 4.2 by 3.4 inches each at 150 dots an inch, and a line of legend."""
     output = tmp_path / "图" / "curves.png"
-    draw_curves([sft, str(reward), ppo()], output)
+    plot.curves([sft, str(reward), ppo()], path=output)
     header = output.read_bytes()[:24]
     assert header.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", header[16:])
@@ -323,9 +326,9 @@ def test_a_damaged_line_is_named(logged, line):
 
 def test_a_folder_that_is_no_run(sft, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="没有 does not exist"):
-        draw_curves([tmp_path / "没有"], tmp_path / "c.png")
+        plot.curves([tmp_path / "没有"])
     with pytest.raises(CheckpointError, match=f"no metrics.jsonl; did you mean {sft}"):
-        draw_curves([sft.parent], tmp_path / "c.png")
+        plot.curves(sft.parent)
     (sft / "final").mkdir()
     assert main(["report", str(sft / "final"), "--output", str(tmp_path / "c.png")]) == 2
     captured = capsys.readouterr()
@@ -338,13 +341,18 @@ def test_a_folder_that_is_no_run(sft, tmp_path, capsys):
 def test_a_run_without_a_step_has_nothing_to_draw(logged, tmp_path, content):
     folder = logged("空", content)
     with pytest.raises(CheckpointError, match=r"空.metrics\.jsonl has nothing to draw: no step of sft"):
-        draw_curves([folder], tmp_path / "c.png")
+        plot.curves(folder)
 
 
-def test_a_picture_that_cannot_be_written_is_told_first(sft, tmp_path):
-    with pytest.raises(ConfigError, match="is a folder; name a picture"):
-        draw_curves([sft], tmp_path)
+def test_a_picture_that_cannot_be_written_is_told_first(sft, tmp_path, capsys):
+    missing = tmp_path / "没有"
+    with pytest.raises(ConfigError, match=r"path .* is a folder; name a picture"):
+        plot.curves(missing, path=tmp_path)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file"):
-        draw_curves([sft], sft / "metrics.jsonl" / "c.png")
-    with pytest.raises(ConfigError, match="no run is named"):
-        draw_curves([], tmp_path / "c.png")
+        plot.curves(missing, path=sft / "metrics.jsonl" / "c.png")
+    with pytest.raises(ConfigError, match=r"must end in .png, .svg or .pdf; got '.gif'"):
+        plot.curves(missing, path=tmp_path / "c.gif")
+    with pytest.raises(ConfigError, match=r"plot\.curves: runs is empty"):
+        plot.curves([])
+    assert main(["report", str(missing), "--output", str(tmp_path)]) == 2
+    assert f"--output {tmp_path} is a folder" in capsys.readouterr().err

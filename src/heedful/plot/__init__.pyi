@@ -1,0 +1,10 @@
+# What heedful.plot exports, and from where.
+from .grid import advantages as advantages
+from .healthy import HEALTHY as HEALTHY
+from .healthy import Band as Band
+from .objective import clip_region as clip_region
+from .run_curves import curves as curves
+from .style import Picture as Picture
+from .token_bands import experience as experience
+from .token_bands import token_texts as token_texts
+from .token_bands import tokens as tokens

@@ -1,0 +1,203 @@
+"""What all pictures share: colours on a light and on a dark page, fonts that have the characters, saving."""
+
+import functools
+import warnings
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib import font_manager
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from heedful.errors import ConfigError
+from heedful.files import blocking_file
+
+Colour = tuple[float, float, float]
+DOTS = 150
+"""Dots per inch of a picture."""
+LATIN = "DejaVu Sans"
+"""Comes with matplotlib."""
+CJK = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "Noto Sans CJK JP",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "SimHei",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+)
+"""Families with Chinese characters, the best first."""
+NO_CJK = (
+    "No font for Chinese is installed, so its characters are drawn as codes such as \\u4f60. Install one (Debian and Ubuntu: "
+    "apt install fonts-noto-cjk; others: Noto Sans SC from fonts.google.com) and start Python again."
+)
+
+
+class Picture(Figure):
+    """A figure that a notebook shows where it is the value of a cell, also if pyplot was never loaded."""
+
+    def _repr_png_(self) -> bytes:
+        content = BytesIO()
+        self.savefig(content, format="png", dpi=DOTS)
+        return content.getvalue()
+
+
+class Theme(NamedTuple):
+    """Colours for one page; positive and negative can be told apart by people who are colour-blind."""
+
+    page: Colour
+    text: Colour
+    muted: Colour
+    """Of labels that matter less."""
+    positive: Colour
+    negative: Colour
+    healthy: Colour
+
+    def shade(self, value: float, limit: float) -> Colour:
+        """Return the colour of a number: the page's at 0, the full colour of its sign at ``limit`` and beyond."""
+        strength = min(abs(value) / limit, 1.0) if limit > 0 else float(value != 0)
+        return mix(self.page, self.positive if value > 0 else self.negative, strength)
+
+    def ink(self, behind: Colour) -> Colour:
+        """Return the colour of a text on another colour: the text's or the page's, by contrast."""
+        return max(self.text, self.page, key=lambda colour: contrast(colour, behind))
+
+
+def current_theme() -> Theme:
+    """The colours for the page of matplotlib's current style (``figure.facecolor``)."""
+    page, text = to_rgb(mpl.rcParams["figure.facecolor"]), to_rgb(mpl.rcParams["text.color"])
+    if luminance(page) > 0.5:
+        return Theme(page, text, mix(page, text, 0.65), to_rgb("#2b7bba"), to_rgb("#e0702a"), to_rgb("#2e9e62"))
+    return Theme(page, text, mix(page, text, 0.7), to_rgb("#5aa9e6"), to_rgb("#f08c4a"), to_rgb("#4fc38a"))
+
+
+def mix(one: Colour, other: Colour, share: float) -> Colour:
+    """Return a colour between two; ``share`` is that of the second."""
+    red, green, blue = (a + (b - a) * share for a, b in zip(one, other, strict=True))
+    return red, green, blue
+
+
+def luminance(colour: Colour) -> float:
+    """Relative luminance (WCAG 2.1), from 0 (black) to 1 (white)."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: Colour, other: Colour) -> float:
+    """Contrast ratio (WCAG 2.1), from 1 to 21; text needs 4.5."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def picture(width: float, height: float, **options: Any) -> Picture:
+    """Return an empty picture of a size in inches."""
+    return Picture(figsize=(width, height), dpi=DOTS, **options)
+
+
+# Text ------------------------------------------------------------------------------------------------------------------
+
+
+def families() -> list[str]:
+    """Fonts that are installed, in the order in which a character's font is looked for."""
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return [LATIN, *(name for name in CJK if name in installed)]
+
+
+def drawable(text: str) -> str:
+    """Return a text with codes in place of the characters that no font has.
+
+    Warns, once in a process, if Chinese is among them.
+    """
+    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in families()]
+    missing = {letter for letter in text if not any(font.get_char_index(ord(letter)) for font in fonts)}
+    if any("\u2e80" <= letter <= "\u9fff" or "\uf900" <= letter <= "\uffef" for letter in missing):
+        _warn_of_missing_font()
+    return "".join(letter.encode("unicode_escape").decode() if letter in missing else letter for letter in text)
+
+
+@functools.cache
+def _warn_of_missing_font() -> None:
+    warnings.warn(NO_CJK, UserWarning, stacklevel=4)
+
+
+def as_text(artists: Iterable[Artist]) -> None:
+    """Draw texts with fonts that have their characters, and dollar signs as they are, not as mathematics."""
+    for artist in artists:
+        if isinstance(artist, Text):
+            artist.set_text(drawable(artist.get_text()))
+            artist.set_fontfamily(families())
+            artist.set_parse_math(False)
+
+
+def text_width(text: str, size: float) -> float:
+    """Return the width of a text in points, as it is drawn with a font size in points."""
+    font = font_manager.get_font([font_manager.findfont(family) for family in families()])
+    font.set_size(size, 72)
+    font.set_text(text)
+    return font.get_width_height()[0] / 64
+
+
+def number(value: float) -> str:
+    """Return a number in as few characters as tell it apart: two decimals, none from 100 on; nan and inf as they are."""
+    text = "0" if value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    return text.replace("-", "−")
+
+
+# Input and output --------------------------------------------------------------------------------------------------------
+
+
+def floats(values: Any, name: str) -> list[float]:
+    """Return a tensor, an array or a list as numbers, flattened. Raises ConfigError if there are none."""
+    flat = getattr(values, "flatten", lambda: values)()
+    numbers = [float(value) for value in flat]
+    if not numbers:
+        raise ConfigError(f"{name} is empty; give at least one number")
+    return numbers
+
+
+def same_length(lengths: Sequence[tuple[str, int]]) -> None:
+    """Raises ConfigError if what belongs together is not of one length."""
+    (first, expected), *others = lengths
+    for name, length in others:
+        if length != expected:
+            raise ConfigError(f"{name} has length {length} and {first} {expected}; they must be equal")
+
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_path(path: str | Path | None) -> None:
+    """Raises ConfigError if no picture can be written there, or the ending is of no format."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"path {path} is a folder; name a picture, such as {path / 'picture.png'}")
+    if (blocking := blocking_file(path)) is not None:
+        raise ConfigError(f"path {path} cannot be written: {blocking} is a file")
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"path {path} must end in .png, .svg or .pdf; got {path.suffix!r}")
+
+
+def save(figure: Figure, path: str | Path | None) -> None:
+    """Write a picture if there is a path; a file that was there is replaced when the new one is complete.
+
+    Raises ConfigError as `check_path`.
+    """
+    check_path(path)
+    if path is None:
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(temporary, dpi=DOTS, facecolor=to_hex(figure.get_facecolor()))
+    temporary.replace(path)
