@@ -10,6 +10,7 @@ import pytest
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+import heedful
 from cases import often
 from heedful import CheckpointError, ConfigError, DataError, plot
 from heedful.cli.main import COMMANDS, main
@@ -18,6 +19,7 @@ from heedful.files import to_json
 from heedful.plot.panels import panels_of
 from heedful.plot.run_curves import figure_of
 from heedful.plot.run_metrics import read_algorithm, read_run, short_names
+from heedful.training.result import TrainingResult
 
 PPO_STEP = {
     "loss/policy": 0.0,
@@ -295,6 +297,12 @@ def test_the_picture_is_real(sft, reward, ppo, tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["curves.png"]
 
 
+def test_what_a_trainer_returned_is_drawn_as_its_folder(sft):
+    result = TrainingResult(sft, {}, heedful.SFTConfig())
+    assert lines(plot.curves(result).axes[0]) == lines(plot.curves(str(sft)).axes[0])
+    assert legend(plot.curves([result, sft], ["a", "b"]))[:2] == ["a", "b"]
+
+
 def test_the_command(sft, ppo, tmp_path, capsys):
     output = tmp_path / "曲线.svg"
     assert main(["report", str(sft), str(ppo()), "--output", str(output)]) == 0
@@ -354,5 +362,7 @@ def test_a_picture_that_cannot_be_written_is_told_first(sft, tmp_path, capsys):
         plot.curves(missing, path=tmp_path / "c.gif")
     with pytest.raises(ConfigError, match=r"plot\.curves: runs is empty"):
         plot.curves([])
-    assert main(["report", str(missing), "--output", str(tmp_path)]) == 2
-    assert f"--output {tmp_path} is a folder" in capsys.readouterr().err
+    folder = tmp_path / "c.png"
+    folder.mkdir()
+    assert main(["report", str(missing), "--output", str(folder)]) == 2
+    assert f"--output {folder} is a folder" in capsys.readouterr().err

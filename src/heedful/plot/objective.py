@@ -45,10 +45,10 @@ def clip_region(
     if len(r) != len(a):
         raise ConfigError(f"plot.clip_region: {len(r)} ratios and {len(a)} advantages; give one advantage per ratio")
     high = clip_range if clip_range_high is None else clip_range_high
-    if not (0 < clip_range < 1 and high > 0):
-        raise ConfigError(
-            f"plot.clip_region: clip_range must be in (0, 1) and clip_range_high above 0; got {clip_range}, {high}"
-        )
+    if not 0 < clip_range < 1:
+        raise ConfigError(f"plot.clip_region: clip_range must be between 0 and 1; got {clip_range}")
+    if high <= 0:
+        raise ConfigError(f"plot.clip_region: clip_range_high must be above 0; got {high}")
     bounds = core.Bounds(clip_range, high)
     finite = r.isfinite() & a.isfinite()
     widest = max(1 - clip_range, high, *(r[finite] - 1).abs().tolist()) * 1.1

@@ -49,6 +49,8 @@ def curves(
     check_path(path)
     found = runs_of(runs, names)
     if metrics is not None:
+        if not metrics:
+            raise ConfigError("plot.curves: metrics is empty; name at least one, such as 'reference/kl'")
         logged = {metric for run in found for line in run.metrics for metric in line}
         for metric in metrics:
             if metric not in logged:

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,12 +120,12 @@ def drawable(text: str) -> str:
     fonts = [font_manager.get_font(font_manager.findfont(family)) for family in families()]
     missing = {letter for letter in text if not any(font.get_char_index(ord(letter)) for font in fonts)}
     if any("\u2e80" <= letter <= "\u9fff" or "\uf900" <= letter <= "\uffef" for letter in missing):
-        _warn_of_missing_font()
+        warn_of_missing_font()
     return "".join(letter.encode("unicode_escape").decode() if letter in missing else letter for letter in text)
 
 
 @functools.cache
-def _warn_of_missing_font() -> None:
+def warn_of_missing_font() -> None:
     warnings.warn(NO_CJK, UserWarning, stacklevel=4)
 
 
@@ -157,19 +157,16 @@ def number(value: float) -> str:
 
 def floats(values: Any, name: str) -> list[float]:
     """Return a tensor, an array or a list as numbers, flattened. Raises ConfigError if there are none."""
-    flat = getattr(values, "flatten", lambda: values)()
-    numbers = [float(value) for value in flat]
+    numbers = listed(values.flatten() if hasattr(values, "flatten") else values)
     if not numbers:
         raise ConfigError(f"{name} is empty; give at least one number")
-    return numbers
+    return [float(value) for value in numbers]
 
 
-def same_length(lengths: Sequence[tuple[str, int]]) -> None:
-    """Raises ConfigError if what belongs together is not of one length."""
-    (first, expected), *others = lengths
-    for name, length in others:
-        if length != expected:
-            raise ConfigError(f"{name} has length {length} and {first} {expected}; they must be equal")
+def listed(values: Any) -> list[Any]:
+    """Return the numbers of a tensor, an array or a sequence as a list."""
+    found: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return found
 
 
 FORMATS = (".png", ".svg", ".pdf")

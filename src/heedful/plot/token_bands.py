@@ -17,6 +17,7 @@ from heedful.plot.style import (
     as_text,
     current_theme,
     drawable,
+    listed,
     number,
     picture,
     save,
@@ -66,7 +67,7 @@ def tokens(
 
     Raises ConfigError if there are no tokens or no values, or a quantity has not one number per token.
     """
-    bands = {name: [None if x is None else float(x) for x in numbers] for name, numbers in values.items()}
+    bands = {name: [None if x is None else float(x) for x in listed(numbers)] for name, numbers in values.items()}
     _check(tokens, bands)
     largest = {name: _largest(band) for name, band in bands.items()} | dict(limits or {})
     texts = [drawable(token.translate(SHOWN)) for token in tokens]
