@@ -1,0 +1,72 @@
+"""The healthy bands are those of docs/metrics.md, and curves show where a run leaves them."""
+
+from pathlib import Path
+
+import pytest
+
+from heedful import plot
+from heedful.plot.style import current_theme
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def rows_of(heading):
+    """The rows of the table below a heading of docs/metrics.md, as lists of cells."""
+    section = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n")[1].split("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_page_has_the_same_bands():
+    """``metric | from | to | source``; an empty cell is no limit."""
+    rows = {name.strip("`"): (low, high, source) for name, low, high, source in rows_of("Healthy bands")}
+    limits = {
+        name: tuple("" if limit is None else f"{limit:g}" for limit in (band.low, band.high)) + (band.source,)
+        for name, band in plot.HEALTHY.items()
+    }
+    assert rows == limits
+
+
+def test_each_band_is_of_a_metric_that_is_defined_there():
+    text = PAGE.read_text(encoding="utf-8").split("### Healthy bands")[0]
+    for name, band in plot.HEALTHY.items():
+        assert f"`{name}`" in text
+        assert band.low is None or band.high is None or band.low < band.high
+        assert band.source
+
+
+def drawn(values, metric="reference/kl"):
+    (axes,) = plot.curves([{metric: value} for value in values], metrics=[metric]).axes
+    (band,) = axes.patches
+    assert band.get_facecolor()[:3] == current_theme().healthy
+    bottom, top = band.get_y(), band.get_y() + band.get_height()
+    return (bottom, top), axes.get_ylim()
+
+
+def test_a_run_inside_its_band_keeps_its_scale():
+    """KL to the reference is healthy up to 20."""
+    (bottom, top), (low, high) = drawn([0.0, 1.0])
+    assert (bottom, top) == pytest.approx((low, high))
+    assert high < 2
+
+
+def test_the_limit_that_a_run_crosses_is_seen():
+    (bottom, top), (low, high) = drawn([10.0, 30.0])
+    assert (bottom, top) == pytest.approx((low, 20))
+    assert high > 30
+
+
+def test_a_run_outside_shows_the_limit_all_the_same():
+    (bottom, top), (low, high) = drawn([30.0, 40.0])
+    assert (bottom, top) == pytest.approx((low, 20))
+    assert low < 20
+    assert high > 40
+    (bottom, top), (low, high) = drawn([0.1, 0.2], "rollout/eos_frac")
+    assert (bottom, top) == pytest.approx((0.9, high))
+    assert high > 0.9
+
+
+def test_a_metric_without_a_band_is_not_shaded():
+    figure = plot.curves([{"policy/entropy": 1.0}, {"policy/entropy": 0.5}])
+    assert [list(axes.patches) for axes in figure.axes] == [[]]
+    assert "healthy" not in [text.get_text() for text in figure.legends[0].get_texts()]
