@@ -29,8 +29,8 @@ SEED, STEPS, WARMUP_STEPS = 0, 60, 10
 RUDE, FLAWLESS = 0.29, 1.0
 """Scores of the gold judge: right but rude; without any flaw."""
 STYLES = {"tokens.png": "default", "tokens-dark.png": "dark_background"}
-DOTS = 200
-"""Per inch: 1,800 pixels, shown at 900."""
+WIDTH, DOTS = 9.0, 200
+"""Inches, and dots per inch: 1,800 pixels, shown at 900."""
 
 
 class Answers(NamedTuple):
@@ -90,18 +90,13 @@ def look(
     prompts: list[Prompt],
     config: heedful.PPOConfig,
 ) -> Answers:
-    """What a step of PPO would see of the policy's answers to these prompts."""
+    """What a step of PPO sees of the policy's answers to these prompts; advantages before they are whitened."""
     batch = heedful.LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=SEED).generate(prompts)
     old, ref = heedful.logprobs(policy, batch), heedful.logprobs(reference, batch)
     values = heedful.values(policy, batch)
     per_token = core.kl_shaped_rewards(heedful.score(rewards, batch), old, ref, batch.mask, kl_coef=config.kl_coef)
     advantages, _ = core.gae(per_token, values, batch.mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
-    numbers = {
-        "advantage": core.whiten(advantages, batch.mask),
-        "KL": old - ref,
-        "value": values,
-        "reward": per_token,
-    }
+    numbers = {"advantage": advantages, "KL": old - ref, "value": values, "reward": per_token}
     texts = [plot.token_texts(ids, policy.tokenizer) for ids in batch.rollouts.responses(with_stop=True)]
     return Answers(batch, texts, heedful.score(gold_judge, batch), numbers)
 
@@ -111,12 +106,12 @@ def draw(before: Answers, after: Answers, row: int, folder: Path) -> None:
     shown = [rows_of(answers, row) for answers in (before, after)]
     limits = {name: max(max(map(abs, values[name])) for _, values in shown) for name in before.numbers}
     question = before.batch.completions[row].prompt.prompt[-1].content
-    titles = (f"{question}    before PPO", f"{question}    after {STEPS - WARMUP_STEPS} steps of PPO")
+    titles = [f"“{question}” {when}" for when in ("before PPO", f"after {STEPS - WARMUP_STEPS} steps of PPO")]
     for name, style in STYLES.items():
         with matplotlib.style.context(style):
             halves = []
             for (tokens, values), title in zip(shown, titles, strict=True):
-                canvas = FigureCanvasAgg(plot.tokens(tokens, values, title=title, limits=limits))
+                canvas = FigureCanvasAgg(plot.tokens(tokens, values, title=title, limits=limits, width=WIDTH))
                 canvas.figure.set_dpi(DOTS)
                 canvas.draw()
                 halves.append(np.asarray(canvas.buffer_rgba()))

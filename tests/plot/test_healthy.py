@@ -20,11 +20,11 @@ def rows_of(heading):
 def test_the_page_has_the_same_bands():
     """``metric | from | to | source``; an empty cell is no limit."""
     rows = {name.strip("`"): (low, high, source) for name, low, high, source in rows_of("Healthy bands")}
-    limits = {
-        name: tuple("" if limit is None else f"{limit:g}" for limit in (band.low, band.high)) + (band.source,)
-        for name, band in plot.HEALTHY.items()
-    }
-    assert rows == limits
+    assert rows == {name: (cell(band.low), cell(band.high), band.source) for name, band in plot.HEALTHY.items()}
+
+
+def cell(limit):
+    return "" if limit is None else f"{limit:g}"
 
 
 def test_each_band_is_of_a_metric_that_is_defined_there():

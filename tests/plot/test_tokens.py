@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 import heedful
 from heedful import ConfigError, plot
 from heedful.models import byte_tokenizer
-from heedful.plot.style import contrast, current_theme, luminance
+from heedful.plot.style import contrast, current_theme, drawable, luminance
+from heedful.plot.token_bands import SHOWN
 
 TOKENS = ["Of", " course", "!", "\n"]
 VALUES = {"advantage": [1.0, -0.5, 0.0, 0.25], "KL": [0.125, None, math.nan, -math.inf]}
@@ -139,6 +140,8 @@ def test_a_row_of_a_real_step(tiny):
     assert prompt == experience.completions[2].prompt.prompt
     assert names == ["advantage", "KL", "value", "score"]
     columns = [shown[5 + 5 * t : 10 + 5 * t] for t in range(int(mask.sum()))]
+    written = plot.token_texts(experience.completions[2].ids, policy.tokenizer)
+    assert [column[0] for column in columns][: len(written)] == [drawable(text.translate(SHOWN)) for text in written]
     assert [column[4] for column in columns] == [""] * (len(columns) - 1) + [f"{experience.scores[2]:.2f}"]
     wanted = [round(x, 2) for x in experience.advantages[2][mask].tolist()]
     assert [float(column[1].replace("−", "-")) for column in columns] == pytest.approx(wanted, abs=0.011)

@@ -37,8 +37,9 @@ def curves(
     band holds the healthy values of a metric (`HEALTHY`).
 
     Args:
-        runs: folders of runs, what trainers returned, tables such as ``result.metrics``, or lists with a dict of metrics per
-            step, such as `heedful.ppo_steps` yields; one, a list of them, or a dict with their names.
+        runs: folders of runs, what trainers returned, tables such as ``result.metrics`` (in which NaN is a step without the
+            metric), or lists with a dict of metrics per step, such as `heedful.ppo_steps` yields; one, a list of them, or a
+            dict with their names.
         names: names in the legend, one per run; None is the folder's name.
         metrics: names of metrics (docs/metrics.md), a panel each; None is what suits the algorithm.
         path: where to save the picture.
@@ -77,7 +78,7 @@ def figure_of(runs: Sequence[RunCurves]) -> Picture:
     if any(run.points(panel.held_out)[1] for panel in panels for run in runs):
         keys.append(Line2D([], [], color=theme.muted, linewidth=2, marker="o", markersize=4, label="held out"))
     if any(panel.training in HEALTHY for panel in panels):
-        keys.append(Patch(color=theme.healthy, alpha=0.15, label="healthy"))
+        keys.append(Patch(color=theme.healthy, label="healthy"))
     if any(not math.isfinite(value) for panel in panels for run in runs for value in run.points(panel.training)[1]):
         keys.append(Line2D([], [], color=theme.muted, linestyle="", marker="x", label="not finite"))
     width = WIDTH * columns
@@ -153,5 +154,5 @@ def _shade(axes: Axes, band: Band, theme: Theme) -> None:
         max(low, -math.inf if band.low is None else band.low),
         min(high, math.inf if band.high is None else band.high),
     )
-    axes.axhspan(bottom, top, color=theme.healthy, alpha=0.12, linewidth=0, zorder=0)
+    axes.axhspan(bottom, top, color=theme.healthy, linewidth=0, zorder=0)
     axes.set_ylim(low, high)

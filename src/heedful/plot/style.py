@@ -61,6 +61,7 @@ class Theme(NamedTuple):
     positive: Colour
     negative: Colour
     healthy: Colour
+    """Of the band behind healthy values."""
 
     def shade(self, value: float, limit: float) -> Colour:
         """Return the colour of a number: the page's at 0, the full colour of its sign at ``limit`` and beyond."""
@@ -76,8 +77,10 @@ def current_theme() -> Theme:
     """The colours for the page of matplotlib's current style (``figure.facecolor``)."""
     page, text = to_rgb(mpl.rcParams["figure.facecolor"]), to_rgb(mpl.rcParams["text.color"])
     if luminance(page) > 0.5:
-        return Theme(page, text, mix(page, text, 0.65), to_rgb("#2b7bba"), to_rgb("#e0702a"), to_rgb("#2e9e62"))
-    return Theme(page, text, mix(page, text, 0.7), to_rgb("#5aa9e6"), to_rgb("#f08c4a"), to_rgb("#4fc38a"))
+        positive, negative, healthy = to_rgb("#2b7bba"), to_rgb("#e0702a"), mix(page, to_rgb("#2e9e62"), 0.12)
+    else:
+        positive, negative, healthy = to_rgb("#5aa9e6"), to_rgb("#f08c4a"), mix(page, to_rgb("#4fc38a"), 0.25)
+    return Theme(page, text, mix(page, text, 0.65), positive, negative, healthy)
 
 
 def mix(one: Colour, other: Colour, share: float) -> Colour:
@@ -147,9 +150,9 @@ def text_width(text: str, size: float) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number in as few characters as tell it apart: two decimals, none from 100 on; nan and inf as they are."""
+    """Return a number in a few characters: 0 exactly, two decimals, none from 100 on; nan and inf as they are."""
     text = "0" if value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    return text.replace("-", "−")
+    return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
 # Input and output --------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from heedful.plot.style import (
     current_theme,
     drawable,
     listed,
+    mix,
     number,
     picture,
     save,
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
     from heedful.algorithms.online.experience import Experience
 
-WIDTH = 9.0
-"""Of a picture, in inches. All other sizes are in points, 72 to an inch."""
 MARGIN, GAP, LINE_GAP = 12.0, 1.5, 14.0
-"""Around the picture; between cells; between lines of tokens."""
+"""In points, as all sizes here: around the picture; between cells; between lines of tokens."""
 TOKEN_SIZE, NUMBER_SIZE, LABEL_SIZE, TITLE_SIZE = 12.0, 8.5, 9.0, 11.0
 TOKEN_HEIGHT, BAND_HEIGHT, TITLE_HEIGHT = 24.0, 16.0, 26.0
 NARROWEST = 16.0
@@ -50,6 +49,7 @@ def tokens(
     *,
     title: str = "",
     limits: Mapping[str, float] | None = None,
+    width: float = 9.0,
     path: str | Path | None = None,
 ) -> Picture:
     """Draw tokens in a row, wrapped, and below them a coloured band with the numbers of each quantity.
@@ -63,6 +63,7 @@ def tokens(
         title: drawn above.
         limits: by the name of a quantity, the magnitude that has the full colour: give the same to two pictures that are
             compared. Without it, the largest magnitude of the quantity's numbers.
+        width: of the picture, in inches.
         path: where to save the picture.
 
     Raises ConfigError if there are no tokens or no values, or a quantity has not one number per token.
@@ -77,12 +78,12 @@ def tokens(
     ]
     label_width = max(text_width(drawable(name), LABEL_SIZE) for name in bands) + 8
 
-    lines = _wrap(widths, WIDTH * 72 - 2 * MARGIN - label_width)
+    lines = _wrap(widths, width * 72 - 2 * MARGIN - label_width)
     title_height = TITLE_HEIGHT if title else 0.0
     line_height = TOKEN_HEIGHT + BAND_HEIGHT * len(bands)
     height = 2 * MARGIN + title_height + len(lines) * (line_height + LINE_GAP) - LINE_GAP
-    figure, theme = picture(WIDTH, height / 72), current_theme()
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH * 72), ylim=(height, 0))  # one unit is a point, y goes down
+    figure, theme = picture(width, height / 72), current_theme()
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width * 72), ylim=(height, 0))  # one unit is a point, y goes down
     axes.axis("off")
     if title:
         axes.text(MARGIN, MARGIN + TITLE_HEIGHT / 2 - 5, title, size=TITLE_SIZE, weight="bold", va="center")
@@ -92,15 +93,15 @@ def tokens(
             middle = top + TOKEN_HEIGHT + (place + 0.5) * BAND_HEIGHT
             axes.text(MARGIN, middle, name, size=LABEL_SIZE, color=theme.muted, va="center")
         for t in line:
-            width = widths[t] - GAP
+            wide = widths[t] - GAP
             colours = [_colour(value, largest[name], theme) for name, value in zip(bands, rows[t], strict=True)]
-            head = Rectangle((left, top), width, TOKEN_HEIGHT - GAP, facecolor=colours[0], linewidth=0)
+            head = Rectangle((left, top), wide, TOKEN_HEIGHT - GAP, facecolor=colours[0], linewidth=0)
             _draw_cell(axes, head, texts[t], TOKEN_SIZE, theme)
             for place, (value, colour) in enumerate(zip(rows[t], colours, strict=True)):
                 y = top + TOKEN_HEIGHT + place * BAND_HEIGHT
-                cell = Rectangle((left, y), width, BAND_HEIGHT - GAP, facecolor=colour, linewidth=0)
+                cell = Rectangle((left, y), wide, BAND_HEIGHT - GAP, facecolor=colour, linewidth=0)
                 if value is not None and not math.isfinite(value):
-                    cell.set(hatch="////", hatchcolor=theme.muted)
+                    cell.set(hatch="////", hatchcolor=mix(theme.page, theme.text, 0.25))
                 _draw_cell(axes, cell, _shown(value), NUMBER_SIZE, theme)
             left += widths[t]
     as_text(axes.texts)
