@@ -29,6 +29,13 @@ def test_metrics_of_steps_are_counted_from_one():
     assert legend(figure) == ["run 1", "training", "healthy"]
 
 
+def test_steps_that_are_named_are_kept():
+    assert points(plot.curves([{"step": 5, "loss/sft": 2.0}, {"step": 10, "loss/sft": 1.0}]).axes[0]) == [
+        (5, 2),
+        (10, 1),
+    ]
+
+
 def test_a_table_has_its_own_steps_and_gaps():
     """As ``result.metrics``: steps are the index, and a step without a value is no point."""
     table = pandas.DataFrame({"loss/sft": [math.nan, 2.0, 1.0], "eval/loss": [3.0, math.nan, 1.5]}, index=[0, 10, 20])

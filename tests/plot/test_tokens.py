@@ -71,6 +71,11 @@ def test_what_is_not_a_number_is_hatched_and_nothing_is_empty():
     assert all(not cell.get_hatch() for cell in cells(drawn)[1::3])
 
 
+def test_numbers_are_short():
+    drawn = plot.tokens(["a"] * 6, {"KL": [-0.001, 0.0, 0.126, -99.994, 1234.5, math.inf]})
+    assert texts(drawn)[2::2] == ["0.00", "0", "0.13", "−99.99", "1234", "inf"]
+
+
 def test_limits_make_two_pictures_comparable():
     alone = plot.tokens(["a"], {"value": [0.5]})
     compared = plot.tokens(["a"], {"value": [0.5]}, limits={"value": 1.0})
