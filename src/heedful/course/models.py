@@ -20,6 +20,8 @@ FOLDER = Path("course-models")
 """In the current folder. The quick form has a folder of its own in it: nobody takes its models for trained ones."""
 FAMILIES = ("opposites", "colours", "反义词")
 """The families of the demo's questions that the course uses."""
+FEW = 100
+"""Records to learn from in the quick form."""
 HELD_OUT = 0.17
 """The share of prompts that no model learns from."""
 
@@ -50,7 +52,8 @@ def demo_world() -> World:
     from heedful.data import read_prompts, split_by_prompt
     from heedful.demo.judge import gold_judge
 
-    train, held_out = split_by_prompt(read_prompts(demo_data("prompts")), HELD_OUT)
+    with silence():
+        train, held_out = split_by_prompt(read_prompts(demo_data("prompts")), HELD_OUT)
     return World(tuple(_instructions()), tuple(train), tuple(held_out), gold_judge)
 
 
@@ -186,10 +189,11 @@ def _make_reward(folder: Path) -> None:
 
 
 def _to_learn_from(name: str) -> list[dict[str, Any]]:
-    """Records of a data file whose prompts are not held out."""
+    """Records of a data file whose prompts are not held out; in the quick form, few."""
     held_out = {one.prompt[0].content for one in demo_world().held_out}
     lines = Path(demo_data(name)).read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if row["prompt"][0]["content"] not in held_out]
+    rows = [row for row in map(json.loads, lines) if row["prompt"][0]["content"] not in held_out]
+    return rows[:FEW] if is_quick() else rows
 
 
 def _keep(result: Any, folder: Path) -> None:
