@@ -28,7 +28,9 @@ LONGEST_CELL = 600
 def run(lesson, folder):
     """Execute a lesson in a folder. Returns the notebook, how it failed (or nothing), and its seconds."""
     notebook = jupytext.reads(lesson.text, fmt="md:myst")
-    client = NotebookClient(notebook, timeout=LONGEST_CELL, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=LONGEST_CELL, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+    )
     started, failure = time.monotonic(), ""
     try:
         client.execute()
