@@ -10,6 +10,7 @@ They share a folder for their models. The exit status is 1 if a cell stopped wit
 import argparse
 import base64
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -26,17 +27,23 @@ LONGEST_CELL = 600
 
 
 def run(lesson, folder):
-    """Execute a lesson in a folder. Returns the notebook, how it failed (or nothing), and its seconds."""
+    """Execute a lesson in a folder. Returns the notebook, how it failed (or nothing), its seconds, and those of the CPU."""
     notebook = jupytext.reads(lesson.text, fmt="md:myst")
     client = NotebookClient(
         notebook, timeout=LONGEST_CELL, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
     )
-    started, failure = time.monotonic(), ""
+    started, cpu, failure = time.monotonic(), cpu_seconds(), ""
     try:
         client.execute()
     except CellExecutionError as error:
         failure = str(error)
-    return notebook, failure, time.monotonic() - started
+    return notebook, failure, time.monotonic() - started, cpu_seconds() - cpu
+
+
+def cpu_seconds():
+    """Of the kernels that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_outputs(notebook, folder):
@@ -72,8 +79,10 @@ def main():
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for lesson in found:
-            notebook, failure, seconds = run(lesson, folder)
-            print(f"{lesson.name:<24}  {seconds:6.1f} s{'  FAILED' if failure else ''}", flush=True)
+            notebook, failure, seconds, cpu = run(lesson, folder)
+            print(
+                f"{lesson.name:<24}  {seconds:6.1f} s, {cpu:6.1f} s of CPU{'  FAILED' if failure else ''}", flush=True
+            )
             if options.outputs:
                 write_outputs(notebook, options.outputs / lesson.name)
             if failure:

@@ -16,8 +16,13 @@ A lesson is a MyST notebook kept as text (jupytext ``md:myst``). To write one, o
    at its pictures, and explain its numbers in the text.
 """
 
+import warnings
+
 from heedful.course.catalogue import SECTIONS, steps
 from heedful.course.exercises import check
 from heedful.course.models import demo_data, demo_model, demo_world
+from heedful.display import silence
 
-__all__ = ["SECTIONS", "check", "demo_data", "demo_model", "demo_world", "steps"]
+__all__ = ["SECTIONS", "check", "demo_data", "demo_model", "demo_world", "silence", "steps"]
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # lessons need no bars of transformers
