@@ -17,7 +17,10 @@ def show_lessons(config: CourseConfig) -> None:
     """Print the number and the title of each lesson."""
     for one in lessons(config.language):
         print(f"{one.number:>3}  {one.title}")
-    print("\nheedful course start 1 writes the first as a notebook; heedful course check 1 checks its exercises.")
+    language = "" if config.language == "en" else f" --language {config.language}"
+    print(
+        f"\nheedful course start 1{language} writes the first as a notebook; heedful course check 1 checks its exercises."
+    )
 
 
 def start(config: CourseStartConfig) -> None:
