@@ -39,7 +39,9 @@ def test_the_sdist_has_what_builds_and_tests_it():
     names = files_of(SdistBuilder)
     folders = {name.split("/")[0] for name in names if "/" in name}
     assert folders == {".ci", ".github", "benchmarks", "docs", "examples", "recipes", "src", "tests"}
-    assert {path.name for pattern in ("*.md", "*.toml", "*.txt", "*.cff", "LICENSE") for path in ROOT.glob(pattern)} <= names
+    assert {
+        path.name for pattern in ("*.md", "*.toml", "*.txt", "*.cff", "LICENSE") for path in ROOT.glob(pattern)
+    } <= names
 
 
 def test_there_is_one_version():
