@@ -14,7 +14,7 @@ from heedful.configs.parse import parse
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def commands_of(document):
@@ -26,17 +26,18 @@ def commands_of(document):
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
-    """The blocks as they stand, on a tiny model in the place of the SFT model's folder."""
+    """And the step that examples/README.md shows, as they stand, on a tiny model in the place of the SFT model's folder."""
     monkeypatch.chdir(tmp_path)
     heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
     records = [{"prompt": [{"role": "user", "content": f"问题 {i}"}]} for i in range(80)]
     Path("prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    block, pieces, *_ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    pages = README + (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    block, *_, pieces = re.findall(r"```python\n(.*?)```", pages, flags=re.DOTALL)
     small = block.replace("kl_coef=0.1", "kl_coef=0.1, steps=1, max_new_tokens=8")
     assert small != block
     names = {}
     exec(compile(small, "README.md", "exec"), names)
-    exec(compile(pieces, "README.md", "exec"), names)
+    exec(compile(pieces, "examples/README.md", "exec"), names)
     assert names["advantages"].shape == names["batch"].mask.shape
     printed = capsys.readouterr().out
     assert "eval/score_mean" in printed

@@ -11,3 +11,5 @@ Names are loaded when they are first used, so that ``import heedful`` does not l
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+__version__ = "0.1.0"

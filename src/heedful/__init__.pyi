@@ -63,3 +63,5 @@ from .types import Labelled as Labelled
 from .types import Message as Message
 from .types import Prompt as Prompt
 from .types import Ranking as Ranking
+
+__version__: str

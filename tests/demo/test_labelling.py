@@ -16,7 +16,8 @@ from heedful.configs.label_server import InviteConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo import labelling
 from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning
-from heedful.demo.pipeline import STORY, read_recipe
+from heedful.demo.pipeline import read_recipe
+from heedful.demo.story import STORIES
 from heedful.label import Project
 from heedful.label.server.run import invite
 
@@ -33,8 +34,8 @@ def demo(small_world, small_recipe, tmp_path_factory):
     settings = read_recipe(config, small_recipe)
     with make_beginning(config, settings.tiny):
         ppo = replace(settings.ppo, model=str(folder / "base"))
-        count = labelling.label_pairs(config, ppo, lambda text: None)
-        assert labelling.label_pairs(config, ppo, lambda text: None) == count, "nothing is asked again"
+        count = labelling.label_pairs(config, ppo, STORIES["en"], lambda text: None)
+        assert labelling.label_pairs(config, ppo, STORIES["en"], lambda text: None) == count, "nothing is asked again"
     return config, count
 
 
@@ -44,7 +45,7 @@ def test_a_simulated_user_labels_every_pair(demo):
     with Project.open(folder, read_only=True) as project:
         items, labels, instructions = project.items(), project.labels(), project.instructions()
     assert len(items) == len(labels) == 20
-    assert instructions == (1, labelling.INSTRUCTIONS)
+    assert instructions == (1, STORIES["en"]["instructions"])
     prefers = [one for one in labels if one.event.content["answer"]["preferred"] is not None]
     assert 0 < count == len(rows_of(folder / labelling.TRAIN)) == len(prefers)
 
@@ -63,7 +64,9 @@ def test_nobody_labels_what_is_held_out(demo):
 def test_from_end_to_end(small_world, small_recipe, tmp_path):
     """The reward model learns from the labels only, and the demo says so."""
     said = io.StringIO()
-    config = DemoConfig(output=tmp_path / "演示", device="cpu", label=True, label_simulated=True, label_pairs=20)
+    config = DemoConfig(
+        output=tmp_path / "演示", device="cpu", label=True, label_simulated=True, label_pairs=20, language="en"
+    )
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         summary = run_demo(config, small_recipe)
     words = " ".join(said.getvalue().split())
@@ -87,7 +90,8 @@ def test_texts_about_labels_have_their_numbers():
         "work": "40 steps, 2 s",
     }
     numbers |= {"before": 0.5, "after": 0.25}
-    texts = {name: " ".join(text.format(**numbers).split()) for name, text in STORY.items() if "label" in name}
+    story = {name: text for name, text in STORIES["en"].items() if "label" in name}
+    texts = {name: " ".join(text.format(**numbers).split()) for name, text in story.items()}
     assert set(texts) == {
         "before_labelling", "before_simulated_labelling", "before_reward_from_labels", "after_reward_from_labels",
         "not_better_from_labels",
@@ -147,7 +151,9 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
     with Project.create(folder, other.settings) as project:
         project.add_items(items)
     config = DemoConfig(output=tmp_path, label=True, label_port=port)
-    waiting = threading.Thread(target=labelling._wait_for_labels, args=(config, folder, lambda text: None))
+    waiting = threading.Thread(
+        target=labelling._wait_for_labels, args=(config, folder, STORIES["en"]["waiting"], lambda text: None)
+    )
     waiting.start()
     said, until = "", time.monotonic() + 60
     while f"--owner --url http://127.0.0.1:{port}" not in said:
@@ -189,7 +195,7 @@ def test_a_server_that_cannot_start_is_said(demo, tmp_path):
         with Project.create(tmp_path / LABELS, other.settings) as project:
             project.add_items([item])
         with pytest.raises(ConfigError, match="the label server ended with status 2 before all pairs were labelled"):
-            labelling._wait_for_labels(config, tmp_path / LABELS, lambda text: None)
+            labelling._wait_for_labels(config, tmp_path / LABELS, STORIES["en"]["waiting"], lambda text: None)
 
 
 def test_settings_are_the_recipes_but_for_the_reward_model(demo, small_recipe, tmp_path):

@@ -60,7 +60,7 @@ def demo(small_world, small_recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("演示") / "第 1 次"
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        summary = run_demo(DemoConfig(output=folder, device="cpu"), small_recipe)
+        summary = run_demo(DemoConfig(output=folder, device="cpu", language="en"), small_recipe)
     return Done(folder, summary, said.getvalue())
 
 

@@ -24,6 +24,8 @@ class DemoConfig(MachineOptions):
     """Replace a demo that is already in the output folder."""
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Compute precision; weights stay float32. A model this small gains nothing from bfloat16."""
+    language: Literal["auto", "en", "zh"] = "auto"
+    """Language of the explanations: English or Chinese; auto takes that of the environment (LANG)."""
     label: bool = False
     """Label pairs of the model's answers yourself, in the browser. The reward model then learns only from your labels, not
     from the demo's preferences."""

@@ -8,8 +8,9 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from heedful.configs.label import ProjectSettings
 from heedful.configs.online import PPOConfig
@@ -27,31 +28,31 @@ from heedful.rounds.pairs import choose, different_pairs, item_of
 from heedful.rounds.sample import sample
 
 TRAIN, EVAL = "exported/preferences.train.jsonl", "held-out.jsonl"
-INSTRUCTIONS = (
-    "Which answer would you rather have? Right ones are better than wrong ones. Beyond that it is your taste: polite or "
-    "curt, short or long. The model will become what you prefer."
-)
 TAKE_BACK_SECONDS = 10.0
 """How long the last label can be taken back, once the page has said that all pairs are labelled."""
 
 
-def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) -> int:
+def label_pairs(config: DemoConfig, ppo: PPOConfig, story: Mapping[str, Any], say: Callable[[str], None]) -> int:
     """Have pairs labelled, unless they are, and write what the reward model reads. Returns the number of preferences.
 
-    ``ppo`` says which prompts are held out, and how long answers are; ``say`` prints a paragraph.
+    Args:
+        config: the demo's settings.
+        ppo: which prompts are held out, and how long answers are.
+        story: the texts in the demo's language.
+        say: prints a paragraph.
 
     Raises ConfigError if all labels are ties or skips, or the server cannot start.
     """
     folder = config.output / LABELS
     if not (folder / "exported").is_dir():
-        _ask(config, ppo, folder)
+        _ask(config, ppo, folder, story["instructions"])
         if config.label_simulated:
             with Project.open(folder) as project:
                 known = [person.person_id for person in project.people() if person.name == "simulated"]
                 person = known[0] if known else project.add_person("simulated", "annotator").person_id
                 label_project(project, [(person, Labeller("simulated", seed=config.seed))], _gold)
         else:
-            _wait_for_labels(config, folder, say)
+            _wait_for_labels(config, folder, story["waiting"], say)
         _held_out(config, ppo, folder / EVAL)
         with Project.open(folder, read_only=True) as project:
             exported = export_project(project, ExportOptions(eval_fraction=0.0, margin="none"))
@@ -63,7 +64,7 @@ def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) 
     return (folder / TRAIN).read_bytes().count(b"\n")
 
 
-def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path) -> None:
+def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path, instructions: str) -> None:
     """Make the project, with as many pairs as are to be labelled."""
     settings = ProjectSettings(name="heedful demo", overlap=0.0, repeats=0.0, seed=config.seed)
     if not (folder / "project.yaml").is_file():
@@ -91,7 +92,7 @@ def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path) -> None:
     with Project.open(folder) as project:
         project.add_items([item_of(rows[choice.prompt], choice, 1) for choice in chosen])
         if project.instructions()[0] == 0:
-            project.set_instructions(INSTRUCTIONS)
+            project.set_instructions(instructions)
 
 
 def _gold(item: Item) -> list[float]:
@@ -103,15 +104,12 @@ def _gold(item: Item) -> list[float]:
     ]
 
 
-def _wait_for_labels(config: DemoConfig, folder: Path, say: Callable[[str], None]) -> None:
+def _wait_for_labels(config: DemoConfig, folder: Path, text: str, say: Callable[[str], None]) -> None:
     """Serve the page in a process of its own until every pair is labelled or skipped, and the page has said so."""
     done, asked = _progress(folder)
     if done == asked:
         return
-    say(
-        f"{asked - done} of {asked} pairs to label. Open the link below in a browser. After Ctrl-C the same command "
-        "continues where you stopped."
-    )
+    say(text.format(left=asked - done, asked=asked))
     command = [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", str(config.label_port)]
     with subprocess.Popen([*command, "--until-done", str(TAKE_BACK_SECONDS)]) as server:
         try:

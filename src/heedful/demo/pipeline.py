@@ -1,17 +1,14 @@
 """Run the demo: train a random model with SFT, a reward model and PPO in the built-in world, and measure it at the end.
 
 The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``; what is printed between
-them is in ``story.toml``.
+them is in ``story.toml`` and, in Chinese, in ``story.zh.toml``.
 """
 
 import json
 import shlex
-import textwrap
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +27,7 @@ from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo.folder import LABELS, RUNS, check_output, make_beginning
 from heedful.demo.labelling import EVAL, TRAIN, label_pairs
 from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measure_policies
+from heedful.demo.story import STORIES, language_of, wrap
 from heedful.demo.world import FLAW_WEIGHTS, GOOD
 from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
@@ -42,7 +40,6 @@ from heedful.training.result import TrainingResult
 C = TypeVar("C")
 R = TypeVar("R", bound=RunOptions)
 RECIPE = Path(__file__).parent / "recipe"
-STORY: dict[str, str] = tomllib.loads(files("heedful.demo").joinpath("story.toml").read_text(encoding="utf-8"))
 WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12
@@ -84,13 +81,14 @@ class Demo:
     settings: DemoSettings
     screen: Screen
     sizes: Sizes
+    story: dict[str, Any]
     summary: dict[str, Any] = field(default_factory=dict)
     labels: int = 0
     answers: list[Row] = field(default_factory=list)
 
     def say(self, name: str, **values: Any) -> None:
-        """Print a text of story.toml with its gaps filled."""
-        self.print(STORY[name].format(sizes=self.sizes, ppo=self.settings.ppo, **values))
+        """Print a text of the story with its gaps filled."""
+        self.print(self.story[name].format(sizes=self.sizes, ppo=self.settings.ppo, **values))
 
     def print(self, text: str) -> None:
         """Print an empty line, the heading, if there is one, and the paragraphs."""
@@ -99,8 +97,23 @@ class Demo:
             if paragraph.startswith("# "):
                 self.screen.print(paragraph[2:], style="bold", markup=False, highlight=False)
             else:
-                wrapped = textwrap.fill(paragraph, min(self.screen.width, WIDTH), break_on_hyphens=False)
-                self.screen.print(wrapped, markup=False, highlight=False, soft_wrap=True)
+                lines = wrap(paragraph, min(self.screen.width, WIDTH))
+                self.screen.print(lines, markup=False, highlight=False, soft_wrap=True)
+
+    def steps(self, count: int) -> str:
+        """A number of steps in words."""
+        return str(self.story["one_step" if count == 1 else "steps"].format(count=count))
+
+    def its_steps(self, count: int | None) -> str:
+        """The steps of a stage in words; None if its data decides how many there are."""
+        name = "the_run" if count is None else "its_steps"
+        return str(self.story[name].format(steps=self.steps(count or 0)))
+
+    def change(self, done: dict[str, Any], name: str, unit: float = 1) -> dict[str, Any]:
+        """What the text after a stage tells about its work, and a number before and after it."""
+        first, last = (unit * done[f"{which}_evaluation"][name] for which in ("first", "last"))
+        work = self.story["work"].format(steps=self.steps(done["steps"]), seconds=done["seconds"])
+        return {"first": first, "last": last, "work": work}
 
     def train(self, train: Callable[[R], TrainingResult], settings: R, name: str) -> dict[str, Any]:
         """Run a stage unless it is finished, and note its seconds. Returns its summary."""
@@ -129,7 +142,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     spent = sum(summary["seconds"] for summary in before if summary)
     with make_beginning(config, settings.tiny, resumes=resumes):
         sizes = sizes_of(config.output, settings.ppo.eval_fraction)
-        demo = Demo(config, recipe, settings, screen, sizes)
+        demo = Demo(config, recipe, settings, screen, sizes, STORIES[language_of(config.language)])
         demo.say("opening")
         for stage in STAGES:
             stage(demo)
@@ -141,37 +154,39 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
 
 
 def _sft(demo: Demo) -> None:
-    *flaws, last = (kind for kind, weight in FLAW_WEIGHTS.items() if weight)
-    demo.say("before_sft", flaws=f"{', '.join(flaws)} or {last}", steps=_its_steps(demo.settings.sft))
+    *flaws, last = (demo.story["kinds"][kind] for kind, weight in FLAW_WEIGHTS.items() if weight)
+    listed = f"{demo.story['comma'].join(flaws)}{demo.story['or']}{last}"
+    demo.say("before_sft", flaws=listed, steps=demo.its_steps(demo.settings.sft.max_steps))
     done = demo.train(train_sft, demo.settings.sft, "sft")
-    demo.say("after_sft", **_change(done, "eval/loss"))
+    demo.say("after_sft", **demo.change(done, "eval/loss"))
 
 
 def _label(demo: Demo) -> None:
     if demo.config.label:
         text = "before_simulated_labelling" if demo.config.label_simulated else "before_labelling"
         demo.say(text, pairs=demo.config.label_pairs)
-        demo.labels = label_pairs(demo.config, demo.settings.ppo, demo.print)
+        demo.labels = label_pairs(demo.config, demo.settings.ppo, demo.story, demo.print)
         demo.settings = read_recipe(demo.config, demo.recipe)
 
 
 def _reward(demo: Demo) -> None:
     settings, from_labels = demo.settings.reward, "_from_labels" if demo.config.label else ""
     possible = 1 - demo.sizes.swapped / 100
-    demo.say(f"before_reward{from_labels}", steps=_its_steps(settings), labels=demo.labels, unswapped=possible)
+    steps = demo.its_steps(settings.max_steps)
+    demo.say(f"before_reward{from_labels}", steps=steps, labels=demo.labels, unswapped=possible)
     done = demo.train(train_reward, settings, "reward")
     accuracy = measure_accuracy(demo.settings.ppo, demo.config.output)
     demo.summary["reward.accuracy"] = accuracy
-    demo.say(f"after_reward{from_labels}", accuracy=100 * accuracy, **_change(done, "eval/accuracy", 100))
+    demo.say(f"after_reward{from_labels}", accuracy=100 * accuracy, **demo.change(done, "eval/accuracy", 100))
 
 
 def _ppo(demo: Demo) -> None:
     ppo = demo.settings.ppo
-    hot = f" {STORY['hot'].strip().format(ppo=ppo)}" if ppo.temperature > 1 else ""
-    steered = f", a price that is steered towards {ppo.kl_target:g} nats per answer" if ppo.kl_target else ""
-    demo.say("before_ppo", steps=_steps(ppo.steps), hot=hot, steered=steered)
+    hot = demo.story["hot"].format(ppo=ppo).strip() if ppo.temperature > 1 else ""
+    steered = demo.story["steered"].format(target=ppo.kl_target) if ppo.kl_target else ""
+    demo.say("before_ppo", steps=demo.steps(ppo.steps), hot=hot, steered=steered)
     done = demo.train(train_ppo, ppo, "ppo")
-    demo.say("after_ppo", kl=done["last_evaluation"]["eval/kl"], **_change(done, "eval/score_mean"))
+    demo.say("after_ppo", kl=done["last_evaluation"]["eval/kl"], **demo.change(done, "eval/score_mean"))
 
 
 def _measure(demo: Demo) -> None:
@@ -185,20 +200,6 @@ def _measure(demo: Demo) -> None:
 
 
 STAGES: tuple[Callable[[Demo], None], ...] = (_sft, _label, _reward, _ppo, _measure)
-
-
-def _its_steps(settings: SFTConfig | RewardConfig) -> str:
-    return "the run" if settings.max_steps is None else f"its {_steps(settings.max_steps)}"
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' * (count != 1)}"
-
-
-def _change(done: dict[str, Any], name: str, unit: float = 1) -> dict[str, Any]:
-    """What the text after a stage says of its work and of a number before and after it."""
-    first, last = (unit * done[f"{which}_evaluation"][name] for which in ("first", "last"))
-    return {"first": first, "last": last, "work": f"{_steps(done['steps'])}, {done['seconds']:.0f} s"}
 
 
 def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
@@ -265,7 +266,7 @@ def sizes_of(output: Path, eval_fraction: float) -> Sizes:
 def _show_results(demo: Demo) -> None:
     """Print the answers of both models side by side, the numbers of both, why they differ, and what to run next."""
     summary = demo.summary
-    for rows in (answer_table(demo.answers), result_table(summary)):
+    for rows in (answer_table(demo.answers, demo.story), result_table(summary, demo.story)):
         demo.screen.print()
         print_table(demo.screen, "", rows)
     demo.say("after_measuring", wins=100 * summary["ppo.win_rate"], kl=summary["ppo.kl"])
@@ -279,7 +280,7 @@ def _show_results(demo: Demo) -> None:
     demo.say("what_is_there", seconds=summary["seconds"], output=demo.config.output)
     for heading, commands in next_steps(demo.config, demo.settings.ppo):
         demo.screen.print()
-        demo.screen.print(heading, markup=False, highlight=False)
+        demo.screen.print(demo.story[heading], markup=False, highlight=False)
         for command in commands:
             demo.screen.print(f"  {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -291,31 +292,31 @@ def why(summary: dict[str, Any], *, labelled: bool) -> str:
     return "not_better_from_labels" if labelled else "not_better"
 
 
-def answer_table(answers: Sequence[Row]) -> list[Row]:
+def answer_table(answers: Sequence[Row], story: dict[str, Any]) -> list[Row]:
     """Rows of the table of answers: the first of each family, in the file's order, so that nobody chose them."""
     first: dict[str, Row] = {}
     for row in answers:
         first.setdefault(row["family"], row)
     columns = [f"{model}_{what}" for model in ("sft", "ppo") for what in ("response", "reward", "gold")]
-    headings = [f"{model} {what}" for model in ("SFT", "PPO") for what in ("answer", "reward", "gold")]
+    headings = [f"{model} {story[what]}" for model in ("SFT", "PPO") for what in ("answer", "reward", "gold")]
     return [
-        {"prompt": row["prompt"], **{name: row[column] for name, column in zip(headings, columns, strict=True)}}
+        {story["prompt"]: row["prompt"], **{name: row[column] for name, column in zip(headings, columns, strict=True)}}
         for row in list(first.values())[:SHOWN_ANSWERS]
     ]
 
 
-def result_table(summary: dict[str, Any]) -> list[dict[str, str]]:
+def result_table(summary: dict[str, Any], story: dict[str, Any]) -> list[dict[str, str]]:
     """Rows of the table of results."""
     rows = [
-        ("gold judge, mean score", "{:.2f}", "gold"),
-        ("answers without any flaw", "{:.0%}", "flawless_frac"),
-        ("reward model, mean score", "{:z.2f}", "reward"),
-        (f"answers that end, of {SAMPLES_FOR_RARE} each", "{:.1%}", "eos_frac"),
-        ("empty or with broken bytes, of these", "{:.2%}", "empty_frac"),
+        ("row_gold", "{:.2f}", "gold"),
+        ("row_flawless", "{:.0%}", "flawless_frac"),
+        ("row_reward", "{:z.2f}", "reward"),
+        ("row_eos", "{:.1%}", "eos_frac"),
+        ("row_empty", "{:.2%}", "empty_frac"),
     ]
     return [
         {
-            f"{summary['prompts']} held-out prompts": name,
+            story["held_out"].format(count=summary["prompts"]): story[name].format(samples=SAMPLES_FOR_RARE),
             "SFT": form.format(summary[f"sft.{key}"]),
             "PPO": form.format(summary[f"ppo.{key}"]),
         }
@@ -324,7 +325,7 @@ def result_table(summary: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[str]]]]:
-    """What to run next: headings, each with the words of its commands."""
+    """What to run next: names of headings in the story, each with the words of its commands."""
     out = str(config.output)
     policy, start = f"{out}/ppo/final", f"{out}/sft/final"
     length = ["--max-new-tokens", str(ppo.max_new_tokens)]
@@ -336,10 +337,10 @@ def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[
     stages = [["heedful", run, f"{out}/{run}/config.yaml", "--output", f"{out}-again/{run}"] for run in RUNS]
     return [
         (
-            "Talk to the model, and to the one before PPO:",
+            "next_chat",
             [["heedful", "chat", "--model", model, *length] for model in (policy, start)],
         ),
-        ("Measure it again:", [win_rate, kl]),
-        ("Look at every curve:", [["tensorboard", "--logdir", out]]),
-        ("Repeat a single stage; a flag such as --kl-coef 0.2 changes it:", stages),
+        ("next_measure", [win_rate, kl]),
+        ("next_curves", [["tensorboard", "--logdir", out]]),
+        ("next_stages", stages),
     ]
