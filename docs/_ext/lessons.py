@@ -11,23 +11,16 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 LESSON = re.compile(r"course/(en|zh)/(.+)")
 
 
-def counterpart(docname):
-    """The language of a page, and the name of the same page in the other one: ``start`` and ``start.zh``, or lessons."""
-    lesson = LESSON.fullmatch(docname)
-    if lesson:
-        other = "zh" if lesson[1] == "en" else "en"
-        return lesson[1], f"course/{other}/{lesson[2]}"
-    return ("zh", docname.removesuffix(".zh")) if docname.endswith(".zh") else ("en", f"{docname}.zh")
-
-
 def add_to_context(app, pagename, templatename, context, doctree):
-    language, other = counterpart(pagename)
-    context["language"] = language
-    if other in app.env.found_docs:
-        code = counterpart(other)[0]
-        context["other_language"] = {"name": LANGUAGES[code], "code": code, "page": other}
-    if LESSON.fullmatch(pagename):
-        context["notebook"] = f"{pagename.rsplit('/')[-1]}.ipynb"
+    """The language of a page; of a lesson also its notebook, and the same lesson in the other language."""
+    lesson = LESSON.fullmatch(pagename)
+    context["language"] = "zh" if pagename.endswith(".zh") else "en"
+    if lesson:
+        context["language"] = lesson[1]
+        context["notebook"] = f"{lesson[2]}.ipynb"
+        code = "en" if lesson[1] == "zh" else "zh"
+        if f"course/{code}/{lesson[2]}" in app.env.found_docs:
+            context["other_language"] = {"name": LANGUAGES[code], "code": code, "page": f"course/{code}/{lesson[2]}"}
 
 
 def write_notebooks(app, exception):

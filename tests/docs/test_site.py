@@ -48,7 +48,7 @@ def test_every_page_is_below_one_tab():
 @pytest.mark.parametrize("tab", [tab for tab in TABS if tab != "course"])
 def test_a_tab_has_a_sentence_for_every_page_it_leads_to(tab):
     text = (DOCS / f"{tab}.md").read_text(encoding="utf-8")
-    links = {link.removesuffix(".md") for link in re.findall(r"\]\(([\w/-]+\.md)\)", text)}
+    links = {link.removesuffix(".md") for link in re.findall(r"\]\(([\w/.-]+\.md)\)", text)}
     assert set(children(tab)) <= links
 
 
