@@ -63,6 +63,7 @@ MAY_IMPORT = {
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
     "pieces": {"engines", "rewards", "models", "kernels", "data"},
     "demo": {"plot", "algorithms", "training", "evaluate", "rewards", "models", "kernels", "data", "label", "rounds"},
+    "course": {"demo", "algorithms", "models", "data", "core"},
     "cli": {
         "algorithms",
         "training",

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from heedful.display import harmless, print_table, shown
+from heedful.display import Display, harmless, print_table, say, shown, silence
 from jsonl import write_jsonl
 
 
@@ -160,3 +160,17 @@ def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, forked, tmp_pa
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert (checkpoint / "MANIFEST.json").is_file()
     assert checkpoint.name >= "step-000003"
+
+
+def test_a_run_inside_silence_shows_nothing_and_the_next_one_does(capsys):
+    for _ in range(2):
+        with silence(), silence():
+            say("inside")
+            with Display("sft", 1, {}) as shows:
+                shows.update(1, {})
+                shows.note("inside")
+        assert capsys.readouterr() == ("", "")
+    say("outside")
+    with Display("sft", 1, {}) as shows:
+        shows.update(1, {})
+    assert capsys.readouterr().err.splitlines() == ["heedful: outside", "sft 1/1  "]

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -94,7 +94,7 @@ class Display:
             disable=not self.console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=total_steps, numbers="")
-        self._notebook_bar = NotebookBar(title, total_steps) if self.console.is_jupyter else None
+        self._notebook_bar = NotebookBar(title, total_steps) if self.console.is_jupyter and not _silent else None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step."""
@@ -131,6 +131,17 @@ def fall_silent() -> None:
     """Show nothing more from this process: another one shows the run that both are in."""
     global _silent  # noqa: PLW0603  one screen per process
     _silent = True
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Show nothing of the runs inside, neither bars nor notes."""
+    global _silent  # noqa: PLW0603  one screen per process
+    before, _silent = _silent, True
+    try:
+        yield
+    finally:
+        _silent = before
 
 
 def say(text: str) -> None:

@@ -24,6 +24,7 @@ from heedful import (
     SFTConfig,
     WinRateConfig,
 )
+from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
 from heedful.configs.evaluate import TasksConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
@@ -67,6 +68,9 @@ LEAST = {
     SimulateConfig: {"project": "标注", "rewards": ("rule:digits",)},
     MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
+    CourseConfig: {},
+    CourseStartConfig: {"lesson": 5},
+    CourseCheckConfig: {"lesson": 5},
     TrackConfig: {"run": "运行/一", "to": "wandb"},
     PushConfig: {"run": "运行/一", "to": "org/name", "license": "mit"},
     TasksConfig: {"model": "模型", "tasks": ("gsm8k",)},

@@ -191,15 +191,29 @@ COMMANDS = {
     ),
     "report": Command("configs.tools:ReportConfig", "cli.commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.tools:ChatConfig", "cli.commands:chat", "talk to a model in the terminal"),
+    "course": Command(
+        "configs.course:CourseConfig",
+        "course.commands:show_lessons",
+        "lessons to run as notebooks: list them, start one, check your exercises",
+    ),
+    "course start": Command(
+        "configs.course:CourseStartConfig", "course.commands:start", "write a lesson into this folder as a notebook"
+    ),
+    "course check": Command(
+        "configs.course:CourseCheckConfig", "course.commands:check", "check the exercises of a lesson's notebook here"
+    ),
 }
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),
     "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
     "label": ("command", "have people label, in a project"),
+    "course": ("command", "learn from lessons that run as notebooks"),
 }
-"""Commands of two words, by the first: what the second is called, and what the first does with it."""
+"""Commands of two words, by the first: what the second is called, and what the first does with it. A first word that is a
+command itself, such as course, is run as it is if no second follows."""
 SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
+    "learning": ("course",),
     "more ways to train": ("a2c", "online-dpo", "kto"),
     "people who label": ("label", "sample", "round"),
     "runs": ("runs", "report", "track", "push"),

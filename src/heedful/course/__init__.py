@@ -1,0 +1,28 @@
+"""The course: lessons to run as notebooks, each with exercises that are checked.
+
+A lesson is a MyST notebook kept as text (jupytext ``md:myst``). To write one, or to change one:
+
+1. ``lessons/en/05_gae.md`` and ``lessons/zh/05_gae.md``: the number is that of the file name, the title its first heading.
+   No list names the lessons. Both have the same code cells, byte for byte, with comments in English.
+2. `SECTIONS` are the second-level headings, in this order; a colon may add to one: ``## The formula: GAE``.
+3. Steps are ``course.steps(60)``, so that the quick form takes seconds. Models and data come from `demo_model`, `demo_data`
+   and `demo_world`, so that lessons run in any order and twice. Variables have the names of the equations; seeds are set.
+4. The first code cell holds the imports: ``heedful course check`` runs it before the exercises, and no other cell.
+5. Three cells are tagged ``exercise``: a function whose docstring says what to do and whose body is ``...``, and below it
+   ``course.check("5.1", gae_by_hand)``.
+6. ``checks/lesson05.py`` has ``check_1(answer)`` to ``check_3``, which raise AssertionError with one line (`checks.same`).
+   ``tests/course/solutions/lesson05.py`` has ``answer_1`` and ``wrong_1`` for each: a solution is nowhere else.
+7. ``pytest tests/course``, then ``python tests/course/run_lessons.py --full --outputs FOLDER 5``: read what it printed, look
+   at its pictures, and explain its numbers in the text.
+"""
+
+import warnings
+
+from heedful.course.catalogue import SECTIONS, steps
+from heedful.course.exercises import check
+from heedful.course.models import demo_data, demo_model, demo_world
+from heedful.display import silence
+
+__all__ = ["SECTIONS", "check", "demo_data", "demo_model", "demo_world", "silence", "steps"]
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # lessons need no bars of transformers

@@ -1,0 +1,66 @@
+"""What ``heedful course`` does: list the lessons, start one, check one."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
+from heedful.course.catalogue import lesson, lessons
+from heedful.errors import ConfigError
+from heedful.files import in_words, write_text
+
+EXTRA = ("jupytext", "nbclient", "ipykernel")
+"""Modules of heedful[course], by the names under which they are imported."""
+
+
+def show_lessons(config: CourseConfig) -> None:
+    """Print the number and the title of each lesson."""
+    for one in lessons(config.language):
+        print(f"{one.number:>3}  {one.title}")
+    language = "" if config.language == "en" else f" --language {config.language}"
+    print(
+        f"\nheedful course start 1{language} writes the first as a notebook; heedful course check 1 checks its exercises."
+    )
+
+
+def start(config: CourseStartConfig) -> None:
+    """Write a lesson into the current folder as a notebook. Raises ConfigError, also if it is there already."""
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f'a lesson needs packages that are not installed ({", ".join(missing)}): pip install "heedful[course]"'
+        )
+    one = lesson(config.lesson, config.language)
+    copy = Path(f"{one.name}.ipynb")
+    if copy.exists() and not config.overwrite:
+        raise ConfigError(f"{copy} is already here, and stays as it is; open it, or add --overwrite to begin anew")
+    import jupytext
+
+    notebook = jupytext.writes(jupytext.reads(one.text, fmt="md:myst"), fmt="ipynb")
+    try:
+        write_text(copy, notebook)
+    except OSError as error:
+        raise ConfigError(
+            f"{copy} cannot be written into {Path.cwd()} ({in_words(error)}); change to a folder that you can write to"
+        ) from error
+    print(f"lesson {one.number}, {one.title}: open {copy} in VS Code, or with jupyter lab (pip install jupyterlab)")
+    print(f"then:  heedful course check {one.number}")
+
+
+def check(config: CourseCheckConfig) -> None:
+    """Print a line for each exercise of the lesson's notebook in the current folder.
+
+    The exit status is 1 unless all are right. Raises ConfigError if there is no notebook that can be read.
+    """
+    from heedful.course.exercises import RIGHT, check_copy
+
+    one = lesson(config.lesson)
+    copy = Path(f"{one.name}.ipynb")
+    if not copy.is_file():
+        raise ConfigError(f"{copy} is not here; heedful course start {one.number} writes it")
+    outcomes = []
+    for exercise, outcome in check_copy(one, copy):
+        print(f"{exercise}: {outcome}")
+        outcomes.append(outcome == RIGHT)
+    if not all(outcomes):
+        sys.exit(1)
