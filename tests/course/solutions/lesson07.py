@@ -14,12 +14,14 @@ def wrong_1(rewards, values, mask):  # the value of the last state, and what is 
     return rewards.sum(dim=1) - values[:, -1]
 
 
-def answer_2(logprobs, advantages, mask):
-    return -(advantages * (logprobs * mask).sum(dim=1)).mean()
+def answer_2(logprobs, rewards, values, mask):
+    to_come = (rewards * mask).flip(1).cumsum(dim=1).flip(1)
+    return -((to_come - values) * logprobs)[mask].sum() / mask.sum()
 
 
-def wrong_2(logprobs, advantages, mask):  # the mean over tokens, which is not log pi(y | x)
-    return -(advantages * (logprobs * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+def wrong_2(logprobs, rewards, values, mask):  # every token gets the whole return, also what came before it
+    total = (rewards * mask).sum(dim=1, keepdim=True)
+    return -((total - values) * logprobs)[mask].sum() / mask.sum()
 
 
 def answer_3(logprobs, old_logprobs, mask, eps):

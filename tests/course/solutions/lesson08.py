@@ -1,13 +1,15 @@
 """Right answers of lesson 8, and a typical wrong one each."""
 
 
-def answer_1(scores):
-    others = (scores.sum(dim=1, keepdim=True) - scores) / (scores.shape[1] - 1)
-    return scores - others
+def answer_1(scores, kl, kl_coef, group_size):
+    shaped = (scores - kl_coef * kl).view(-1, group_size)
+    others = (shaped.sum(dim=1, keepdim=True) - shaped) / (group_size - 1)
+    return (shaped - others).flatten()
 
 
-def wrong_1(scores):  # the mean with the response itself
-    return scores - scores.mean(dim=1, keepdim=True)
+def wrong_1(scores, kl, kl_coef, group_size):  # the mean with the response itself
+    shaped = (scores - kl_coef * kl).view(-1, group_size)
+    return (shaped - shaped.mean(dim=1, keepdim=True)).flatten()
 
 
 def answer_2(p, group_size):

@@ -6,13 +6,13 @@ import torch
 from torch.nn.functional import logsigmoid
 
 
-def answer_1(pi_w, pi_l, ref_w, ref_l, beta):
-    h = (pi_w - ref_w) - (pi_l - ref_l)
+def answer_1(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta):
+    h = (pi_w - ref_w) / n_w - (pi_l - ref_l) / n_l
     return -logsigmoid(beta * h).mean()
 
 
-def wrong_1(pi_w, pi_l, ref_w, ref_l, beta):  # overflows
-    h = (pi_w - ref_w) - (pi_l - ref_l)
+def wrong_1(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta):  # overflows
+    h = (pi_w - ref_w) / n_w - (pi_l - ref_l) / n_l
     return -torch.sigmoid(beta * h).log().mean()
 
 
@@ -28,13 +28,15 @@ def wrong_2(kind, beta, label_smoothing=0.0):  # takes every loss for IPO
     return 1 / (2 * beta)
 
 
-def answer_3(logprobs, ref_logprobs, desirable, beta, kl):
+def answer_3(logprobs, ref_logprobs, desirable, beta, kl, good_weight, bad_weight):
     r, z0 = logprobs - ref_logprobs, max(0.0, kl)
     gain = torch.where(desirable, r - z0, z0 - r)
-    return (1 - torch.sigmoid(beta * gain)).mean()
+    weight = torch.where(desirable, good_weight, bad_weight)
+    return (weight * (1 - torch.sigmoid(beta * gain))).mean()
 
 
-def wrong_3(logprobs, ref_logprobs, desirable, beta, kl):  # a negative KL counts
+def wrong_3(logprobs, ref_logprobs, desirable, beta, kl, good_weight, bad_weight):  # a negative KL counts
     r = logprobs - ref_logprobs
     gain = torch.where(desirable, r - kl, kl - r)
-    return (1 - torch.sigmoid(beta * gain)).mean()
+    weight = torch.where(desirable, good_weight, bad_weight)
+    return (weight * (1 - torch.sigmoid(beta * gain))).mean()

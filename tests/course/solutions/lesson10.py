@@ -28,12 +28,13 @@ def wrong_2(r_good, r_bad):  # overflows
     return -torch.log(torch.sigmoid(r_good - r_bad)).mean()
 
 
-def answer_3(logp_new, logp_old, adv, mask, clip_low, clip_high):
-    ratio = (logp_new - logp_old).exp()
-    objective = torch.min(ratio * adv, ratio.clamp(clip_low, clip_high) * adv)
-    return -objective[mask].mean()
+def answer_3(R, logp_old, logp_ref, mask, kl_coef):  # noqa: N803
+    rewards = torch.where(mask, -kl_coef * (logp_old - logp_ref), 0.0)
+    rewards[torch.arange(len(R)), mask.sum(dim=1) - 1] += R
+    return rewards
 
 
-def wrong_3(logp_new, logp_old, adv, mask, clip_low, clip_high):  # without a gradient
-    with torch.no_grad():
-        return answer_3(logp_new, logp_old, adv, mask, clip_low, clip_high)
+def wrong_3(R, logp_old, logp_ref, mask, kl_coef):  # R in the last column, which may be padding  # noqa: N803
+    rewards = torch.where(mask, -kl_coef * (logp_old - logp_ref), 0.0)
+    rewards[:, -1] += R
+    return rewards

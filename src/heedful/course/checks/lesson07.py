@@ -22,10 +22,13 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 def check_2(answer: Callable[..., Any]) -> None:
     logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-9.0, -3.0, -1.0], [-0.5, -9.0, -0.25]])
-    advantages = torch.tensor([0.7, -0.5, 1.0])
-    spread = advantages.unsqueeze(1).expand_as(logprobs)
-    expected, _ = core.a2c_policy_loss(logprobs, spread, MASK, importance_level="sequence")
-    same(answer(logprobs, advantages, MASK), expected, "the loss of three responses, without what is outside the mask")
+    rewards = torch.tensor([[-0.1, -0.2, 1.0], [9.0, 0.5, -0.3], [0.25, 7.0, 0.5]])
+    values = torch.tensor([[0.4, 0.6, 0.9], [5.0, 0.1, 0.2], [-0.5, 0.0, 0.3]])
+    advantages, _ = core.gae(rewards, values, MASK, gamma=1.0, gae_lambda=1.0)
+    expected, _ = core.a2c_policy_loss(logprobs, advantages, MASK)
+    same(
+        answer(logprobs, rewards, values, MASK), expected, "the loss of seven tokens, without what is outside the mask"
+    )
 
 
 def check_3(answer: Callable[..., Any]) -> None:

@@ -10,9 +10,11 @@ from heedful.course.checks import same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    scores = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.25, 0.25, 0.25, 0.25], [-1.0, 2.0, 0.0, 0.6]])
-    expected = core.rloo_advantages(scores.flatten(), group_size=4).view(3, 4)
-    same(answer(scores), expected, "RLOO's advantages of three groups of four, the second of which ties")
+    scores = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.25, 0.25, 0.25])
+    kl = torch.tensor([2.0, 1.0, 0.0, 4.0, 1.0, 1.0, 3.0, 1.0])
+    for kl_coef in (0.0, 0.1):
+        expected = core.rloo_advantages(scores - kl_coef * kl, group_size=4)
+        same(answer(scores, kl, kl_coef, 4), expected, f"advantages of two groups of four with kl_coef {kl_coef}")
 
 
 def check_2(answer: Callable[..., Any]) -> None:

@@ -12,15 +12,14 @@ from heedful.course.checks import same
 
 def check_1(answer: Callable[..., Any]) -> None:
     pi_w, pi_l, ref_w, ref_l = torch.tensor([[-10.0, -8.0], [-14.0, -5.0], [-9.0, -9.5], [-9.0, -6.0]])
-    for beta in (0.1, 1.0):
-        expected, _ = core.dpo_loss(pi_w, pi_l, ref_w, ref_l, beta=beta)
-        same(answer(pi_w, pi_l, ref_w, ref_l, beta), expected, f"DPO's loss of two pairs with beta {beta}")
-    far, zero = torch.tensor([-5000.0]), torch.zeros(1)
-    came_out = answer(far, zero, zero, zero, 0.1)
-    assert math.isfinite(came_out), (
-        f"at h = -5000 the loss is {float(came_out)}; log(sigmoid(x)) overflows, logsigmoid(x) does not"
-    )
-    same(came_out, 500.0, "DPO's loss at h = -5000 with beta 0.1")
+    n_w, n_l = torch.tensor([4, 10]), torch.tensor([5, 2])
+    for beta in (1.0, 5.0):
+        expected, _ = core.dpo_loss(pi_w, pi_l, ref_w, ref_l, beta=beta, chosen_tokens=n_w, rejected_tokens=n_l)
+        same(answer(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta), expected, f"the loss of two pairs with beta {beta}")
+    far, zero, one = torch.tensor([-5000.0]), torch.zeros(1), torch.ones(1)
+    came_out = answer(far, zero, zero, zero, one, one, 0.1)
+    assert math.isfinite(came_out), f"the loss at h = -5000 is {float(came_out)}; logsigmoid(x) does not overflow"
+    same(came_out, 500.0, "the loss at h = -5000 with beta 0.1")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -34,7 +33,9 @@ def check_2(answer: Callable[..., Any]) -> None:
 def check_3(answer: Callable[..., Any]) -> None:
     logprobs, ref_logprobs = torch.tensor([-8.0, -6.0, -9.5]), torch.tensor([-10.0, -5.0, -10.0])
     desirable = torch.tensor([True, True, False])
-    for kl in (0.5, -2.0):
-        expected, _ = core.kto_loss(logprobs, ref_logprobs, desirable, beta=0.4, kl=kl)
-        asked = f"KTO's loss of two good responses and a bad one, with kl = {kl}"
-        same(answer(logprobs, ref_logprobs, desirable, 0.4, kl), expected, asked)
+    for kl, good, bad in ((0.5, 1.0, 1.0), (-2.0, 1.0, 1.0), (0.5, 1.0, 2.0)):
+        expected, _ = core.kto_loss(
+            logprobs, ref_logprobs, desirable, beta=0.4, kl=kl, desirable_weight=good, undesirable_weight=bad
+        )
+        asked = f"the loss of two good responses and a bad one, kl {kl:g}, weights {good:g} and {bad:g}"
+        same(answer(logprobs, ref_logprobs, desirable, 0.4, kl, good, bad), expected, asked)
