@@ -1,0 +1,37 @@
+"""Lesson 12: you are the labeller."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from heedful.course.checks import same
+
+
+def check_1(answer: Callable[..., Any]) -> None:
+    """The share of labels that prefer the left answer."""
+    for orders, preferred, share in (
+        ([[0, 1], [1, 0], [1, 0], [0, 1]], [0, 1, 0, 1], 0.5),
+        ([[1, 0], [1, 0], [0, 1]], [1, None, 0], 1.0),
+        ([[0, 1], [1, 0], [1, 0], [1, 0]], [1, 0, 1, None], 1 / 3),
+    ):
+        same(answer(orders, preferred), share, f"left_share({orders}, {preferred})")
+
+
+def check_2(answer: Callable[..., Any]) -> None:
+    """Agreement beyond chance."""
+    for first, second in (
+        ([0, 1, 0, 1], [0, 1, 1, 1]),
+        ([0, 0, 0, 0, 1], [0, 0, 0, 1, 0]),
+        ([0, 1, 1], [0, 1, 1]),
+    ):
+        n, one, two = len(first), sum(first) / len(first), sum(second) / len(second)
+        observed = sum(a == b for a, b in zip(first, second, strict=True)) / n
+        chance = one * two + (1 - one) * (1 - two)
+        same(answer(first, second), (observed - chance) / (1 - chance), f"cohen_kappa({first}, {second})")
+
+
+def check_3(answer: Callable[..., Any]) -> None:
+    """Labels with errors that are worth as many as labels without."""
+    for perfect, agreement in ((100, 0.73), (100, 1.0), (30, 0.6), (7, 0.9)):
+        expected = math.ceil(perfect / (2 * agreement - 1) ** 2 - 1e-9)
+        same(answer(perfect, agreement), expected, f"labels_needed({perfect}, {agreement})")
