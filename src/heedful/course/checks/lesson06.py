@@ -1,0 +1,48 @@
+"""Hidden tests of lesson 6, PPO."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.course.checks import same
+
+RATIO = torch.tensor([0.5, 0.7, 1.0, 1.1, 1.5, 1.5, 0.5, 1.0])
+ADVANTAGES = torch.tensor([1.0, -2.0, 0.5, 1.0, 2.0, -1.0, -0.5, -1.0])
+MASK = torch.ones(8, dtype=torch.bool)
+
+
+def check_1(answer: Callable[..., Any]) -> None:
+    """The clipped objective."""
+    for clip_eps in (0.2, 0.4):
+        loss, _ = core.ppo_policy_loss(RATIO.log(), torch.zeros(8), ADVANTAGES, MASK, clip_range=clip_eps)
+        came_out = answer(RATIO.clone(), ADVANTAGES.clone(), clip_eps)
+        only_clamped = float((RATIO.clamp(1 - clip_eps, 1 + clip_eps) * ADVANTAGES).mean())
+        if isinstance(came_out, torch.Tensor) and came_out.numel() == 1:
+            assert abs(float(came_out) - only_clamped) > 1e-6, (
+                "this clips every ratio; the objective is the smaller of the clipped and the unclipped product"
+            )
+        same(came_out, -loss, f"L_clip of 8 tokens at clip_eps {clip_eps:g}")
+
+
+def check_2(answer: Callable[..., Any]) -> None:
+    """Which tokens are clipped."""
+    surrogate = core.clipped_ratio(RATIO.log(), torch.zeros(8), ADVANTAGES, MASK, core.Bounds(0.2, 0.2))
+    came_out = answer(RATIO.clone(), ADVANTAGES.clone(), 0.2)
+    for index in (0, 5):  # beyond a bound, on the side that the clip leaves free
+        wrong = isinstance(came_out, torch.Tensor) and came_out.shape == (8,) and bool(came_out[index])
+        assert not wrong, (
+            f"a token with ratio {RATIO[index]:g} and advantage {ADVANTAGES[index]:g} still learns, but yours is clipped"
+        )
+    same(came_out, surrogate.clipped, "clipped tokens among 8, at clip_eps 0.2")
+
+
+def check_3(answer: Callable[..., Any]) -> None:
+    """The clipped value loss."""
+    values, old = torch.tensor([0.0, 1.0, 2.0, 0.5]), torch.tensor([0.0, 0.5, 0.5, 1.5])
+    returns = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    for clip in (0.2, 1.0):
+        loss, _ = core.value_loss(values, old, returns, torch.ones(4, dtype=torch.bool), clip_range=clip)
+        came_out = answer(values.clone(), old.clone(), returns.clone(), clip)
+        same(came_out, loss, f"L_V of 4 tokens at value_clip_eps {clip:g}")
