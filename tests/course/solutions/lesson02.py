@@ -1,12 +1,17 @@
 """Solutions of lesson 2, and a typical wrong answer to each exercise."""
 
-
-def answer_1(logprobs, mask):
-    return -(logprobs * mask).sum() / mask.sum()
+import torch
 
 
-def wrong_1(logprobs, mask):
-    return -(logprobs * mask).mean()
+def answer_1(logits, ids, mask):
+    log_pi = logits[:, :-1].log_softmax(dim=-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return -log_pi[mask[:, 1:]].mean()
+
+
+def wrong_1(logits, ids, mask):
+    """The mean of the means of each text."""
+    log_pi = logits[:, :-1].log_softmax(dim=-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return torch.stack([-row[learned].mean() for row, learned in zip(log_pi, mask[:, 1:], strict=True)]).mean()
 
 
 def answer_2(prompt_ids, response_ids, end_id, truncated):
@@ -25,5 +30,5 @@ def answer_3(micro_batches):
 
 
 def wrong_3(micro_batches):
-    losses = [answer_1(logprobs, mask) for logprobs, mask in micro_batches]
+    losses = [-logprobs[mask].mean() for logprobs, mask in micro_batches]
     return sum(losses) / len(losses)

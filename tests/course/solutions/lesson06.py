@@ -3,13 +3,15 @@
 import torch
 
 
-def answer_1(ratio, advantages, clip_eps):
+def answer_1(logprobs, old_logprobs, advantages, mask, clip_eps):
+    ratio, advantages = (logprobs - old_logprobs)[mask].exp(), advantages[mask]
     return torch.min(ratio * advantages, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages).mean()
 
 
-def wrong_1(ratio, advantages, clip_eps):
+def wrong_1(logprobs, old_logprobs, advantages, mask, clip_eps):
     """Without the minimum."""
-    return (ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages).mean()
+    ratio = (logprobs - old_logprobs)[mask].exp()
+    return (ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages[mask]).mean()
 
 
 def answer_2(ratio, advantages, clip_eps):

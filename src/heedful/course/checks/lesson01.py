@@ -16,12 +16,9 @@ def check_1(answer: Callable[..., Any]) -> None:
     for temperature in (1.0, 0.5, 2.0):
         expected = core.token_logprobs(logits, ids, temperature=temperature)
         same(answer(logits, ids, temperature), expected, f"log-probs of 5 tokens at temperature {temperature}")
-    large = torch.tensor([[1000.0, 0.0]])
-    same(
-        answer(large, torch.tensor([0]), 1.0),
-        [0.0],
-        "a logit of 1000 beside one of 0 (use log_softmax, not log(softmax))",
-    )
+    large = torch.tensor([[1000.0, 0.0], [1000.0, 0.0]])
+    asked = "each of two tokens, with logits 1000 and 0 (use log_softmax, not log(softmax))"
+    same(answer(large, torch.tensor([0, 1]), 1.0), [0.0, -1000.0], asked)
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -30,9 +27,10 @@ def check_2(answer: Callable[..., Any]) -> None:
     for prompt_length in (1, 2, 4):
         came_out = answer(logits, prompt_length)
         is_table = isinstance(came_out, torch.Tensor) and came_out.ndim == 2 and came_out.shape[1] == 3
-        positions = came_out[:, 0] if is_table else came_out
+        assert is_table, "return a tensor [T, V], rows of the logits"
         expected = list(range(prompt_length - 1, 5))
-        same(positions, expected, f"positions read for a prompt of {prompt_length} tokens and {6 - prompt_length} more")
+        asked = f"positions read for a prompt of {prompt_length} tokens and {6 - prompt_length} more"
+        same(came_out[:, 0], expected, asked)
 
 
 def check_3(answer: Callable[..., Any]) -> None:

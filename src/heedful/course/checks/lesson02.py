@@ -5,18 +5,26 @@ from typing import Any
 
 import torch
 
+from heedful import core
 from heedful.course.checks import same
 
-LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0, -4.0], [-0.5, -1.5, 0.0, 0.0]])
+LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0, -4.0], [-0.5, -1.5, -9.0, -9.0]])  # -9 in the padding
 MASK = torch.tensor([[True, True, True, True], [True, True, False, False]])
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """Mean over the learned tokens, not over all entries and not over responses."""
-    same(answer(LOGPROBS[:1], MASK[:1]), 2.5, "four learned tokens with log-probs -1, -2, -3, -4")
-    same(answer(LOGPROBS, MASK), 2.0, "six learned tokens whose log-probs add up to -12, and two of padding")
-    padded = torch.where(MASK, LOGPROBS, -9.0)
-    same(answer(padded, MASK), 2.0, "the same with -9 in the padding")
+    """Each token from the logits before it; mean over the learned tokens, not over all entries and not over texts."""
+    logits = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(3))
+    ids = torch.tensor([[0, 1, 2, 3, 4, 5], [6, 5, 4, 3, 0, 0]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]], dtype=torch.bool)
+    came_out = answer(logits.clone(), ids.clone(), mask.clone())
+    unshifted = -core.token_logprobs(logits, ids)[mask].mean()
+    if isinstance(came_out, torch.Tensor) and came_out.numel() == 1:
+        assert not abs(float(came_out) - float(unshifted)) < 1e-6, (
+            "the token at position t is predicted by the logits at t - 1, but yours are read at t"
+        )
+    right = -core.token_logprobs(logits[:, :-1], ids[:, 1:])[mask[:, 1:]].mean()
+    same(came_out, right, "the loss of two texts with 4 and 2 learned tokens")
 
 
 def check_2(answer: Callable[..., Any]) -> None:

@@ -14,30 +14,35 @@ def _logits(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
 def check_1(answer: Callable[..., Any]) -> None:
-    """Log-probs of the last T tokens."""
-    logits, ids = _logits(0, 2, 6, 5), torch.tensor([[0, 1, 2, 3, 4, 0], [4, 3, 2, 1, 0, 4]])
-    came_out = answer(logits, ids, 3)
-    right = core.token_logprobs(logits[:, 2:5], ids[:, 3:])
-    if isinstance(came_out, torch.Tensor) and came_out.shape == right.shape:
-        unshifted = core.token_logprobs(logits[:, 3:], ids[:, 3:])
-        assert not torch.allclose(came_out, unshifted), (
-            "the token at position i is predicted by the logits at i - 1, but yours are read at i"
-        )
-    same(came_out, right, "log-probs of the last 3 of 6 tokens, [2, 3]")
+    """The KL between two temperatures."""
+    logits = _logits(0, 2, 3, 7)
+    log_q = logits.log_softmax(-1)
+    for tau in (0.5, 1.0, 2.0):
+        log_p = (logits / tau).log_softmax(-1)
+        came_out = answer(logits.clone(), tau)
+        if tau != 1.0 and isinstance(came_out, torch.Tensor) and came_out.shape == log_p.shape[:-1]:
+            assert not torch.allclose(came_out, _kl(log_q, log_p), atol=1e-6), (
+                "this is the KL of temperature 1 to temperature tau; the expectation is over tokens sampled at tau"
+            )
+        same(came_out, _kl(log_p, log_q), f"the KL of temperature {tau:g} to temperature 1, logits [2, 3, 7]")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    """The KL over the vocabulary."""
+    """The bias of k2."""
     logits, ref_logits = _logits(1, 2, 3, 7), _logits(2, 2, 3, 7)
     log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    mean = (log_p.exp() * 0.5 * (log_p - log_q).square()).sum(-1)
     came_out = answer(logits.clone(), ref_logits.clone())
-    reverse = (log_q.exp() * (log_q - log_p)).sum(-1)
-    if isinstance(came_out, torch.Tensor) and came_out.shape == reverse.shape:
-        assert not torch.allclose(came_out, reverse), (
-            "this is KL(reference || policy); the expectation is over the policy's tokens"
+    if isinstance(came_out, torch.Tensor) and came_out.shape == mean.shape:
+        assert not torch.allclose(came_out, mean, atol=1e-6), (
+            "this is the mean of k2; the bias is what it exceeds the KL by"
         )
-    same(came_out, (log_p.exp() * (log_p - log_q)).sum(-1), "KL of logits [2, 3, 7]")
+    same(came_out, mean - _kl(log_p, log_q), "the bias of k2, logits [2, 3, 7]")
 
 
 def check_3(answer: Callable[..., Any]) -> None:

@@ -15,15 +15,19 @@ MASK = torch.ones(8, dtype=torch.bool)
 
 def check_1(answer: Callable[..., Any]) -> None:
     """The clipped objective."""
+    old = torch.linspace(-3.0, -1.0, 8).view(2, 4)
+    new, advantages = old + RATIO.view(2, 4).log(), ADVANTAGES.view(2, 4)
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    new[1, 2:] = torch.inf
     for clip_eps in (0.2, 0.4):
-        loss, _ = core.ppo_policy_loss(RATIO.log(), torch.zeros(8), ADVANTAGES, MASK, clip_range=clip_eps)
-        came_out = answer(RATIO.clone(), ADVANTAGES.clone(), clip_eps)
-        only_clamped = float((RATIO.clamp(1 - clip_eps, 1 + clip_eps) * ADVANTAGES).mean())
+        loss, _ = core.ppo_policy_loss(new, old, advantages, mask, clip_range=clip_eps)
+        came_out = answer(new.clone(), old.clone(), advantages.clone(), mask.clone(), clip_eps)
+        only_clamped = float(((new - old).exp().clamp(1 - clip_eps, 1 + clip_eps) * advantages)[mask].mean())
         if isinstance(came_out, torch.Tensor) and came_out.numel() == 1:
-            assert abs(float(came_out) - only_clamped) > 1e-6, (
+            assert not abs(float(came_out) - only_clamped) < 1e-6, (
                 "this clips every ratio; the objective is the smaller of the clipped and the unclipped product"
             )
-        same(came_out, -loss, f"L_clip of 8 tokens at clip_eps {clip_eps:g}")
+        same(came_out, -loss, f"L_clip of 4 and 2 tokens, with padding, at clip_eps {clip_eps:g}")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
