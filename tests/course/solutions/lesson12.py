@@ -28,7 +28,7 @@ def wrong_2(first, second):
 
 
 def answer_3(perfect, agreement):
-    return math.ceil(perfect / (2 * agreement - 1) ** 2 - 1e-9)
+    return math.ceil(perfect / (2 * agreement - 1) ** 2)
 
 
 def wrong_3(perfect, agreement):
