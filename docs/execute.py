@@ -1,5 +1,6 @@
 """Run lessons for the site, one after another in one folder, so that the small models they share are made once."""
 
+import os
 import sys
 
 from jupyter_cache import get_cache
@@ -17,6 +18,7 @@ def run(lessons, cache_folder, work):
 
     Both languages of a lesson have the same code, so one of them is enough. A cell that fails ends the program.
     """
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # a progress bar that says where it is installed
     cache = get_cache(str(cache_folder))
     work.mkdir(parents=True, exist_ok=True)
     for lesson in lessons:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import matplotlib.image
 import matplotlib.style
 import numpy as np
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch import Tensor
 
@@ -61,6 +62,7 @@ def train(demo: heedful.DemoConfig) -> tuple[Answers, Answers]:
     """PPO from the demo's SFT model. Returns answers to the held-out prompts by the model before and after it."""
     recipe = read_recipe(demo, RECIPE).ppo
     prompts, held_out = split_by_prompt(read_prompts(recipe.data), recipe.eval_fraction)
+    torch.manual_seed(SEED)  # of the new value head
     policy = heedful.Policy.from_pretrained(recipe.model, value_head=True, device="cpu", dtype="float32")
     reference = policy.frozen_copy()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 FORMULAS = (Path(__file__).resolve().parents[1] / "formulas.md").read_text(encoding="utf-8")
 CODE = re.compile(r"(``.*?``|`[^`]+`)", re.DOTALL)
+SPECIAL = re.compile(r"(?P<word>\*\w+\*)|[\\*|]|(?<=\w)_(?!\w)")
+"""What reStructuredText would read as markup, and a *word* that is meant so."""
 ENTRY = re.compile(r"    ([*\w]+(?:, [*\w]+)*): (.*)")
 
 
@@ -31,7 +33,7 @@ LATEX = formulas()
 def escape(text):
     """Plain text as reStructuredText, with names in single or double backticks left as they are."""
     pieces = CODE.split(text)
-    pieces[::2] = [re.sub(r"([\\*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", piece) for piece in pieces[::2]]
+    pieces[::2] = [SPECIAL.sub(lambda found: found["word"] or "\\" + found[0], piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 

@@ -5,6 +5,7 @@ to a file that is a page leads to that page (also to README.md, CHANGELOG.md and
 links), and a link to other text leads to a page with that text. No link leaves the site for a host.
 """
 
+import importlib
 import inspect
 import posixpath
 import re
@@ -104,9 +105,9 @@ def linked_files(app):
 
 def linkcode_resolve(domain, info):
     """Where the source of a name of the Python API is."""
-    found = __import__("importlib").import_module(info["module"])
+    found = importlib.import_module(info["module"])
     for name in info["fullname"].split("."):
-        found = getattr(found, name, None)
+        found = inspect.unwrap(getattr(found, name, None))
     try:
         file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
     except TypeError:  # an attribute has no source of its own

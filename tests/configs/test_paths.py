@@ -43,7 +43,7 @@ def test_every_setting_of_text_is_a_path_or_known_to_be_none(config_class):
         for f in dataclasses.fields(config_class)
         if {hints[f.name], *typing.get_args(hints[f.name])} & {str, Path}
     ]
-    assert texts
+    assert texts or "course" in config_class.__module__, "a lesson is a number"
     assert set(texts) <= {*PATHS, *REWARDS, *NO_PATHS}
 
 

@@ -68,7 +68,7 @@ def test_every_public_name_is_in_the_reference():
     assert all(len(names) == len(set(names)) for _, *names in lists)
 
 
-DOCSTRING = """Discount r_t | a * b (Ouyang et al. 2022, eq. 2), see `gae`.
+DOCSTRING = """Discount *before* r_t | a * b (Ouyang et al. 2022, eq. 2), see `gae`.
 
     r_t = -kl_coef * kl_t
 
@@ -79,7 +79,7 @@ Args:
 
 Returns rewards, zero outside the mask. Raises ValueError if a row is empty.
 """.splitlines()
-RESTRUCTURED = r"""Discount r_t \| a \* b (Ouyang et al. 2022, eq. 2), see `gae`.
+RESTRUCTURED = r"""Discount *before* r_t \| a \* b (Ouyang et al. 2022, eq. 2), see `gae`.
 
 .. code-block:: text
 

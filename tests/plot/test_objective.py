@@ -56,6 +56,8 @@ def test_tensors_of_any_shape():
 def test_what_has_no_place_on_the_line_is_counted():
     figure = plot.clip_region([math.nan, math.inf, 1.0, 1.1], [1.0, 1.0, 0.0, 1.0])
     assert figure.get_supxlabel() == "not drawn: 2 not finite, 1 with advantage 0"
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["counts: 1 of 1", "clipped: 0 of 1"]
     assert plot.clip_region([1.0], [1.0]).get_supxlabel() == ""
 
 

@@ -143,11 +143,13 @@ def test_a_row_of_a_real_step(tiny):
     shown = texts(drawn)
     prompt, names = shown[0], shown[1:5]
     assert prompt == experience.completions[2].prompt.prompt
-    assert names == ["advantage", "KL", "value", "score"]
+    assert names == ["advantage", "KL", "value", "reward"]
     columns = [shown[5 + 5 * t : 10 + 5 * t] for t in range(int(mask.sum()))]
     written = plot.token_texts(experience.completions[2].ids, policy.tokenizer)
     assert [column[0] for column in columns][: len(written)] == [drawable(text.translate(SHOWN)) for text in written]
-    assert [column[4] for column in columns] == [""] * (len(columns) - 1) + [f"{experience.scores[2]:.2f}"]
+    rewards = experience.rewards[2][mask]
+    assert torch.allclose(torch.tensor([float(c[4].replace("−", "-")) for c in columns]), rewards, atol=0.011)
+    assert rewards[-1] == pytest.approx(experience.scores[2], abs=0.02), "the score less the KL's price"
     wanted = [round(x, 2) for x in experience.advantages[2][mask].tolist()]
     assert [float(column[1].replace("−", "-")) for column in columns] == pytest.approx(wanted, abs=0.011)
     kl = (experience.old_logprobs - experience.ref_logprobs)[2][mask]

@@ -96,6 +96,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         rows=torch.arange(len(mask), device=mask.device),
         old_logprobs=None if old is None else old.logprobs,
         ref_logprobs=ref_logprobs,
+        rewards=rewards.per_token,
         advantages=advantages,
         old_values=values,
         returns=returns,

@@ -123,7 +123,7 @@ def experience(
     - advantage: ``A_t`` as the loss takes it, whitened if the settings say so;
     - KL: ``log pi(token) - log ref(token)`` in nats (k1), if the step had a reference;
     - value: ``V_t``, the critic's, of the text before the token, if the step had a critic;
-    - score: what the rewards gave the whole response, at its last token, before normalisation and penalties.
+    - reward: ``r_t``, the score with its penalties at the token where it falls, mostly the last, minus the price of the KL.
 
     Args:
         experience: of a step.
@@ -147,7 +147,7 @@ def experience(
         values["KL"] = (experience.old_logprobs - experience.ref_logprobs)[row][mask].tolist()
     if experience.old_values is not None:
         values["value"] = experience.old_values[row][mask].tolist()
-    values["score"] = [None] * (len(ids) - 1) + [experience.scores[row]]
+    values["reward"] = experience.rewards[row][mask].tolist()
     if title is None:
         prompt = experience.completions[row].prompt.prompt
         title = prompt if isinstance(prompt, str) else prompt[-1].content

@@ -13,11 +13,11 @@ def wrong_1(scores, kl, kl_coef, group_size):  # the mean with the response itse
 
 
 def answer_2(p, group_size):
-    return 1 - p**group_size - (1 - p) ** group_size
+    return 1 - sum(one**group_size for one in p)
 
 
-def wrong_2(p, group_size):  # a group also ties if all answers are right
-    return 1 - (1 - p) ** group_size
+def wrong_2(p, group_size):  # a group also ties if all have a score between the lowest and the highest
+    return 1 - p[0] ** group_size - p[-1] ** group_size
 
 
 def answer_3(mask, how, max_new_tokens):

@@ -16,16 +16,16 @@ def wrong_1(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta):  # overflows
     return -torch.sigmoid(beta * h).log().mean()
 
 
-def answer_2(kind, beta, label_smoothing=0.0):
+def answer_2(kind, beta, share):
+    if kind == "ipo":
+        return (2 * share - 1) / (2 * beta)
+    return math.log(share / (1 - share)) / beta if share < 1 else math.inf
+
+
+def wrong_2(kind, beta, share):  # IPO stops at its margin whatever the labels say
     if kind == "ipo":
         return 1 / (2 * beta)
-    if label_smoothing == 0:
-        return math.inf
-    return math.log((1 - label_smoothing) / label_smoothing) / beta
-
-
-def wrong_2(kind, beta, label_smoothing=0.0):  # takes every loss for IPO
-    return 1 / (2 * beta)
+    return answer_2(kind, beta, share)
 
 
 def answer_3(logprobs, ref_logprobs, desirable, beta, kl, good_weight, bad_weight):

@@ -3,15 +3,15 @@
 import math
 
 
-def answer_1(orders, preferred):
-    left = [order[0] == one for order, one in zip(orders, preferred, strict=True) if one is not None]
-    return sum(left) / len(left)
+def answer_1(p, n, z=1.96):
+    middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return [(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)]
 
 
-def wrong_1(orders, preferred):
-    """How often the first candidate won, wherever it was on the screen."""
-    decided = [one for one in preferred if one is not None]
-    return sum(one == 0 for one in decided) / len(decided)
+def wrong_1(p, n, z=1.96):
+    """The normal interval, which has no width at a share of 1."""
+    half = z * math.sqrt(p * (1 - p) / n)
+    return [p - half, p + half]
 
 
 def answer_2(first, second):
@@ -28,7 +28,7 @@ def wrong_2(first, second):
 
 
 def answer_3(perfect, agreement):
-    return math.ceil(perfect / (2 * agreement - 1) ** 2 - 1e-9)
+    return math.ceil(perfect / (2 * agreement - 1) ** 2)
 
 
 def wrong_3(perfect, agreement):

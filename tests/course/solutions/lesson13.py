@@ -10,16 +10,13 @@ def normalize_text(s):
     return s
 
 
-def answer_1(ref_probs, rewards, beta):
-    largest = max(r / beta for r in rewards)
-    weights = [p * math.exp(r / beta - largest) for p, r in zip(ref_probs, rewards, strict=True)]
-    return [w / sum(weights) for w in weights]
+def answer_1(log_ref_hack, log_ref_best, beta):
+    return beta * (log_ref_best - log_ref_hack)
 
 
-def wrong_1(ref_probs, rewards, beta):
-    """Without the reference."""
-    weights = [math.exp(r / beta) for r in rewards]
-    return [w / sum(weights) for w in weights]
+def wrong_1(log_ref_hack, log_ref_best, beta):
+    """The difference of the probabilities, and not of their logarithms."""
+    return beta * (math.exp(log_ref_best) - math.exp(log_ref_hack))
 
 
 def answer_2(response, expected):

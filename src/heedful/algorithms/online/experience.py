@@ -28,6 +28,8 @@ class Experience:
     """None if the update's own pass gives them: it makes one step, before which the policy has not moved."""
     ref_logprobs: Float[Tensor, "batch time"] | None
     """None if the reference is not needed."""
+    rewards: Float[Tensor, "batch time"]
+    """Score, penalties and KL where they fall; to be looked at."""
     advantages: Float[Tensor, "batch time"]
     old_values: Float[Tensor, "batch time"] | None
     """None without a critic, as are ``returns``."""

@@ -18,8 +18,14 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    for p, group_size in ((0.5, 2), (0.9, 4), (1.0, 8), (0.02, 16)):
-        expected = 1 - p**group_size - (1 - p) ** group_size
+    for p, group_size in (
+        ([0.5, 0.5], 2),
+        ([0.9, 0.1], 4),
+        ([0.2, 0.5, 0.3], 2),
+        ([1.0], 8),
+        ([0.1, 0.4, 0.25, 0.25], 3),
+    ):
+        expected = 1 - sum(one**group_size for one in p)
         same(answer(p, group_size), expected, f"the share of groups of {group_size} that do not tie, for p = {p}")
 
 

@@ -23,11 +23,10 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    same(answer("ipo", 0.1), 5.0, 'stops_at("ipo", 0.1)')
-    same(answer("sigmoid", 0.1), math.inf, 'stops_at("sigmoid", 0.1), without label smoothing')
-    expected = math.log(0.9 / 0.1) / 0.1
-    same(answer("sigmoid", 0.1, 0.1), expected, 'stops_at("sigmoid", 0.1, 0.1), where sigmoid(beta h) is 0.9')
-    same(answer("sigmoid", 0.5, 0.25), math.log(3) / 0.5, 'stops_at("sigmoid", 0.5, 0.25)')
+    for beta, share in ((0.1, 1.0), (0.1, 0.5), (0.1, 0.9), (0.5, 0.25)):
+        same(answer("ipo", beta, share), (2 * share - 1) / (2 * beta), f'stops_at("ipo", {beta}, {share})')
+        expected = math.log(share / (1 - share)) / beta if share < 1 else math.inf
+        same(answer("sigmoid", beta, share), expected, f'stops_at("sigmoid", {beta}, {share})')
 
 
 def check_3(answer: Callable[..., Any]) -> None:

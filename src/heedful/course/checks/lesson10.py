@@ -1,4 +1,4 @@
-"""Exercises of lesson 10: labels, the reward model's loss, PPO's loss."""
+"""Exercises of lesson 10: labels, the reward model's loss, the rewards of tokens."""
 
 import math
 from collections.abc import Callable

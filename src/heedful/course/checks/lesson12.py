@@ -4,17 +4,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from heedful import core
 from heedful.course.checks import same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """The share of labels that prefer the left answer."""
-    for orders, preferred, share in (
-        ([[0, 1], [1, 0], [1, 0], [0, 1]], [0, 1, 0, 1], 0.5),
-        ([[1, 0], [1, 0], [0, 1]], [1, None, 0], 1.0),
-        ([[0, 1], [1, 0], [1, 0], [1, 0]], [1, 0, 1, None], 1 / 3),
-    ):
-        same(answer(orders, preferred), share, f"left_share({orders}, {preferred})")
+    """The interval of a share."""
+    for right, n in ((15, 30), (30, 30), (2, 10)):
+        expected = core.share_interval([[1.0]] * right + [[0.0]] * (n - right))
+        same(answer(right / n, n), [*expected], f"wilson({right / n:g}, {n})")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -32,6 +30,6 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 def check_3(answer: Callable[..., Any]) -> None:
     """Labels with errors that are worth as many as labels without."""
-    for perfect, agreement in ((100, 0.73), (100, 1.0), (30, 0.6), (7, 0.9)):
-        expected = math.ceil(perfect / (2 * agreement - 1) ** 2 - 1e-9)
+    for perfect, agreement in ((100, 0.73), (100, 1.0), (30, 0.65), (7, 0.9)):
+        expected = math.ceil(perfect / (2 * agreement - 1) ** 2)  # none of these is next to a whole number
         same(answer(perfect, agreement), expected, f"labels_needed({perfect}, {agreement})")

@@ -1,29 +1,16 @@
 """Lesson 13: hacking the reward."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from heedful.course.checks import same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """The optimal policy under a KL penalty."""
-    for ref, rewards, beta in (
-        ([0.5, 0.3, 0.2], [0.0, 1.0, 2.0], 1.0),
-        ([0.9, 0.1], [1.0, 1.0], 0.2),
-        ([0.999, 0.001], [0.0, 1000.0], 0.01),
-    ):
-        found = answer(ref, rewards, beta)
-        same(
-            found, _optimal(ref, rewards, beta), f"kl_optimal with ref_probs {ref}, rewards {rewards} and beta {beta:g}"
-        )
-
-
-def _optimal(ref: Sequence[float], rewards: Sequence[float], beta: float) -> list[float]:
-    exponents = [math.log(p) + r / beta for p, r in zip(ref, rewards, strict=True)]
-    weights = [math.exp(one - max(exponents)) for one in exponents]
-    return [one / sum(weights) for one in weights]
+    """The price of an unlikely text."""
+    for hack, best, beta in ((-60.0, -1.0, 0.1), (-5.0, -5.0, 0.2), (-2.0, -4.0, 1.0)):
+        same(answer(hack, best, beta), beta * (best - hack), f"reward_to_win({hack}, {best}, {beta})")
 
 
 def check_2(answer: Callable[..., Any]) -> None:

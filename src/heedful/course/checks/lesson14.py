@@ -24,6 +24,7 @@ def check_3(answer: Callable[..., Any]) -> None:
     """The rules, in their order."""
     for have, gpu_gb, weights, expected in (
         ({"pairs", "checker"}, 80, 0.5e9, "grpo"),
+        ({"checker", "reward model"}, 80, 0.5e9, "grpo"),
         ({"pairs", "reward model"}, 80, 0.5e9, "ppo"),
         ({"thumbs", "pairs"}, 24, 1.5e9, "dpo"),
         ({"thumbs"}, 24, 8e9, "kto with lora"),
