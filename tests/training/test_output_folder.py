@@ -402,6 +402,15 @@ def test_what_tells_functions_given_in_python_apart():
     assert given_in_python(["rule:digits"]).content == "none"
 
 
+def test_a_function_whose_file_was_edited_since_counts_by_its_name(tmp_path):
+    """Where it began, there is text now that ends inside a bracket."""
+    file = tmp_path / "edited.py"
+    file.write_text("rewards = [(\n", encoding="utf-8")
+    names = {}
+    exec(compile("def letters(completions): return [1.0 for _ in completions]", str(file), "exec"), names)
+    assert given_in_python([names["letters"]]).content.startswith("letters ")
+
+
 def test_other_rows_of_a_data_set_on_a_hub(tiny, sft, tmp_path, monkeypatch, killed):
     """Under the same name."""
     folder = tmp_path / "downloaded"

@@ -1,6 +1,7 @@
 """What an online run is made from besides its data, and what its settings do that a user may not expect."""
 
 import inspect
+import tokenize
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -84,7 +85,8 @@ def _content(function: Any) -> list[Any]:
     code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     try:
         source = inspect.getsource(code)
-    except (OSError, TypeError):  # typed in, made by exec, or not written in Python
+    # typed in, made by exec, or not written in Python; or its file was edited since
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         source = getattr(code, "__qualname__", type(function).__qualname__)
     cells = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     defaults = [getattr(function, "__defaults__", None) or (), getattr(function, "__kwdefaults__", None) or {}]
