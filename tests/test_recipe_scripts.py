@@ -324,7 +324,7 @@ def test_what_cannot_be_judged(refused, written, reviews, result, parts):
     ("records", "fraction", "parts"),
     [
         (None, 0.1, ["absent.jsonl: no such file"]),
-        ([{"text": "a"}], 0.1, ["偏好.jsonl:1: not a ranking"]),
+        ([{"text": "a"}], 0.1, ["偏好.jsonl:1: not a preference pair or ranking"]),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 0.1, ["--eval-fraction 0.1 leaves"]),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 0, ["--eval-fraction is 0"]),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 2, ["--eval-fraction is 2.0"]),
@@ -401,7 +401,12 @@ def test_what_five_folds_refuse(refused, polite, tmp_path):
     refused("polite_folds", [*polite, "--eval-data", "d.jsonl"], "ConfigError", "--eval-data")
     refused("polite_folds", [*polite, "--unusable", "drop"], "ConfigError", "--unusable")
     refused("polite_folds", [*polite, "--data", "absent.jsonl"], "DataError", "absent.jsonl: no such file")
-    refused("polite_folds", [*polite, "--columns", "prompt=问"], "DataError", "偏好.jsonl:1: not a ranking")
+    refused(
+        "polite_folds",
+        [*polite, "--columns", "prompt=问"],
+        "DataError",
+        "偏好.jsonl:1: not a preference pair or ranking",
+    )
     refused("polite_folds", ["absent.yaml", *polite], "ConfigError", "absent.yaml")
     refused("polite_folds", [*polite, "--model", "no/such/model"], "CheckpointError")
 

@@ -103,7 +103,7 @@ def test_pandas_puts_lists_into_csv_as_python_prints_them(tmp_path):
         ('prompt,chosen,rejected\na,b,c\na,b,"c\nd\n', [":3: not CSV"]),
         ("prompt,chosen,rejected\n", ["the data set is empty"]),
         ("", ["the data set is empty"]),
-        ("prompt,chosen\na,b\n", [":2: not a ranking: found `prompt` (string), `chosen` (string)"]),
+        ("prompt,chosen\na,b\n", [":2: not a preference pair or ranking: found `prompt` (string), `chosen` (string)"]),
     ],
 )
 def test_faulty_csv(tmp_path, text, parts):
@@ -222,7 +222,7 @@ def test_what_a_folder_may_not_mix(shards):
 
 def test_a_fault_in_a_shard_is_named_with_the_shard(shards):
     (shards / "train-1.jsonl").write_text('{"prompt": "问"}\n')
-    mentions(fault(shards), f"{shards}/train-1.jsonl:1: not a ranking")
+    mentions(fault(shards), f"{shards}/train-1.jsonl:1: not a preference pair or ranking")
 
 
 def test_a_pattern_that_matches_nothing(tmp_path):

@@ -288,7 +288,7 @@ def test_equal_responses_are_left_to_the_caller(write):
         (
             {"question": "q", "chosen": 1, "score": 0.5},
             [
-                ": not a ranking: found `question` (string), `chosen` (integer), `score` (number).",
+                ": not a preference pair or ranking: found `question` (string), `chosen` (integer), `score` (number).",
                 "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen`",
                 "Name this file's columns with --columns",
             ],

@@ -1,14 +1,17 @@
 """An installed package adds servers of its own kind: an entry point of the group ``heedful.engines``, no file of heedful."""
 
 import json
-import os
-import subprocess
+import shutil
 import sys
 
 import pytest
 
 from heedful import make_tiny_model
 
+COMMAND = (
+    "ppo --model tiny --data prompts.jsonl --rewards rule:repetition --steps 2 --rollout-batch-size 4 --minibatch-size 4 "
+    "--max-new-tokens 4 --eval-fraction 0 --device cpu"
+)
 PACKAGE = '''
 """Servers that are in this process."""
 
@@ -40,43 +43,43 @@ def connect(config, policy, *, stop_ids, pad_id, longest, is_known):
 
 
 @pytest.fixture
-def installed(tmp_path):
-    """A folder on the path with a package as pip leaves it: a module, and what its distribution says of it."""
+def installed(tmp_path, monkeypatch):
+    """A package as pip leaves it, in a folder on the path: a module, and what its distribution says of it."""
     folder = tmp_path / "site"
     about = folder / "nearby-1.0.dist-info"
     about.mkdir(parents=True)
     (folder / "nearby.py").write_text(PACKAGE, encoding="utf-8")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: nearby\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[heedful.engines]\nnearby = nearby:connect\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))}
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    sys.modules.pop("nearby", None)
 
 
-def test_a_package_samples(installed, tmp_path):
+def test_a_package_samples(heedful, installed, tmp_path, monkeypatch):
     make_tiny_model("gpt2", tmp_path / "tiny", hidden_size=16, max_length=64)
     rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("你好", "ab", "cd", "ef"))
     (tmp_path / "prompts.jsonl").write_text(rows, encoding="utf-8")
-    command = (
-        "ppo --model tiny --data prompts.jsonl --rewards rule:repetition --steps 2 --rollout-batch-size 4 "
-        "--minibatch-size 4 --max-new-tokens 4 --eval-fraction 0 --device cpu"
-    )
-
-    def run(environment, *more):
-        arguments = [sys.executable, "-m", "heedful", *command.split(), *more]
-        return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    there = run(installed, "--sampler", "nearby:anywhere", "--output", "there")
-    assert there.returncode == 0, there.stderr
-    assert "nearby samples for ('nearby:anywhere',)" in there.stdout
-    assert "nearby is closed" in there.stdout
-    assert run(installed, "--output", "here").returncode == 0
+    monkeypatch.chdir(tmp_path)
+    there = heedful(*COMMAND.split(), "--sampler", "nearby:anywhere", "--output", "there")
+    assert there.status == 0, there.err
+    assert "nearby samples for ('nearby:anywhere',)" in there.out
+    assert "nearby is closed" in there.out
+    assert heedful(*COMMAND.split(), "--output", "here").status == 0
     weights = [(tmp_path / name / "final" / "model.safetensors").read_bytes() for name in ("there", "here")]
     assert weights[0] == weights[1], "it samples with the policy's weights and the run's random numbers"
-    (tmp_path / "site" / "nearby.py").unlink()
-    broken = run(installed, "--sampler", "nearby:anywhere", "--output", "nowhere")
-    assert broken.returncode == 2
-    assert (
-        "--sampler nearby:anywhere: nearby:connect of the package nearby cannot be loaded: No module" in broken.stderr
-    )
-    without = run(os.environ, "--sampler", "nearby:anywhere", "--output", "nowhere")
-    assert without.returncode == 2
-    assert "--sampler 'nearby:anywhere' is not a sampler" in without.stderr
+
+
+def test_a_package_that_is_broken_or_gone(heedful, installed, tmp_path, monkeypatch):
+    make_tiny_model("gpt2", tmp_path / "tiny", hidden_size=16, max_length=64)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n' * 4)
+    monkeypatch.chdir(tmp_path)
+    (installed / "nearby.py").unlink()
+    sys.modules.pop("nearby", None)
+    broken = heedful(*COMMAND.split(), "--sampler", "nearby:anywhere", "--output", "nowhere")
+    assert broken.status == 2
+    assert "--sampler nearby:anywhere: nearby:connect of the package nearby cannot be loaded: No module" in broken.err
+    shutil.rmtree(installed / "nearby-1.0.dist-info")
+    gone = heedful(*COMMAND.split(), "--sampler", "nearby:anywhere", "--output", "nowhere")
+    assert gone.status == 2
+    assert "--sampler 'nearby:anywhere' is not a sampler" in gone.err

@@ -329,7 +329,11 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "equal chosen and rejected"),
         ({"prompt": "a", "responses": ["b", "c", "d"], "ranks": [0, 1, 2]}, {}, "a ranking of 3 responses"),
-        ({"prompt": "a", "chosen": "b"}, {}, "not a ranking: found `prompt` (string), `chosen` (string)"),
+        (
+            {"prompt": "a", "chosen": "b"},
+            {},
+            "not a preference pair or ranking: found `prompt` (string), `chosen` (string)",
+        ),
     ],
 )
 def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, message):

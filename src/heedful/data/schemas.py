@@ -40,7 +40,7 @@ DEMONSTRATIONS = Task(
     "`prompt` and `completion`; or `messages`; or `text`",
 )
 RANKINGS = Task(
-    "ranking",
+    "preference pair or ranking",
     (("prompt", "chosen", "rejected"), ("prompt", "responses", "ranks"), ("chosen", "rejected")),
     "`prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen` and `rejected`, as "
     "conversations that share all but the last message or as Anthropic HH dialogues",
