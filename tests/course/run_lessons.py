@@ -30,7 +30,11 @@ def run(lesson, folder):
     """Execute a lesson in a folder. Returns the notebook, how it failed (or nothing), its seconds, and those of the CPU."""
     notebook = jupytext.reads(lesson.text, fmt="md:myst")
     client = NotebookClient(
-        notebook, timeout=LONGEST_CELL, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=LONGEST_CELL,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+        extra_arguments=["--log-level=ERROR"],  # a kernel warns each time that it talks over TCP, on this machine
     )
     started, cpu, failure = time.monotonic(), cpu_seconds(), ""
     try:
