@@ -24,6 +24,19 @@ FEW = 100
 """Records to learn from in the quick form."""
 HELD_OUT = 0.17
 """The share of prompts that no model learns from."""
+MADE_FROM: dict[Name, Name] = {"sft": "base", "reward": "sft"}
+"""The model that another one begins as."""
+SHARED: dict[str, Any] = {
+    "batch_size": 32,
+    "micro_batch_size": 32,
+    "lr_schedule": "cosine",
+    "adam_beta2": 0.95,
+    "dtype": "float32",
+    "device": "cpu",
+    "eval_fraction": 0.0,
+    "sample_every": 0,
+}
+"""Settings of the runs that make the models."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +108,8 @@ def demo_model(name: Name) -> str:
     if (folder / "config.json").is_file():
         return str(folder)
     started = time.perf_counter()
-    made_from = {"sft": "base", "reward": "sft"}
-    if name in made_from:
-        demo_model(made_from[name])  # type: ignore[arg-type]
+    if name in MADE_FROM:
+        demo_model(MADE_FROM[name])
     print(f"making {folder} ... ", end="", flush=True)
     with silence(), contextlib.redirect_stderr(io.StringIO()):  # where transformers draws bars
         _make(folder.parent, lambda: _TO_MAKE[name](folder))
@@ -150,20 +162,7 @@ def _make_sft(folder: Path) -> None:
     from heedful.algorithms.sft import train_sft
     from heedful.configs.offline import SFTConfig
 
-    config = SFTConfig(
-        batch_size=32,
-        micro_batch_size=32,
-        max_steps=steps(600),
-        learning_rate=5e-3,
-        lr_schedule="cosine",
-        warmup_steps=30,
-        weight_decay=0.1,
-        adam_beta2=0.95,
-        dtype="float32",
-        device="cpu",
-        eval_fraction=0.0,
-        sample_every=0,
-    )
+    config = SFTConfig(max_steps=steps(600), learning_rate=5e-3, warmup_steps=30, weight_decay=0.1, **SHARED)
     _keep(train_sft(config, model=demo_model("base"), data=_to_learn_from("demonstrations")), folder)
 
 
@@ -171,20 +170,7 @@ def _make_reward(folder: Path) -> None:
     from heedful.algorithms.reward_model import train_reward
     from heedful.configs.offline import RewardConfig
 
-    config = RewardConfig(
-        batch_size=32,
-        micro_batch_size=32,
-        max_steps=steps(200),
-        learning_rate=1e-3,
-        lr_schedule="cosine",
-        warmup_steps=20,
-        weight_decay=0.01,
-        adam_beta2=0.95,
-        dtype="float32",
-        device="cpu",
-        eval_fraction=0.0,
-        sample_every=0,
-    )
+    config = RewardConfig(max_steps=steps(200), learning_rate=1e-3, warmup_steps=20, weight_decay=0.01, **SHARED)
     _keep(train_reward(config, model=demo_model("sft"), data=_to_learn_from("preferences")), folder)
 
 
