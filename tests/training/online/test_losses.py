@@ -230,7 +230,7 @@ def test_k1_in_a_loss_has_no_gradient_on_average():
 
 @pytest.mark.parametrize("name", typing.get_args(PolicyLoss))
 def test_every_policy_loss_that_settings_can_ask_for_is_there(config, name):
-    """At a ratio of 1 each is minus the mean advantage."""
+    """At a ratio of 1: minus the mean advantage; of A2C and CISPO, times the log-prob."""
     logprobs, advantages = torch.tensor([[-1.0, -2.0]]), torch.tensor([[0.5, 1.0]])
     mask, epochs = torch.ones_like(logprobs, dtype=torch.bool), {} if name == "clip" else {"ppo_epochs": 1}
     settings = replace(config(**epochs, minibatch_size=8), policy_loss=name)
@@ -239,3 +239,16 @@ def test_every_policy_loss_that_settings_can_ask_for_is_there(config, name):
     assert float(loss) == pytest.approx(
         {"a2c": 0.5 * 1.0 + 1.0 * 2.0, "cispo": 0.5 * 1.0 + 1.0 * 2.0}.get(name, -1.5) / 2
     )
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"), [("token", (1 * 1 + 1 * 2 + 3 * 4) / 3), ("sequence", (1 * 3 + 3 * 4) / 2)]
+)
+def test_the_action_of_a2c_is_a_token_or_a_response(config, level, expected):
+    """Two responses, of two tokens and of one; advantages 1 and 3, log-probs -1, -2 and -4."""
+    logprobs, advantages = torch.tensor([[-1.0, -2.0], [-4.0, 0.0]]), torch.tensor([[1.0, 1.0], [3.0, 0.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    settings = replace(config(**A2C, minibatch_size=8), importance_level=level)
+    reduction = core.Reduction("token", mask.sum(), 2, 2)
+    loss, _ = objective_loss(logprobs, logprobs, advantages, mask, config=settings, reduction=reduction)
+    assert float(loss) == pytest.approx(expected)
