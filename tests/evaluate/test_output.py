@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,11 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "管")
     with pytest.raises(ConfigError, match="not a result of heedful evaluate"):
         check_output(PerplexityConfig(model="m", data="d", output=tmp_path / "管", overwrite=True))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="a folder in which nobody, root included, makes a file")
+def test_a_folder_that_takes_no_file_is_refused_before_any_work(tmp_path):
+    with pytest.raises(ConfigError, match=r"--output /sys/新/一.json cannot be written: /sys: no permission; choose"):
+        check_output(PerplexityConfig(model="m", data="d", output=Path("/sys/新/一.json")))
+    check_output(PerplexityConfig(model="m", data="d", output=tmp_path / "新" / "一.json"))
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Show and save the result of a measurement."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from heedful.configs.evaluate import EvaluationOptions, TasksConfig
 from heedful.configs.parse import plain_value
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, read_record, to_json, write_text
+from heedful.files import PLAIN, blocking_file, read_record, to_json, write_text
 from heedful.redact import redact, without_secrets_of
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
@@ -47,12 +48,18 @@ def _is_result(path: Path) -> bool:
 
 
 def check_result_file(output: Path, what: str = "a JSON file") -> None:
-    """Check that a file of the kind ``what`` can be written to ``output``. Raises ConfigError."""
+    """Check that a file of the kind ``what`` can be written to ``output``. Nothing is left there. Raises ConfigError."""
     if output.is_dir():
         raise ConfigError(f"--output {output} is a folder; name {what}")
     blocking = blocking_file(output)
     if blocking is not None:
         raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = PLAIN.get(error.errno or 0, error.strerror)
+        raise ConfigError(f"--output {output} cannot be written: {folder}: {reason}; choose another folder") from error
 
 
 def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -> None:
