@@ -150,7 +150,7 @@ def test_a_project_without_settings(folders, heedful, tmp_path, content):
     (tmp_path / "项目" / "project.yaml").write_bytes(content)
     outcome = heedful("label", "stats", tmp_path / "项目")
     assert outcome.status == 2
-    assert f"{tmp_path / '项目' / 'project.yaml'}: it holds no settings; bring it back" in outcome.message
+    assert f"{tmp_path / '项目' / 'project.yaml'}: it has no settings; restore it" in outcome.message
 
 
 @pytest.mark.parametrize("point", ["run.opened", "save.files", "step.learned"])

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,31 @@ def test_formulas_in_latex_are_those_of_the_page():
     formula, anchor = importlib.import_module("docstrings").LATEX["gae"]
     assert r"\delta_t" in formula[0]
     assert anchor == "gae"
+
+
+def test_a_chinese_page_has_no_english_words_of_the_theme():
+    """Each word that a template of the theme looks up is Chinese on a Chinese page, and as it was on an English one."""
+    theme = Path(pytest.importorskip("pydata_sphinx_theme").__file__).parent / "theme"
+    chinese = pytest.importorskip("sphinx") and importlib.import_module("lessons")
+    templates = "".join(path.read_text(encoding="utf-8") for path in sorted(theme.rglob("*.html")))
+    words = set(re.findall(r"""_\((?:"([^"]+)"|'([^']+)')\)""", templates))
+    assert ("On this page", "") in words or ("", "On this page") in words
+    context = {"body": '<a title="Link to this heading">#</a>', "theme_search_bar_text": "Search the docs ..."}
+    chinese.use_chinese(context)
+    for word in (double or single for double, single in words):
+        assert re.search("[\u4e00-\u9fff]", context["_"](word)), word
+    assert context["gettext"]("© Copyright %(copyright)s.") % {"copyright": "heedful"} == "© heedful"
+    assert not re.search("Link|Search", context["body"] + context["theme_search_bar_text"])
+
+
+@pytest.mark.parametrize(("page", "is_chinese"), [("course/zh/05_gae", True), ("start.zh", True), ("start", False)])
+def test_only_chinese_pages_get_chinese_words(page, is_chinese):
+    pytest.importorskip("sphinx")
+    app = SimpleNamespace(env=SimpleNamespace(found_docs=set()))
+    context = {"body": "", "theme_search_bar_text": ""}
+    importlib.import_module("lessons").add_to_context(app, page, "page.html", context, None)
+    assert context["language"] == ("zh" if is_chinese else "en")
+    assert ("_" in context) is is_chinese
 
 
 def test_dead_links_and_unreachable_pages_are_found(tmp_path):

@@ -80,7 +80,7 @@ def test_a_correction_counts_and_keeps_what_was_said(labelled):
     ]
     (record,) = [one for one in records if one["feedback"]["event"] == wrong.event_id]
     assert (record["chosen"], record["feedback"]["corrected_by"]) == ("甲", "p1")
-    assert any("1 labels have the answer that an owner corrected" in note for note in result.manifest["notes"])
+    assert any("1 labels have an answer corrected by an owner" in note for note in result.manifest["notes"])
     events = [json.loads(line) for line in result.files["events.jsonl"].splitlines()]
     assert [one["kind"] for one in events][-1] == "correct"
     labelled.close()
@@ -118,7 +118,7 @@ def test_corrections_that_cannot_be(labelled, who, answer, fragment):
 def test_a_label_that_was_taken_back_is_not_corrected(labelled):
     last = labelled.labels()[-1].event.event_id
     labelled.undo("p3", "u")
-    with pytest.raises(DataError, match=r"there is no label .* that counts; it may have been taken back"):
+    with pytest.raises(DataError, match=r"no counting label has the id .*; it may have been taken back"):
         labelled.correct("p1", last, SECOND, nonce="c")
 
 
@@ -145,7 +145,7 @@ def test_the_commands(labelled, capsys):
     note = {"round": 1, "settings": {}, "before": "", "steps": {"label": {"labels": 4}}}
     (labelled.folder / "rounds" / "1" / "round.json").write_text(json.dumps(note), encoding="utf-8")
     assert main(["label", "correct", folder, label, "--answer", '{"preferred": 0}', "--reason", "看错了"]) == 0
-    assert "A round has trained on this label already" in capsys.readouterr().out
+    assert "A round has already trained on this label" in capsys.readouterr().out
     assert main(["label", "list", folder, "--search", "猫"]) == 0
     assert "Ada (corrected by an owner)" in capsys.readouterr().out
     assert main(["label", "withdraw", folder, "--items", labelled.items()[0].item_id]) == 0

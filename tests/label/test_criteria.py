@@ -92,7 +92,7 @@ def test_criteria_that_cannot_be(project, text, fragment):
     [
         (None, "criteria must be a list of 2 objects"),
         ([{"helpful": 4}], "criteria must be a list of 2 objects"),
-        ([{"helpful": 4}, {}], "criteria lacks 'helpful' of an answer; each answer needs helpful"),
+        ([{"helpful": 4}, {}], "criteria lacks 'helpful' for an answer; each answer needs helpful"),
         ([{"helpful": 4}, {"helpful": 6}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got 6"),
         ([{"helpful": 4}, {"helpful": True}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got True"),
         ([{"helpful": 4}, {"helpful": 1, "诚实": 1}], "the criterion 诚实 must be one of no, 部分, 是, got 1"),

@@ -47,7 +47,7 @@ def test_from_a_new_project_to_a_reward_model(command, tiny, tmp_path):
     assert (
         "44 records: 44 items (24 pairs, 8 rankings, 6 ratings, 6 demonstrations), 0 with a label in the file." in said
     )
-    assert "Added 44 items; 0 there already." in said
+    assert "Added 44 items; 0 already there." in said
     assert "Agreement: n/a" in command("label", "stats", project)
 
     assert "There is nothing to train on yet" in command("label", "export", project, "--output", tmp_path / "empty")
@@ -105,12 +105,12 @@ def test_labels_of_a_file_and_what_cannot_be_used(command, capsys, tmp_path):
     assert main(["label", "import", str(project), "--data", str(data)]) == 2
     assert "data.jsonl:2: 2 answers that are all equal" in capsys.readouterr().err
     said = command("label", "import", project, "--data", data, "--unusable", "drop")
-    assert "Added 1 item; 0 there already." in said
-    assert "1 label of the file not taken (add --with-labels to take them)." in said
+    assert "Added 1 item; 0 already there." in said
+    assert "1 label of the file not imported (add --with-labels to import them)." in said
     said = command("label", "import", project, "--data", data, "--unusable", "drop", "--with-labels")
-    assert "1 record left out, which cannot be used:" in said
+    assert "1 record left out as unusable:" in said
     assert "2 records: 1 item (1 pair), 1 with a label in the file." in said
-    assert "Added 0 items and 1 label; 1 there already." in said
+    assert "Added 0 items and 1 label; 1 already there." in said
     assert "\x1b" not in said
     said = command("label", "export", project, "--output", tmp_path / "out", "--eval-fraction", "0")
     (record,) = (tmp_path / "out" / "preferences.train.jsonl").read_text(encoding="utf-8").splitlines()
@@ -127,6 +127,6 @@ def test_answers_that_are_all_the_same_are_left_out_with_a_line(command, tmp_pat
     for flags in (("--preview",), ()):
         said = command("label", "import", project, "--data", data, *flags)
         assert "8 records: 3 items (3 rankings), 0 with a label in the file." in said
-        assert "5 records left out, whose answers are all the same, so there is nothing to compare:" in said
+        assert "5 records left out: all answers are equal, so there is nothing to compare:" in said
         assert f"{data}:1: 4 answers that are all equal" in said
-    assert "Added 3 items; 0 there already." in said
+    assert "Added 3 items; 0 already there." in said

@@ -115,8 +115,8 @@ def test_what_each_task_becomes(project):
         {"prompt": "correction", "chosen": "better", "rejected": "x"},
     ]
     assert made.manifest["notes"] == [
-        "preferences.train: 2 of 4 records have no margin (corrections, rankings, and labels that came with a file without "
-        "one); heedful reward takes 0 for it"
+        "preferences.train: 2 of 4 records have no margin (corrections, rankings, and imported labels without one); "
+        "heedful reward uses 0 for them"
     ]
     none = export_project(project, replace(ALL, margin="none"))
     assert none.manifest["notes"] == [], "where none has one, there is nothing to say"
@@ -380,7 +380,7 @@ def test_a_folder_is_replaced_only_if_asked_and_only_an_export(project, tmp_path
     again.write(folder, project.folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"} == again.files
     (folder / "旧").mkdir()
-    with pytest.raises(ConfigError, match="holds 旧, which no export wrote and --overwrite would delete"):
+    with pytest.raises(ConfigError, match="holds 旧, which is not from an export and --overwrite would delete"):
         made.write(folder, project.folder, overwrite=True)
     other = tmp_path / "run"
     other.mkdir()

@@ -126,7 +126,7 @@ def test_accuracy_by_person_and_nothing_else_is_mixed_with_it(make, tmp_path, ca
     assert (person["gold"]["count"], person["gold"]["low"] < expected < person["gold"]["high"]) == (len(asked), True)
     assert (found["labels"], found["left_out"]["gold"]) == (40, len(asked))
     assert main(["label", "stats", str(project.folder)]) == 0
-    assert f"Gold questions answered as known: {100 * expected:.1f} %" in capsys.readouterr().out
+    assert f"Gold questions answered correctly: {100 * expected:.1f} %" in capsys.readouterr().out
 
 
 def test_exported_only_if_asked_and_imported_again_as_gold(make, tmp_path):
@@ -170,7 +170,7 @@ def test_records_that_are_no_gold_questions(record, fragment):
 
 def test_an_item_that_is_work_does_not_become_a_gold_question(make):
     project = make(1, 0)
-    with pytest.raises(DataError, match="in the project already and is no gold question"):
+    with pytest.raises(DataError, match="already in the project and is not a gold question"):
         add(project, read_items_text(gold_file(1).replace("质检 0", "问 0"), options=ImportOptions(gold=True)))
 
 

@@ -135,7 +135,9 @@ def test_labels_that_contradict_an_earlier_one_are_said_with_their_lines(capsys)
     imported = read_items_text(lines(*records))
     assert len(imported.items) == len(imported.answers) == 2
     assert imported.same_labels == 2
-    assert [str(error) for error in imported.against] == ["import.jsonl:3: another label than that of import.jsonl:1"]
+    assert [str(error) for error in imported.against] == [
+        "import.jsonl:3: the label differs from that of import.jsonl:1"
+    ]
     _show(imported)
     assert "import.jsonl:3" in capsys.readouterr().out
 

@@ -266,9 +266,9 @@ def test_nothing_to_compare_is_null_everywhere(labels):
     assert (found["left"], found["longer"], found["self_consistency"]) == (None, None, None)
     assert found["model"] == {"agreement": None, "items": []}
     said = "\n".join(report(found))
-    assert "Agreement: n/a, because no item was labelled by two people" in said
+    assert "Agreement: n/a, because no item has labels of two people" in said
     assert "Left answer preferred: n/a" in said
-    assert said.startswith(("0 labels of 0 items", "1 label of 1 item (apart from them: 0 repeats, "))
+    assert said.startswith(("0 labels of 0 items", "1 label of 1 item (not among them: 0 repeats, "))
     assert "nan" not in said.lower()
 
 

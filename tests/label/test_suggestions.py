@@ -63,8 +63,8 @@ def test_what_may_be_suggested(record, task, given, kept, capsys):
         (THREE, None, [1, 2], "ranks must be a list of 3 ranks"),
         (THREE, None, [1, 2, "c"], "a rank must be one of 1, 2, 3, got 'c'"),
         (RATED, "rating", 8, "rating must be one of 1, 2, 3, 4, 5, 6, 7, got 8"),
-        (RATED, "correction", "答", "the text is the answer as it was"),
-        ({"prompt": "问"}, None, 3, "text must be a text, got 3"),
+        (RATED, "correction", "答", "the text equals the original answer"),
+        ({"prompt": "问"}, None, 3, "text must be a string, got 3"),
         ({"prompt": "问"}, "chat", "好", "a chat takes no suggestion"),
         (THREE, "rating", 3, "one `suggestion` for 3 items"),
     ],
@@ -83,12 +83,12 @@ def test_the_same_item_with_another_suggestion(project):
     assert (len(same.items), same.against) == (1, [])
     other = read(PAIR | {"suggestion": 0}, turned | {"suggestion": 0})
     assert [str(one) for one in other.against] == [
-        "import.jsonl:2: another suggestion than an earlier record of the same item"
+        "import.jsonl:2: the suggestion differs from that of an earlier record of the same item"
     ]
     assert add(project, same)["items"] == 1
     assert add(project, read(turned | {"suggestion": 1}))["items"] == 0, "once more the same file"
     assert add(project, read(PAIR))["items"] == 0
-    with pytest.raises(DataError, match="is in the project already, with another suggestion or none"):
+    with pytest.raises(DataError, match="is already in the project, with another or no suggestion"):
         add(project, read(turned | {"suggestion": 0}, {"prompt": "新"}))
     assert [one.suggestion for one in project.items()] == [{"preferred": 0} | NONE], "nothing was added"
 

@@ -134,7 +134,7 @@ def test_a_file_with_a_secret_is_refused(runs, tmp_path, capsys):
     config = json.loads((run / "final" / "config.json").read_text("utf-8"))
     (run / "final" / "config.json").write_text(json.dumps(config | {"note": "hf_" + "aB3" * 11}))
     assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == 2
-    assert "config.json holds what looks like a secret" in " ".join(capsys.readouterr().err.split())
+    assert "config.json seems to contain a secret" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run-push").exists()
 
 
@@ -157,7 +157,7 @@ def test_what_is_a_secret_in_text_of_others(name, text, is_refused, runs, tmp_pa
     path.write_text(text, encoding="utf-8")
     assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == (2 if is_refused else 0)
     said = " ".join(capsys.readouterr().err.split())
-    assert (f"{name} holds what looks like a secret" in said) is is_refused
+    assert (f"{name} seems to contain a secret" in said) is is_refused
 
 
 def on(base, runs, folder, *, local=()):
@@ -193,7 +193,7 @@ def test_adapters_of_a_model_that_only_is_here(runs, tmp_path, capsys):
         settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8")) | {"model": model}
         (folder / "config.yaml").write_text(yaml.safe_dump(settings), "utf-8")
     assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == 2
-    assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())
+    assert "base model is not known on the Hub" in " ".join(capsys.readouterr().err.split())
 
 
 def test_adapters_on_adapters_fit_only_a_base_that_holds_those(dry, runs, capsys):
@@ -254,7 +254,7 @@ def test_evaluations_are_in_the_card(dry, tmp_path, capsys):
         (["org/name", *MIT, "--folder", "x"], "belongs to --dry-run"),
         (
             ["org/name", *MIT, "--results", "nothing.json"],
-            "nothing.json: there is no such file; --results names files that heedful evaluate --output wrote",
+            "nothing.json: there is no such file; --results takes files written by heedful evaluate --output",
         ),
         (["org/name", *MIT, "--base-model", "/here"], "is no model on the Hub"),
     ],
@@ -266,12 +266,12 @@ def test_what_makes_no_sense_is_refused(words, reason, runs, capsys):
 
 def test_a_folder_that_is_no_run_or_not_finished_is_refused(runs, tmp_path, capsys):
     assert main(["push", str(tmp_path), "org/name", *MIT]) == 2
-    assert "is no run: it has no config.yaml" in " ".join(capsys.readouterr().err.split())
+    assert "is not a run: it has no config.yaml" in " ".join(capsys.readouterr().err.split())
     run = tmp_path / "run"
     shutil.copytree(runs("sft"), run)
     shutil.rmtree(run / "final")
     assert main(["push", str(run), "org/name", *MIT]) == 2
-    assert "holds no model: the run is not finished" in " ".join(capsys.readouterr().err.split())
+    assert "has no model: the run is not finished" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_a_public_repository_is_not_pushed_to_unasked(runs, hub, pushed):
     here = hub(is_private=False)
     found, said = pushed(runs("sft"), here)
     assert found == 2
-    assert "org/name is there already and public; add --no-private" in said
+    assert "org/name exists and is public; add --no-private" in said
     assert not [path for path, _ in here.requests if "/commit/" in path]
     assert pushed(runs("sft"), here, "--no-private")[0] == 0
 

@@ -205,7 +205,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys):
         port = taken.getsockname()[1]
         assert main(["serve-reward", "--model", "没有", "--port", str(port), "--device", "cpu"]) == 2
     message = capsys.readouterr().err
-    assert f"ConfigError: --port {port} of --host 127.0.0.1 cannot be listened at: Address already in use" in message
+    assert f"ConfigError: --port {port} of --host 127.0.0.1 cannot be used: Address already in use" in message
     assert "--port 0 for a free one" in message
 
 

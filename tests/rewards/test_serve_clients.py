@@ -425,7 +425,7 @@ def test_other_sites_do_not_reach_it(serving):
         port = url.rpartition(":")[2]
         for host in ("evil.example", f"evil.example:{port}", "203.0.113.9", "[bad", "localhost.evil.example"):
             refused = ask(url, host=host)
-            assert (refused.status_code, "does not answer to the host" in refused.json()["error"]) == (421, True), host
+            assert (refused.status_code, "does not accept the host" in refused.json()["error"]) == (421, True), host
             assert httpx2.get(f"{url}/health", headers={"host": host}).status_code == 421
         for host in (f"localhost:{port}", "127.0.0.1", "127.8.8.8", f"[::1]:{port}", "gpu-BOX:80", "a.localhost."):
             assert ask(url, host=host).status_code == 200, host

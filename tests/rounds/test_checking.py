@@ -32,7 +32,7 @@ REFUSED = {
     "a wrong value": ((), {"ppo": PPO + "kl_coef: viel\n"}, "--kl-coef"),
     "settings that contradict each other": ((), {"ppo": PPO.replace("nibatch_size: 2", "nibatch_size: 3")}, "--minib"),
     "a batch of more prompts than there are": (
-        (), {"ppo": PPO.replace("batch_size: 2", "batch_size: 64")}, "here heedful ppo reads its settings from --ppo-config"
+        (), {"ppo": PPO.replace("batch_size: 2", "batch_size: 64")}, "heedful ppo reads its settings from --ppo-config"
     ),
     "no value model": ((), {"ppo": PPO + "critic: separate\nvalue_model: ./没有\n"}, "没有"),
     "no room for answers": (("--max-new-tokens", "100000"), {}, "--max-new-tokens 100000"),
@@ -61,7 +61,7 @@ def test_a_batch_of_more_labels_than_there_will_be(begin):
     """Is seen once the pairs are chosen, and before anybody is asked."""
     outcome = begin(reward="batch_size: 32\n")
     assert outcome.status == 2
-    assert "here heedful reward reads its settings from --reward-config" in outcome.message
+    assert "in a round, heedful reward reads its settings from --reward-config" in outcome.message
     assert "are ready to be labelled" not in outcome.out
     assert "6 pairs are ready to be labelled" in begin().out
 

@@ -225,7 +225,7 @@ def test_other_settings_are_refused_while_a_round_is_under_way(heedful, project,
     assert heedful("round", project, *words).status == 0
     outcome = heedful("round", project, *words, "--labels", "7")
     assert outcome.status == 2
-    assert "--labels is 7, but the project's rounds have 6" in outcome.message
+    assert "--labels is 7, but the project's rounds use 6" in outcome.message
     assert heedful("round", project, "--enough", "0.5").status == 0, "how much is enough may change"
 
 
@@ -237,9 +237,9 @@ def test_a_flag_counts_also_with_the_value_that_is_the_default(heedful, project,
     file = tmp_path / "这次.yaml"
     file.write_text(f"project: {project}\nenough: 1\n", encoding="utf-8")
     assert "6 are needed" in heedful("round", file).out
-    for flags, said in ((["--labels", "300"], "--labels is 300, but the project's rounds have 6"),
+    for flags, said in ((["--labels", "300"], "--labels is 300, but the project's rounds use 6"),
                         (["--reward-models", "1"], "--reward-models is 1; train at least 2"),
-                        (["--random-share", "1"], "--random-share is 1.0, but the project's rounds have 0.5")):  # fmt: skip
+                        (["--random-share", "1"], "--random-share is 1.0, but the project's rounds use 0.5")):  # fmt: skip
         outcome = heedful("round", project, *flags)
         assert (outcome.status, said in outcome.message) == (2, True)
 

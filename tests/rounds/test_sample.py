@@ -98,9 +98,7 @@ def test_answers_cut_by_their_length_are_reported_with_their_share(run):
     answers = [answer for row in rows_of(output) for answer in row["responses"]]
     cut = sum(answer["source"]["truncated"] for answer in answers)
     assert cut
-    said = (
-        f"{cut} of {len(answers)} answers ({cut / len(answers):.1%}) were cut at --max-new-tokens 3, before their end"
-    )
+    said = f"{cut} of {len(answers)} answers ({cut / len(answers):.1%}) were cut at --max-new-tokens 3; raise it"
     assert said in outcome.message
     assert "were cut" not in run("二.jsonl")[0].message
 
@@ -137,7 +135,7 @@ def test_only_its_own_files_are_replaced(run, tmp_path):
     (tmp_path / "日记.jsonl").write_text('{"prompt": "我的"}\n', encoding="utf-8")
     outcome, output = run("日记.jsonl", "--overwrite")
     assert outcome.status == 2
-    assert "is not what heedful sample writes" in outcome.message
+    assert "was not written by heedful sample" in outcome.message
     assert output.read_text("utf-8") == '{"prompt": "我的"}\n'
     (tmp_path / "文件").write_text("")
     assert "is a file" in run("文件/回答.jsonl")[0].message

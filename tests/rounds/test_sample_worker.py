@@ -55,7 +55,7 @@ def test_the_same_requests_get_the_same_answers_and_repeated_ones_new_ones(ask):
     ("line", "said"),
     [
         ("{", "not a JSON line"),
-        ("[]", "a request is an object"),
+        ("[]", "a request must be an object"),
         ('{"id": 7, "prompts": []}', "must be a list of strings or of conversations"),
         ('{"id": 7, "prompts": [" "]}', "prompts[0]"),
         ('{"id": 7, "prompts": [{"role": "user"}]}', "prompts[0]"),

@@ -74,7 +74,7 @@ def test_labels_that_leave_nothing_to_train_on(begun, prompts, preferred, said):
     config = begun(prompts, preferred)
     with pytest.raises(DataError) as caught:
         run_round(config)
-    assert f"no label is left to train on {said}; add pairs of answers to other prompts" in str(caught.value)
+    assert f"there are no labels to train on {said}; add pairs of answers to other prompts" in str(caught.value)
     with Project.open(config.project) as project:
         label(project, "p2", TRAINED[-1])
     with pytest.raises(Exception, match="没有这个模型"):  # as it says: with a label more, the reward model is next
@@ -88,7 +88,7 @@ def test_patience_without_held_out_labels(begun, tmp_path):
     with pytest.raises(ConfigError) as caught:
         run_round(config)
     assert str(tmp_path / "评分.yaml") in str(caught.value)
-    assert "none of the 2 labels so far is about a held-out prompt; take it out for this round" in str(caught.value)
+    assert "none of the 2 labels so far belongs to a held-out prompt; remove it for this round" in str(caught.value)
 
 
 def test_a_reward_model_that_wants_more_labels_than_there_are(heedful, begun, tiny, tmp_path):
@@ -100,7 +100,7 @@ def test_a_reward_model_that_wants_more_labels_than_there_are(heedful, begun, ti
     outcome = heedful("round", config.project)
     assert outcome.status == 2
     assert "--batch-size is 32, but the data have only 2 items" in outcome.message
-    assert "here heedful reward reads its settings from --reward-config" in outcome.message
+    assert "in a round, heedful reward reads its settings from --reward-config" in outcome.message
     other = tmp_path / "另一份.yaml"
     other.write_text("early_stopping_patience: 1\neval_every: 1\n", encoding="utf-8")
     outcome = heedful("round", config.project, "--reward-config", other)
@@ -158,17 +158,17 @@ def test_labels_of_people_who_are_not_trained_on_do_not_count(begun, standing):
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ({"sample": {"asked": 1}}, "items of the step sample must be a list of texts"),
-        ({"sample": {"items": [["丙"]]}}, "items of the step sample must be a list of texts"),
+        ({"sample": {"asked": 1}}, "items of the step sample must be a list of strings"),
+        ({"sample": {"items": [["丙"]]}}, "items of the step sample must be a list of strings"),
         (
             {"sample": {"items": []}, "label": {}, "reward": {"models": "丙"}},
             "models of the step reward must be a list",
         ),
         (
             {"sample": {"items": []}, "label": {}, "reward": {"models": []}, "ppo": {}},
-            "model of the step ppo must be a text",
+            "model of the step ppo must be a string",
         ),
-        ({"label": {"pairs": 1}}, "it has no step sample, but one that comes after it"),
+        ({"label": {"pairs": 1}}, "step sample is missing, but a later one is there"),
     ],
 )
 def test_notes_that_lack_what_later_steps_read_are_named(heedful, begun, steps, said):
@@ -178,25 +178,29 @@ def test_notes_that_lack_what_later_steps_read_are_named(heedful, begun, steps, 
     outcome = heedful("round", config.project)
     assert outcome.status == 2
     assert f"{path}: {said}" in outcome.message
-    assert "restore it, or remove it to begin its round anew" in outcome.message
+    assert "restore it, or remove it to begin its round again" in outcome.message
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("丁", 1, "丁 is no setting of heedful round"),
-        ("judge", 3, "judge must be TEXT ..., and is 3"),
-        ("judge", ["rule:digits", None], "judge must be TEXT ..., and is ['rule:digits', None]"),
-        ("policy", ["m"], "policy must be TEXT, and is ['m']"),
-        ("prompts", None, "prompts must be TEXT, and is None"),
-        ("reward_config", True, "reward_config must be PATH|none, and is True"),
-        ("labels", "三", "labels must be N, and is '三'"),
-        ("labels", True, "labels must be N, and is True"),
-        ("pool", {}, "pool must be X, and is {}"),
-        ("ask_held_out", "yes", "ask_held_out must be true or false, and is 'yes'"),
-        ("margin", "huge", "margin must be none|small|large, and is 'huge'"),
-        ("response_length", "drawn", "response_length must be stop|fixed, and is 'drawn'"),
-        ("min_new_tokens", 3, "min_new_tokens is no setting of heedful round any more: responses end at a stop token"),
+        ("丁", 1, "丁 is not a setting of heedful round"),
+        ("judge", 3, "judge must be TEXT ..., got 3"),
+        ("judge", ["rule:digits", None], "judge must be TEXT ..., got ['rule:digits', None]"),
+        ("policy", ["m"], "policy must be TEXT, got ['m']"),
+        ("prompts", None, "prompts must be TEXT, got None"),
+        ("reward_config", True, "reward_config must be PATH|none, got True"),
+        ("labels", "三", "labels must be N, got '三'"),
+        ("labels", True, "labels must be N, got True"),
+        ("pool", {}, "pool must be X, got {}"),
+        ("ask_held_out", "yes", "ask_held_out must be true or false, got 'yes'"),
+        ("margin", "huge", "margin must be none|small|large, got 'huge'"),
+        ("response_length", "drawn", "response_length must be stop|fixed, got 'drawn'"),
+        (
+            "min_new_tokens",
+            3,
+            "min_new_tokens is not a setting of heedful round any more: responses end at a stop token",
+        ),
         ("labels", 0, "--labels must be greater than 0, got 0"),
     ],
 )
@@ -208,7 +212,7 @@ def test_a_setting_that_no_round_can_have_is_named(heedful, begun, name, value, 
     outcome = heedful("round", config.project)
     assert outcome.status == 2
     assert f"{path}: {said}" in outcome.message
-    assert "; restore it, or remove it to begin its round anew" in outcome.message
+    assert "; restore it, or remove it to begin its round again" in outcome.message
 
 
 def test_the_settings_of_a_round_of_an_earlier_version(heedful, begun):

@@ -68,7 +68,7 @@ def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys, monke
     said = told(capsys)
     how = {"init": "it has 0 of 7 records", "log": "it has 0 of 7 records", "finish": "its last records may not"}[where]
     assert f"wandb: {how}" in said
-    assert "after 1 s; the run's own files have all" in said
+    assert "after 1 s; all are in the run's files" in said
     assert f"heedful track {run} wandb" in said or "wandb sync somewhere" in said
     assert (run / "summary.json").is_file()
 
@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read_at_the_end_fail_no_finished_run(plant, train,
     run = train("run", track=("wandb",))
     said = told(capsys)
     assert (
-        f"wandb: what it lacks is not known, as the run's files cannot be read ([Errno 21] Is a directory: '{path}')"
+        f"wandb: unsent records are not known, because the run's files cannot be read ([Errno 21] Is a directory: '{path}')"
         in said
     )
     assert f"Send it: heedful track {run} wandb" in said
@@ -200,7 +200,7 @@ def test_a_client_that_hangs_does_not_keep_the_process_from_ending(plant, settin
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "records after 1 s; the run's own files have all" in " ".join(done.stderr.split())
+    assert "records after 1 s; all are in the run's files" in " ".join(done.stderr.split())
     assert (config.output / "summary.json").is_file()
 
 
@@ -242,7 +242,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(s
         ("return False", "you are not logged in: run `wandb login`, or set WANDB_API_KEY; or add --track-"),
         (
             "raise ImportError('libwandb.so is missing')",
-            "it is installed, but cannot be used: ImportError: libwandb.so",
+            "it is installed but does not work: ImportError: libwandb.so",
         ),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_check_that_hangs_does_not_keep_a_run_from_beginning(plant, train, mon
     notes = plant(login=HANG)
     train("run", track=("wandb",))
     assert len(notes("log")) == 7
-    assert "--track wandb has not answered for 1 s; the run begins all the same" in told(capsys)
+    assert "--track wandb has not answered for 1 s; the run starts anyway" in told(capsys)
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_a_tracker(plant, settings):

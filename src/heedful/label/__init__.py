@@ -1,8 +1,8 @@
-"""People in the loop: the page where they label, its store, who gets which item, agreement between people, import and export.
+"""Labelling by people: the page, its store, assignment of items, agreement statistics, import and export.
 
 >>> from heedful.label import Project
 
-``__init__.pyi`` lists what is public here. Never loads torch; what models write comes from a process of its own
+``__init__.pyi`` lists what is public here. Never loads torch; a separate process writes model answers
 (`heedful.rounds.sample`).
 """
 

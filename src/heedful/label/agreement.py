@@ -1,10 +1,10 @@
-"""How well people agree: shares with intervals, Cohen's and Fleiss' kappa, Krippendorff's alpha. Pure; standard library only.
+"""Agreement between people: shares with intervals, Cohen's and Fleiss' kappa, Krippendorff's alpha. Standard library only.
 
-A *unit* is one thing that several people judged: a pair of answers, or an answer that is rated. Its values are what they
-said, each a category (any hashable value) or, for the ordinal and interval alpha, a number. A person who did not judge a unit
-has no value in it. What is not defined, because nobody judged twice or everybody said the same, is None, never NaN.
+A *unit* is one thing that several people judged: a pair of answers, or an answer that is rated. Its values are their
+judgements: categories (any hashable value) or, for the ordinal and interval alpha, numbers. A person who did not judge a unit
+has no value in it. An undefined measure (no unit with two values, or all values equal) is None, never NaN.
 
-docs/labelling-statistics.md has each measure with numbers.
+docs/labelling-statistics.md explains each measure with numbers.
 """
 
 import math
@@ -31,7 +31,7 @@ class AgreementShare:
     count: int
     """Number of values."""
     groups: int
-    """Number of independent groups (items) that they come from."""
+    """Number of independent groups (items)."""
 
 
 def share(groups: Sequence[Sequence[float]]) -> AgreementShare | None:
@@ -40,13 +40,13 @@ def share(groups: Sequence[Sequence[float]]) -> AgreementShare | None:
         (p + z^2 / 2n' +- z sqrt(p (1 - p) / n' + z^2 / 4n'^2)) / (1 + z^2 / n')        n' = n / max(1, design effect)
         design effect = V / (s^2 / n)        V = G / (G - 1) / n^2 sum_g (sum_{i in g} (x_i - p))^2
 
-    Wilson's interval for the effective number of values, clustered by group: what `heedful.core.share_interval` computes,
-    written again because this room never loads torch. If the design effect is not defined, because all values are equal or
-    there is one group, n' is the number of groups.
+    Wilson's interval for the effective number of values, clustered by group: the same as `heedful.core.share_interval`,
+    written again because this room never loads torch. If the design effect is undefined (all values equal, or one group),
+    n' is the number of groups.
 
     Args:
-        groups: the values of each group (item). Groups are independent of each other; values of one group need not be. Empty
-            groups do not count.
+        groups: the values of each group (item). Groups are independent of each other; values within a group need not be.
+            Empty groups are ignored.
     """
     groups = [group for group in groups if group]
     n = sum(map(len, groups))
@@ -66,12 +66,12 @@ def share(groups: Sequence[Sequence[float]]) -> AgreementShare | None:
 
 
 def agreements(values: Sequence[V]) -> list[float]:
-    """Return for every two values of one unit whether they are equal, 1.0 or 0.0; nothing for fewer than two values."""
+    """Return 1.0 or 0.0 for every two values of a unit: whether they are equal. Empty for fewer than two values."""
     return [float(one == other) for one, other in combinations(values, 2)]
 
 
 def majority(values: Sequence[V]) -> V | None:
-    """Return what most people said; None if nobody said anything or no value is more frequent than every other."""
+    """Return the most frequent value; None if there are no values or the first place is a tie."""
     first = Counter(values).most_common(2)
     return first[0][0] if first and (len(first) == 1 or first[0][1] > first[1][1]) else None
 
@@ -97,12 +97,12 @@ def cohen_kappa(pairs: Sequence[tuple[V, V]]) -> float | None:
 
 
 def fleiss_kappa(units: Sequence[Sequence[V]]) -> float | None:
-    """Return Fleiss' kappa (Fleiss 1971, equations 1 to 7), for any people on any units.
+    """Return Fleiss' kappa (Fleiss 1971, equations 1 to 7); people may differ between units.
 
         kappa = (mean_u P_u - P_e) / (1 - P_e)        P_u: share of the pairs of values of unit u that are equal
                                                       P_e = sum_c (mean_u share of u's values that are c)^2
 
-    Units may have different numbers of values; those with fewer than two do not count. For equal numbers this is Fleiss' own
+    Units may have different numbers of values; those with fewer than two are ignored. For equal numbers this is Fleiss' own
     formula.
 
     Args:
@@ -130,12 +130,12 @@ def krippendorff_alpha(units: Sequence[Sequence[V]], level: Level = "nominal") -
         D_o = sum_u 1 / (n_u - 1) sum_{i != j in u} d(v_i, v_j)        D_e = 1 / (n - 1) sum_{c, k} n_c n_k d(c, k)
 
     n_c is how often the value c occurs, n = sum_c n_c. The squared difference d of two different values is 1 (nominal),
-    (c - k)^2 (interval), or (sum of n_g over g from c to k - (n_c + n_k) / 2)^2 (ordinal). 1 is perfect agreement, 0 what
-    chance would give. Units with fewer than two values do not count.
+    (c - k)^2 (interval), or (sum of n_g over g from c to k - (n_c + n_k) / 2)^2 (ordinal). 1 is perfect agreement, 0 is
+    chance. Units with fewer than two values are ignored.
 
     Args:
         units: the values of each unit; numbers unless the level is nominal.
-        level: how far values are apart. nominal: equal or not; ordinal: by their order; interval: by their difference.
+        level: the distance of values. nominal: equal or not; ordinal: by their order; interval: by their difference.
 
     None if no unit has two values, or if all values are equal (D_e = 0).
     """
@@ -157,7 +157,7 @@ def krippendorff_alpha(units: Sequence[Sequence[V]], level: Level = "nominal") -
 
 
 def _counts(units: Sequence[Sequence[V]]) -> list[Counter[V]]:
-    """How often each value occurs in each unit that has at least two."""
+    """Counts of values in each unit with at least two."""
     return [Counter(values) for values in units if len(values) > 1]
 
 

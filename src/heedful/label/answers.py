@@ -1,4 +1,4 @@
-"""Whether an answer is one that its task takes, and how it is turned from places on the screen to candidates and back."""
+"""Validate answers by task, and convert them between places on the screen and candidates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -9,9 +9,9 @@ from heedful.errors import DataError
 from heedful.label.records import ITEM_FLAGS, MOST_ANSWERS, RATING_FLAGS, STRENGTHS, TASKS, Item
 
 LONGEST_COMMENT = 20_000
-"""Most characters of a comment, and of the reason of a skip."""
+"""Most characters of a comment or of a reason for a skip."""
 LONGEST_SECONDS = 1e7
-"""Most seconds that a label takes."""
+"""Most seconds for one label."""
 CANDIDATES = {
     "pair": (2, 2),
     "ranking": (2, MOST_ANSWERS),
@@ -20,32 +20,32 @@ CANDIDATES = {
     "correction": (1, 1),
     "chat": (0, 0),
 }
-"""The least and the most candidates of an item, by task."""
+"""Minimum and maximum number of candidates, by task."""
 JUDGED = ("pair", "ranking", "rating")
-"""Tasks whose answers can be compared between people: only they overlap, come as hidden repeats, and screen people."""
+"""Tasks with answers comparable between people; only these are used for overlap, hidden repeats and screening."""
 
 
 def may_overlap(item: Item) -> bool:
-    """True if an item may be among those that several people label."""
+    """True if several people may label an item."""
     return item.task in JUDGED and not item.screening and item.gold is None
 
 
 def from_screen(answer: Any, order: Sequence[int]) -> Any:
     """Return an answer with places on the screen replaced by candidates. Raises DataError if it names no place.
 
-    ``order`` is the index of the candidate at each place. Of a pair and a turn of a chat ``preferred`` is a place; of a
-    ranking ``ranks`` has one rank for each place. Other answers stay as they are.
+    ``order`` is the index of the candidate at each place. For a pair and a chat turn, ``preferred`` is a place; for a
+    ranking, ``ranks`` has one rank per place. Other answers are unchanged.
     """
     return _turned(answer, list(order), [list(order).index(i) for i in range(len(order))])
 
 
 def to_screen(answer: Any, order: Sequence[int]) -> Any:
-    """Return an answer with candidates replaced by their places on the screen: `from_screen` the other way round."""
+    """Return an answer with candidates replaced by their places on the screen: the inverse of `from_screen`."""
     return _turned(answer, [list(order).index(i) for i in range(len(order))], list(order))
 
 
 def _turned(answer: Any, target: list[int], origin: list[int]) -> Any:
-    """Replace the preferred index i by ``target[i]``, and make the rank at index i the one that was at ``origin[i]``."""
+    """Replace the preferred index i by ``target[i]``, and move the rank at ``origin[i]`` to index i."""
     if not isinstance(answer, Mapping):
         raise _wrong("an answer", answer, "an object")
     turned = dict(answer)
@@ -71,8 +71,8 @@ def check_answer(
 ) -> dict[str, Any]:
     """Return an answer, in terms of candidates, with exactly the fields of its task. Raises DataError for anything else.
 
-    ``strength_known=False``: the label was given elsewhere, so the strength of a preference may be None, and what is
-    required of ``criteria`` may be missing. ``criteria`` are those of the project.
+    ``strength_known=False`` is for imported labels: the strength of a preference may be None, and required ``criteria`` may
+    be missing. ``criteria`` are those of the project.
     """
     if not isinstance(answer, Mapping):
         raise _wrong("an answer", answer, "an object")
@@ -89,7 +89,7 @@ def check_answer(
 
 
 def _criteria(item: Item, said: Any, asked: Sequence[Criterion], all_required: bool) -> list[dict[str, Any]] | None:
-    """What is said of each answer by the criteria, in their order; None if nothing is asked, or nothing said."""
+    """Values of the criteria for each answer, in their order; None if there are no criteria or no values."""
     needed = [one.name for one in asked if one.required and all_required]
     if not asked or (said is None and not needed):
         return None
@@ -99,7 +99,7 @@ def _criteria(item: Item, said: Any, asked: Sequence[Criterion], all_required: b
     known = {one.name: one for one in asked}
     for of_answer in said:
         if missing := [name for name in needed if name not in of_answer]:
-            raise DataError(f"criteria lacks {missing[0]!r} of an answer; each answer needs {', '.join(needed)}")
+            raise DataError(f"criteria lacks {missing[0]!r} for an answer; each answer needs {', '.join(needed)}")
         for name, value in of_answer.items():
             if name not in known:
                 raise DataError(f"there is no criterion {name!r:.80}; the project has {', '.join(known)}")
@@ -116,7 +116,7 @@ def _preference(item: Item, answer: Mapping[str, Any], strength_known: bool) -> 
     if not isinstance(answer["both_bad"], bool):
         raise _wrong("both_bad", answer["both_bad"], "true or false")
     if answer["both_bad"] and not tie:
-        raise DataError("both_bad is true beside a preferred answer; it goes only with a tie (preferred null)")
+        raise DataError("both_bad is true with a preferred answer; it is only allowed with a tie (preferred null)")
     if tie and answer["strength"] is not None:
         raise _wrong("strength", answer["strength"], "null with a tie")
     if not tie and (strength_known or answer["strength"] is not None):
@@ -160,20 +160,20 @@ def _rating(_item: Item, answer: Mapping[str, Any], _: bool) -> None:
 def _text(item: Item, answer: Mapping[str, Any], _: bool) -> None:
     text = answer["text"]
     if not isinstance(text, str):
-        raise _wrong("text", text, "a text")
+        raise _wrong("text", text, "a string")
     if not text.strip():
         raise DataError("the text is empty; write an answer, or skip the item")
     if item.task == "correction" and _lines(text) == _lines(response_text(item.candidates[0].response)):
-        raise DataError("the text is the answer as it was; correct it, or skip the item")
+        raise DataError("the text equals the original answer; correct it, or skip the item")
 
 
 def _lines(text: Any) -> Any:
-    """A text with line breaks as a browser's text field has them: an editor that changes only these corrects nothing."""
+    """A text with normalised line breaks, as in a browser's text field; other line breaks are not a correction."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if isinstance(text, str) else text
 
 
 def response_text(response: Any) -> Any:
-    """Return the text of a response, which may be a message; None if it has none."""
+    """Return the text of a response or message; None if it has none."""
     return response.get("content") if isinstance(response, Mapping) else response
 
 
@@ -188,10 +188,10 @@ def dense_ranks(ranks: Sequence[int]) -> list[int]:
 
 
 def follows(answer: Mapping[str, Any], suggestion: Mapping[str, Any]) -> bool:
-    """True if an answer says what was suggested for its item.
+    """True if an answer equals the suggestion for its item.
 
-    Which answer is better (or a tie, or both bad), the order of a ranking, the rating, or the text; strength, flags and
-    criteria do not count, nor does the kind of line break.
+    Compares the preferred answer (or tie, or both bad), the order of a ranking, the rating, or the text; ignores strength,
+    flags, criteria and the kind of line break.
     """
     if "ranks" in suggestion:
         return dense_ranks(answer["ranks"]) == dense_ranks(suggestion["ranks"])
@@ -214,7 +214,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """The fields of an answer, by task."""
 UNSAID: dict[str, dict[str, Any]] = {"pair": {"strength": None, "both_bad": False}, "rating": {"flags": []}}
-"""What a suggestion says if it leaves fields out."""
+"""Defaults of a suggestion's fields."""
 CHECKS: dict[str, Check] = {
     "pair": _preference,
     "ranking": _ranking,
@@ -226,36 +226,36 @@ CHECKS: dict[str, Check] = {
 
 
 def check_item(item: Item) -> None:
-    """Raise DataError if an item is not one that its task can show."""
+    """Raise DataError if an item is invalid for its task."""
     if item.task not in TASKS:
         raise _wrong("task", item.task, f"one of {', '.join(TASKS)}")
     if not isinstance(item.item_id, str) or not item.item_id:
-        raise _wrong("item_id", item.item_id, "a text that is not empty")
+        raise _wrong("item_id", item.item_id, "a non-empty string")
     least, most = CANDIDATES[item.task]
     if not least <= len(item.candidates) <= most:
         allowed = f"{least}" if least == most else f"{least} to {most}"
-        raise DataError(f"a {item.task} has {allowed} answers to show, got {len(item.candidates)}: item {item.item_id}")
+        raise DataError(f"a {item.task} needs {allowed} answers, got {len(item.candidates)}: item {item.item_id}")
     if not isinstance(item.needed, int) or isinstance(item.needed, bool) or item.needed < 1:
         raise _wrong("needed", item.needed, "a whole number from 1")
     if item.screening and item.task not in JUDGED:
-        raise DataError(f"a screening item is one of {', '.join(JUDGED)}; item {item.item_id} is a {item.task}")
+        raise DataError(f"a screening item must be one of {', '.join(JUDGED)}; item {item.item_id} is a {item.task}")
     if item.gold is not None:
         if item.task not in JUDGED or item.screening:
             what = "for screening" if item.screening else f"a {item.task}"
-            raise DataError(f"a gold question is one of {', '.join(JUDGED)}; item {item.item_id} is {what}")
+            raise DataError(f"a gold question must be one of {', '.join(JUDGED)}; item {item.item_id} is {what}")
         check_answer(item, item.gold, strength_known=False)
     if item.suggestion is not None:
         check_answer(item, item.suggestion, strength_known=False)
 
 
 def check_suggestion(item: Item, suggestion: Any) -> dict[str, Any]:
-    """Return a suggested answer with all its fields. Raises DataError for one that the task of its item does not take.
+    """Return a suggested answer with all its fields. Raises DataError if it is invalid for the item's task.
 
-    A value that is no object is the first field of the task's answer: ``preferred``, ``ranks``, ``rating`` or ``text``.
-    Strength and flags may be left out, and ranks count as an order, from whatever number.
+    A value other than an object is the first field of the task's answer: ``preferred``, ``ranks``, ``rating`` or ``text``.
+    Strength and flags are optional, and only the order of ranks counts, from any number.
     """
     if item.task == "chat":
-        raise DataError("a chat takes no suggestion: its answers are written while people talk")
+        raise DataError("a chat takes no suggestion: its answers are written during the chat")
     named = suggestion if isinstance(suggestion, Mapping) else {FIELDS[item.task][0]: suggestion}
     said = {**UNSAID.get(item.task, {}), **named}
     ranks = said.get("ranks")
@@ -265,37 +265,37 @@ def check_suggestion(item: Item, suggestion: Any) -> dict[str, Any]:
 
 
 def check_flags(flags: Any, allowed: Sequence[str] = ITEM_FLAGS) -> list[str]:
-    """Return flags as a list. Raises DataError for one that does not exist or comes twice."""
+    """Return flags as a list. Raises DataError for an unknown or repeated flag."""
     if not isinstance(flags, list | tuple) or any(one not in allowed for one in flags) or len({*flags}) < len(flags):
         raise _wrong("flags", flags, f"a list of {', '.join(allowed)}, each at most once")
     return list(flags)
 
 
 def check_words(name: str, text: Any, longest: int = LONGEST_COMMENT) -> str:
-    """Return a short text. Raises DataError if it is none or too long."""
+    """Return a short text. Raises DataError if it is not a string or too long."""
     if not isinstance(text, str):
-        raise _wrong(name, text, "a text")
+        raise _wrong(name, text, "a string")
     if len(text) > longest:
-        raise DataError(f"{name} has {len(text)} characters, at most {longest} are kept; shorten it")
+        raise DataError(f"{name} has {len(text)} characters, at most {longest} are allowed; shorten it")
     return text
 
 
 def check_nonce(nonce: Any) -> str:
-    """Return the nonce of something that was sent. Raises DataError if it is none."""
+    """Return the nonce of a submission. Raises DataError if it is invalid."""
     if not isinstance(nonce, str) or not 1 <= len(nonce) <= 128:
-        raise _wrong("nonce", nonce, "a text of 1 to 128 characters, new for each thing sent")
+        raise _wrong("nonce", nonce, "a string of 1 to 128 characters, new for each submission")
     return nonce
 
 
 def check_seconds(seconds: Any, name: str = "seconds", most: float = LONGEST_SECONDS) -> float:
-    """Return a time that a label took. Raises DataError if it is no such time."""
+    """Return the time of a label in seconds. Raises DataError if it is invalid."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= most:
         raise _wrong(name, seconds, f"a number from 0 to {most:g}")
     return float(seconds)
 
 
 def worked_seconds(content: Mapping[str, Any]) -> float | None:
-    """Return how long somebody worked on a label: its active time, all of its time if that is not known, None if imported."""
+    """Return the working time of a label: its active time, else its whole time; None if imported."""
     active = content.get("active")
     return content["seconds"] if active is None else active
 

@@ -1,4 +1,4 @@
-"""Who gets which item next, how much is left, and why somebody gets none. Nothing here changes anything."""
+"""Choose the next item for a person, count the items left, and explain why there is none. Read-only."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from heedful.label.state import State
 from heedful.label.store import Lease, Transaction
 
 REPEAT_AFTER = 10
-"""A hidden repeat comes after at least so many other labels."""
+"""Least number of other labels before a hidden repeat."""
 
 
 class NotHeldError(DataError):
-    """What a person sends does not fit what happened before: they do not hold the item, because it was labelled or its lease
-    has ended; or a label cannot be taken back any more, or was sent before in another way.
+    """A submission conflicts with earlier events: the person does not hold the item, because it was labelled or its lease
+    ended; a label can no longer be taken back; or it was already sent with other content.
 
-    ``code`` lets their page say it in its own language.
+    ``code`` lets the page translate the message.
     """
 
     def __init__(self, message: str, code: str = "not_held") -> None:
@@ -27,12 +27,12 @@ class NotHeldError(DataError):
 
 
 def choose(transaction: Transaction, person: Person, *, chats: bool = True) -> tuple[Item, bool] | None:
-    """Return what a person is to label next and whether it is a hidden repeat; None if there is nothing for them now.
+    """Return the next item for a person and whether it is a hidden repeat; None if there is none now.
 
-    The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
-    in which they were added, each to no more people at a time than it still needs, with hidden repeats in between, and, as
-    long as there is other work, gold questions. Those who label for evaluation only get every item once, whatever others do
-    with it. Without ``chats`` nobody gets one.
+    The owner begins with the screening items; an annotator in screening gets only those. Other items come in the order in
+    which they were added, each to no more people at a time than it still needs, mixed with hidden repeats and, as long as
+    there is other work, gold questions. People who label for evaluation only get every item once, independent of others.
+    With ``chats=False`` no chat is chosen.
     """
     if not may_label(person):
         return None
@@ -53,7 +53,7 @@ def choose(transaction: Transaction, person: Person, *, chats: bool = True) -> t
 
 
 def _work(transaction: Transaction, person: Person, touched: set[str], *, chats: bool) -> Item | None:
-    """The next item that a person is to label for the first time."""
+    """The next item, not a repeat, for a person."""
     state = transaction.state
     if person.standing == "held-out":
         items = (item for item in state.items.values() if item.item_id in state.work and item.item_id not in touched)
@@ -69,10 +69,10 @@ def _work(transaction: Transaction, person: Person, touched: set[str], *, chats:
 
 
 def _gold(state: State, person: Person, settings: ProjectSettings, touched: set[str]) -> Item | None:
-    """A gold question, if it is time for one: each person's are spread evenly over what is left for them, by chance.
+    """A gold question, or None: each person's gold questions are spread at random over the items left for them.
 
-    The chance is G / (W + G), at most the project's share, with G gold questions that the person has not had and W items
-    that are likely to be left for them, if those who have labelled share what is left.
+    The probability is G / (W + G), at most the project's share, with G gold questions new to the person and W the expected
+    number of items left for them, if active labellers share the rest.
     """
     asked = [item for item in state.gold if item.item_id not in touched]
     if not asked:
@@ -86,12 +86,12 @@ def _gold(state: State, person: Person, settings: ProjectSettings, touched: set[
 
 
 def may_label(person: Person) -> bool:
-    """True for people who label: not viewers, nor those who were refused or removed."""
+    """True for people who label: not for viewers, refused or removed people."""
     return person.role != "viewer" and person.standing not in ("refused", "removed")
 
 
 def touched_by(state: State, person: Person) -> set[str]:
-    """Return the ids of the items that a person has labelled or skipped. A chat is labelled with its last turn."""
+    """Return the ids of the items that a person has labelled or skipped. A chat counts after its last turn."""
     return {
         event.content["item"]
         for event in state.trail.get(person.person_id, [])
@@ -100,7 +100,7 @@ def touched_by(state: State, person: Person) -> set[str]:
 
 
 def screening_set(state: State, person: Person, settings: ProjectSettings) -> list[Item]:
-    """Return the screening items of a person in screening: those that the owner has labelled come first."""
+    """Return the screening items of a person in screening, first those labelled by the owner."""
     skipped = {event.content["item"] for event in state.trail.get(person.person_id, []) if event.kind == "skip"}
     items = [item for item in state.screening if item.item_id not in skipped]
     items.sort(key=lambda item: not owner_has(state, item))
@@ -142,7 +142,7 @@ def _repeat(state: State, person: Person, settings: ProjectSettings) -> Item | N
 
 
 def _held(transaction: Transaction, person: Person) -> Counter[str]:
-    """How many others hold each item, to label it for the first time."""
+    """How many others hold each item, repeats not counted."""
     return Counter(
         lease.item_id
         for person_id, lease in transaction.leases.by_person().items()
@@ -151,7 +151,7 @@ def _held(transaction: Transaction, person: Person) -> Counter[str]:
 
 
 def can_return(transaction: Transaction, person: Person, item: Item, repeat: bool) -> bool:
-    """True if an item can go back to somebody who had it: it is not withdrawn, and the others leave room for one more."""
+    """True if an item can go back to a person: it is not withdrawn, and it needs one more label."""
     state = transaction.state
     if item.item_id in state.withdrawn:
         return False
@@ -161,12 +161,12 @@ def can_return(transaction: Transaction, person: Person, item: Item, repeat: boo
 
 
 def _keeps_off(state: State, person: Person, holder: str, lease: Lease) -> bool:
-    """Whether what somebody holds is kept from a person."""
+    """Whether a holder's lease keeps a person from getting the item."""
     return holder != person.person_id and not lease.repeat and state.people[holder].standing != "held-out"
 
 
 def superseded(transaction: Transaction, person: Person, item: Item, repeat: bool) -> list[str]:
-    """Return who holds no more what a person is given now: of the leases that have ended, the oldest that have no room."""
+    """Return people who lose an item given to this person: the oldest ended leases beyond the number needed."""
     if repeat or item.screening or item.gold is not None or person.standing == "held-out":
         return []
     state, leases = transaction.state, transaction.leases.by_person()
@@ -181,16 +181,16 @@ def superseded(transaction: Transaction, person: Person, item: Item, repeat: boo
 
 
 def screen_order(state: State, settings: ProjectSettings, person_id: str, item: Item, repeat: bool) -> tuple[int, ...]:
-    """Return which candidate is at each place on a person's screen; of a chat, which of the next turn's two answers."""
+    """Return which candidate is at each place on a person's screen; for a chat, which of the next turn's two answers."""
     if item.task == "chat":
         return order_of(settings.seed, item.item_id, person_id, len(state.turns(person_id, item.item_id)), 2)
     return order_of(settings.seed, item.item_id, person_id, repeat, len(item.candidates))
 
 
 def chosen_to_overlap(state: State, settings: ProjectSettings, items: list[Item]) -> set[str]:
-    """Return which of some new items several people label.
+    """Return the new items that several people label.
 
-    So many that of all items of the project the share is exact: ``round(overlap * items)``. The draw is by hash.
+    Their number makes the project's share exact: ``round(overlap * items)``. The draw is by hash.
     """
     judged = [item for item in items if may_overlap(item)]
     wanted = round(settings.overlap * (state.judged + len(judged)))
@@ -200,15 +200,15 @@ def chosen_to_overlap(state: State, settings: ProjectSettings, items: list[Item]
     return set(new[: max(0, wanted)])
 
 
-# How far a project and a person are, and why somebody has nothing to label
+# Progress, and reasons for having no item
 
 
 def progress(transaction: Transaction, person_id: str) -> dict[str, int]:
     """Return counts for a person's page.
 
-    ``done``, ``left``: the project's items that are done and that are not; for somebody in screening, of their screening
-    items, and for somebody who labels for evaluation only, of what they have labelled themselves. ``own``: this person's
-    labels that count; ``today``: those of this day in UTC.
+    ``done``, ``left``: the project's items that are done and not done; in screening, the person's screening items; for
+    evaluation only, the person's own items. ``own``: this person's labels that count; ``today``: those of this day in
+    UTC.
     """
     state, settings = transaction.state, transaction.settings
     person = state.person(person_id)
@@ -222,7 +222,7 @@ def progress(transaction: Transaction, person_id: str) -> dict[str, int]:
         if person.standing == "held-out":
             done = len(state.work & touched)
             left = len(state.work) - done
-        # gold questions count as work, so that the page's numbers do not give them away
+        # count gold questions as work, so that the page's numbers do not reveal them
         mine = sum(item.item_id in touched for item in state.gold)
         done, left = done + mine, left + max(0, _gold_asked(state, settings) - mine) if left else 0
     own, today = state.labels_by[person_id, ""], state.labels_by[person_id, transaction.at[:10]]
@@ -230,15 +230,15 @@ def progress(transaction: Transaction, person_id: str) -> dict[str, int]:
 
 
 def _gold_asked(state: State, settings: ProjectSettings) -> int:
-    """How many gold questions somebody gets who labels everything, at most."""
+    """Most gold questions for one person."""
     return min(len(state.gold), round(len(state.work) * settings.gold / (1 - settings.gold)))
 
 
 def waiting(transaction: Transaction) -> int:
-    """Return how many items wait at least for each person who labels, whoever else is labelling now.
+    """Return the least number of items that wait for any labeller.
 
-    What somebody has labelled or skipped does not wait for them, though it may still need others; those in screening are left
-    out. Below 0 if there are fewer items than people: others may hold one each, which they cannot be given now.
+    Items that a person has labelled or skipped do not wait for them; people in screening are ignored. Below 0 if there are
+    fewer items than people, because others may hold one each.
     """
     state = transaction.state
     people = [one for one in state.people.values() if may_label(one) and one.standing != "screening"]
@@ -246,7 +246,7 @@ def waiting(transaction: Transaction) -> int:
 
 
 def _untouched(state: State, person: Person) -> list[Item]:
-    """The items that a person could still be given: what they labelled or skipped may still wait for others."""
+    """The unfinished items that a person has neither labelled nor skipped."""
     touched = touched_by(state, person)
     if person.standing == "held-out":
         left = state.work - touched
@@ -255,7 +255,7 @@ def _untouched(state: State, person: Person) -> list[Item]:
 
 
 def is_over(transaction: Transaction) -> bool:
-    """True if somebody has labelled or skipped every item, screening items apart, and nobody holds one now."""
+    """True if every item except screening items was labelled or skipped, and nobody holds one."""
     work, leases = transaction.state.work, transaction.leases.by_person().values()
     touched = {event.content["item"] for event in transaction.state.counting.values()}
     at_work = any(lease.until > transaction.now and not lease.repeat for lease in leases)
@@ -268,13 +268,13 @@ def chats_left(transaction: Transaction) -> int:
 
 
 def why_counted(transaction: Transaction, person_id: str, *, chats: bool = True) -> tuple[str, int]:
-    """Return why `Project.next_item` has nothing for a person, and of how many items that is said; 0 if of none.
+    """Return the reason why `Project.next_item` has nothing for a person, and the number of items it refers to, or 0.
 
     ``viewer``, ``removed``, ``refused``, ``screening`` (the owner's labels or screening items are missing), ``empty`` (no
-    items were added), ``done`` (all items are), ``through`` (this person is, who labels for evaluation only), ``others``
-    (others hold what the person could still get), ``second`` (what is left waits for other people's labels, and there are
-    such people), ``people`` (some items need more people than there are), or, without ``chats``, ``no-model`` (what is
-    left for the person are chats).
+    items), ``done`` (all items are done), ``through`` (this person, who labels for evaluation only, is done), ``others``
+    (others hold the person's remaining items), ``second`` (the rest waits for labels of other, existing people),
+    ``people`` (some items need more people than there are), or, with ``chats=False``, ``no-model`` (only chats are left for
+    the person).
     """
     state = transaction.state
     person = state.person(person_id)
@@ -294,7 +294,7 @@ def why_counted(transaction: Transaction, person_id: str, *, chats: bool = True)
 
 
 def _lacking_people(state: State, left: Sequence[Item]) -> int:
-    """How many items need more labels than the people who label now can still give."""
+    """How many items need more labels than the current people can give."""
     people = [one for one in state.people.values() if may_label(one) and one.standing == "active"]
     touched = [touched_by(state, one) for one in people]
     return sum(

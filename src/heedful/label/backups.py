@@ -1,4 +1,4 @@
-"""Backups of a project's database, also while people label, and what puts a damaged one right (docs/labelling-store.md)."""
+"""Back up a project's database, also while people label, and restore a damaged one (docs/labelling-store.md)."""
 
 import contextlib
 import json
@@ -36,26 +36,26 @@ from heedful.lock import FolderLock
 
 FOLDER = "backups"
 KEPT = 5
-"""Backups of its own that a project keeps."""
+"""Number of backups kept in a project."""
 DAMAGED = "events.damaged.sqlite"
-"""Where a damaged database is kept."""
+"""Name under which a damaged database is kept."""
 RESTORING = "events.restoring.sqlite"
-"""Where it is while it is restored. So a restore that was killed leaves this damage, and `DAMAGED` is that of another day."""
+"""Its name during a restore: if this is killed, the damage is here, and `DAMAGED` is from an earlier restore."""
 PARTS = ("", "-wal", "-shm")
-"""What is added to the name of a database for its files."""
+"""Suffixes of a database's files."""
 SHOWN = 20
-"""Most events that are named one by one."""
+"""Most lost events listed by number."""
 MOST_UNREADABLE = 1000
-"""After so many events in a row that cannot be read, none is looked for any more."""
+"""Number of unreadable events in a row after which the search stops."""
 
 
 def backups_of(folder: Path) -> list[Path]:
-    """Return the backups that a project has of itself, the one with most events first."""
+    """Return a project's own backups, the one with most events first."""
     return sorted((folder / FOLDER).glob("events-*.sqlite"), reverse=True)
 
 
 def is_missing(folder: Path) -> bool:
-    """True if a project has no database, or one of no bytes, and had one with events."""
+    """True if a project's database is missing or empty, but had events before."""
     path = folder / DATABASE
     is_there = path.exists() and path.stat().st_size > 0
     return not is_there and bool(backups_of(folder) or any((folder / name).exists() for name in (DAMAGED, RESTORING)))
@@ -64,14 +64,14 @@ def is_missing(folder: Path) -> bool:
 def refuse_missing(folder: Path) -> None:
     """Raise DataError if a project's database is gone."""
     if is_missing(folder):
-        raise damaged(folder / DATABASE, "it is gone or empty, and was not before")
+        raise damaged(folder / DATABASE, "it is missing or empty, but had events")
 
 
 def keep_backup(folder: Path) -> Path | None:
     """Back a project's database up into its own folder, unless its newest backup has the same events; keep the last `KEPT`.
 
-    Backups of another history, which the project has left for an older backup, get the ending ``.other``: nothing begins
-    with them unasked. Returns the backup; None if there are no events yet.
+    Backups of another history (after a restore from an older backup) get the suffix ``.other`` and are never used by default.
+    Returns the backup; None if there are no events yet.
     """
     with contextlib.closing(open_to_read(folder / DATABASE)) as database, our_words(folder / DATABASE, NOT_WRITTEN):
         last = database.execute("SELECT seq, checksum FROM events ORDER BY seq DESC LIMIT 1").fetchone()
@@ -91,12 +91,12 @@ def keep_backup(folder: Path) -> Path | None:
 
 
 def _name(last: int, checksum: str) -> str:
-    """The name of a backup whose last event has a number and a checksum."""
+    """The name of a backup, from the number and checksum of its last event."""
     return f"events-{last:09}-{checksum[:8]}.sqlite"
 
 
 def back_up(config: BackupConfig) -> Path:
-    """Back a project up, also while it is served, and print where: in its own folder, or as a project of its own."""
+    """Back up a project, also while it is served, and print the path: in its folder, or as a separate project."""
     read_settings(config.project)
     if is_old(config.project):
         raise ConfigError(
@@ -128,14 +128,14 @@ def _copy_project(project: Path, output: Path) -> None:
 
 
 def restore(config: RestoreConfig) -> list[str]:
-    """Put a damaged project right, and print what was kept and what is lost.
+    """Restore a damaged project, and print what was kept and what is lost.
 
-    Its events are those of the newest sound backup (or of the given one), and after them all that can still be read of the
-    damaged database. The number of an event that nobody has stays, as an event ``lost``. The damaged file is kept.
+    Takes the events of the newest sound backup (or of the given one), then all later ones still readable in the damaged
+    database. A missing event keeps its number as an event ``lost``. The damaged file is kept.
     """
     folder = config.project
     read_settings(folder)
-    refusal = f"the project {folder} is open in another process ({{owner}}); end that process first"
+    refusal = f"the project {folder} is open in another process ({{owner}}); stop that process first"
     with FolderLock(folder, refusal):
         if is_old(folder):
             migrate(folder)
@@ -154,7 +154,7 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
     if path.exists() and not is_missing(folder):
         try:
             said.append(f"{DATABASE} is sound: {read_checked(path).seq} events; nothing to do")
-            _rename(folder, RESTORING, DAMAGED)  # if a kill came before it
+            _rename(folder, RESTORING, DAMAGED)  # if an earlier restore was killed before this
             return said
         except NewerError:
             raise
@@ -177,22 +177,22 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
         said.append(f"{kept} events after them were read from the damaged file, which is now {DAMAGED}")
         if lost:
             shown = ", ".join(map(str, lost[:SHOWN])) + (" ..." if len(lost) > SHOWN else "")
-            said.append(f"{len(lost)} events are lost, or cannot be without one that is: {shown}")
+            said.append(f"{len(lost)} events are lost, or depend on a lost one: {shown}")
         leases = [row for row in readable if _has_its_own(state, row)]
         gone = len(readable) - len(leases)
     if last is None:
-        said.append(f"what came after event {state.seq}, if anything, is lost; how many events is not known")
+        said.append(f"events after {state.seq}, if any, are lost; their number is unknown")
     write_database(path, rows, leases)
     _rename(folder, RESTORING, DAMAGED)
     what = "leases, drafts, invitations and sessions"
-    but = f", but for {gone} of items or people that are lost" if gone else ""
-    said.append(f"{what} were kept{but}" if leases else f"{what} are gone: invite people anew (`heedful label invite`)")
+    but = f", except {gone} of lost items or people" if gone else ""
+    said.append(f"{what} were kept{but}" if leases else f"{what} are lost: invite people anew (`heedful label invite`)")
     labels = len(state.labels(also_withdrawn=True))
     return [*said, f"{DATABASE} has {state.seq} events again, with {labels} labels that count"]
 
 
 def _sound_backup(folder: Path, given: Path | None) -> tuple[Path | None, State]:
-    """The backup to begin with, and its state; those of a project that are damaged are passed over."""
+    """The backup to start from, and its state; damaged backups of a project are skipped."""
     if given is not None:
         path = given / DATABASE if given.is_dir() else given
         if not path.is_file():
@@ -209,7 +209,7 @@ def _sound_backup(folder: Path, given: Path | None) -> tuple[Path | None, State]
 
 
 def _rename(folder: Path, old: str, new: str) -> None:
-    """Rename the files of a database, in the place of others. If that is killed meanwhile, the next time does the rest."""
+    """Rename the files of a database and replace existing ones. If killed, the next call does the rest."""
     if (folder / old).exists():
         for part in PARTS:
             (folder / f"{new}{part}").unlink(missing_ok=True)
@@ -219,7 +219,7 @@ def _rename(folder: Path, old: str, new: str) -> None:
 
 
 def _has_its_own(state: State, row: Sequence[Any]) -> bool:
-    """True if the person and the item of a row of leases are there; without them nobody could be given an item."""
+    """True if the person and the item of a lease row exist; a row without them would block assignment."""
     kind, key, value, _ = row
     try:
         match kind:
@@ -235,8 +235,8 @@ def _has_its_own(state: State, row: Sequence[Any]) -> bool:
 
 
 def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None, list[Any]]:
-    """What can be read of a damaged database: sound rows of events after a number, each looked for by itself; the number
-    of the last event, None if that is not known; and the rows of its leases.
+    """Readable parts of a damaged database: sound event rows after a number, each read separately; the number of the last
+    event, None if unknown; and the lease rows.
     """
     found: dict[int, Row] = {}
     last: int | None = None
@@ -250,7 +250,7 @@ def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None,
                 if row is not None and event_of(row).seq == seq:
                     found[seq], last_found = row, seq
         with contextlib.suppress(sqlite3.DatabaseError):
-            if database.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",):  # else it may be any number
+            if database.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",):  # else it is unreliable
                 (last,) = database.execute("SELECT max(seq) FROM events").fetchone()
         with contextlib.suppress(sqlite3.DatabaseError):
             leases = database.execute("SELECT * FROM leases").fetchall()
@@ -258,7 +258,7 @@ def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None,
 
 
 def _add(state: State, rows: list[Row], found: Mapping[int, Row], last: int) -> list[int]:
-    """Add events up to a number to a state and to its rows; return the numbers of those that are missing or do not fit."""
+    """Add events up to a number to a state and its rows; return the numbers of missing or inconsistent ones."""
     lost = []
     for seq in range(state.seq + 1, last + 1):
         row = found.get(seq)
@@ -284,19 +284,19 @@ def _add(state: State, rows: list[Row], found: Mapping[int, Row], last: int) -> 
 JOURNAL = "journal.jsonl"
 OLD_DATABASE = "labels.sqlite"
 OLD = "older-heedful"
-"""The folder in which the old files are kept."""
+"""The folder for the old files."""
 CHECKSUM = re.compile(r',"crc":"([0-9a-f]{8})"}\Z')
 
 
 def is_old(folder: Path) -> bool:
-    """True if a project has files of the old format and no database of this one."""
+    """True if a project has files of the old format and no database of the current one."""
     return not (folder / DATABASE).exists() and any((folder / name).is_file() for name in (JOURNAL, OLD_DATABASE))
 
 
 def migrate(folder: Path) -> None:
-    """Make the database of a project of the old format, set its files aside, and say so; a project of this format stays.
+    """Convert a project of the old format to a database, move the old files away, and report it; otherwise do nothing.
 
-    Raises DataError, and changes nothing, if an event is damaged in both files, or if a newer heedful wrote one.
+    Raises DataError, and changes nothing, if an event is damaged in both files or was written by a newer heedful.
     """
     if is_old(folder):
         state, leases = read_old(folder)
@@ -313,7 +313,7 @@ def migrate(folder: Path) -> None:
 
 
 def read_old(folder: Path) -> tuple[State, list[Any]]:
-    """Return the state of a project of the old format, and the rows of its leases. Raises DataError as `migrate`."""
+    """Return the state and the lease rows of a project of the old format. Raises DataError as `migrate`."""
     stored, leases = _read_database(folder / OLD_DATABASE)
     events = _sound_events(stored) | _sound_events(_lines(folder / JOURNAL))
     state = State()
@@ -321,7 +321,7 @@ def read_old(folder: Path) -> tuple[State, list[Any]]:
         if seq not in events:
             raise DataError(
                 f"{folder}: event {seq} is damaged in both {JOURNAL} and {OLD_DATABASE}; run `heedful label rebuild "
-                f"{folder}` with the older heedful that wrote the project, which says what is lost, then open it again"
+                f"{folder}` with the older heedful that wrote the project (it reports lost events), then open it again"
             )
         try:
             state.apply(events[seq])
@@ -336,7 +336,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_database(path: Path) -> tuple[list[str], list[Any]]:
-    """The lines and the leases of an old database, as far as they can be read."""
+    """The readable lines and leases of an old database."""
     lines: list[str] = []
     leases: list[Any] = []
     if path.is_file():
@@ -348,7 +348,7 @@ def _read_database(path: Path) -> tuple[list[str], list[Any]]:
 
 
 def _sound_events(lines: Iterable[str]) -> dict[int, Event]:
-    """The events of lines that are not damaged, by their numbers."""
+    """The events of undamaged lines, by number."""
     found: dict[int, Event] = {}
     for line in lines:
         given = CHECKSUM.search(line, max(0, len(line) - 20))

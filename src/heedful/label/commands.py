@@ -27,25 +27,25 @@ from heedful.label.records import Person
 from heedful.label.statistics import project_statistics
 
 EXCERPT = 70
-"""Characters of a text in a preview."""
+"""Most characters of a text in a preview."""
 
 
 def new_project(config: NewProjectConfig) -> None:
-    """Make a project and print what to do next. Raises ConfigError if the folder is in use."""
+    """Create a project and print the next commands. Raises ConfigError if the folder is in use."""
     settings = ProjectSettings(**_shared(config, ProjectSettings))
-    if settings.seed == 0 and "seed" not in config.given:  # browsers know the ids from which the order is drawn
+    if settings.seed == 0 and "seed" not in config.given:  # the order is drawn from ids that browsers know
         settings = dataclasses.replace(settings, seed=secrets.randbelow(2**63))
     Project.create(config.project, settings).close()
     for line in (
         f"the project {settings.name!r} is in {config.project}; its settings are in {config.project}/project.yaml",
-        f"put in what is to be labelled:  heedful label import {config.project} --data FILE.jsonl",
-        f"open its pages:                 heedful label serve {config.project}",
+        f"add items to label:  heedful label import {config.project} --data FILE.jsonl",
+        f"open its pages:      heedful label serve {config.project}",
     ):
         print(harmless(line))
 
 
 def import_data(config: ImportConfig) -> dict[str, int]:
-    """Add the items of a file to a project, and print what was added."""
+    """Add the items of a file to a project, and print the counts."""
     with Project.open(config.project, read_only=config.preview) as project:
         imported = read_items(config.data, ImportOptions(usual=project.settings.task, **_shared(config, ImportOptions)))
         _show(imported)
@@ -55,14 +55,12 @@ def import_data(config: ImportConfig) -> dict[str, int]:
             return {}
         added = add(project, imported, with_labels=config.with_labels)
     labels = f" and {_many(added['labels'], 'label')}" if config.with_labels else ""
-    print(f"Added {_many(added['items'], 'item')}{labels}; {len(imported.items) - added['items']} there already.")
+    print(f"Added {_many(added['items'], 'item')}{labels}; {len(imported.items) - added['items']} already there.")
     if added["against"]:
-        print(
-            f"{_many(added['against'], 'label')} left out against the one that the project has from an earlier import."
-        )
+        print(f"{_many(added['against'], 'label')} left out: the project has a different one from an earlier import.")
     count = len(imported.answers) + len(imported.said)
     if count and not config.with_labels:
-        print(f"{_many(count, 'label')} of the file not taken (add --with-labels to take them).")
+        print(f"{_many(count, 'label')} of the file not imported (add --with-labels to import them).")
     return added
 
 
@@ -81,21 +79,19 @@ def _show(imported: Imported) -> None:
     items = f"{_many(facts['items'], 'item')} ({tasks})" if tasks else "0 items"
     print(f"{_many(facts['records'], 'record')}: {items}, {facts['labels']} with a label in the file.")
     if facts["repeated"]:
-        print(f"{_many(facts['repeated'], 'repetition')} of an item left out; each item is taken once.")
+        print(f"{_many(facts['repeated'], 'repetition')} of an item left out; each item is imported once.")
     if facts["same_labels"]:
-        print(f"{_many(facts['same_labels'], 'repetition')} of a label left out; each label is taken once.")
+        print(f"{_many(facts['same_labels'], 'repetition')} of a label left out; each label is imported once.")
     if facts["against"]:
-        print(f"{_many(facts['against'], 'label')} left out against an earlier one of the same item in the file:")
+        print(f"{_many(facts['against'], 'label')} left out: an earlier record of the same item has a different one:")
         for line in facts["against_at"]:
             print(f"  {harmless(line)}")
     if facts["equal"]:
-        print(
-            f"{_many(facts['equal'], 'record')} left out, whose answers are all the same, so there is nothing to compare:"
-        )
+        print(f"{_many(facts['equal'], 'record')} left out: all answers are equal, so there is nothing to compare:")
         for line in facts["equal_at"]:
             print(f"  {harmless(line)}")
     if facts["refused"]:
-        print(f"{_many(facts['refused'], 'record')} left out, which cannot be used:")
+        print(f"{_many(facts['refused'], 'record')} left out as unusable:")
         for error in facts["errors"]:
             print(f"  {harmless(error)}")
 
@@ -115,7 +111,7 @@ def _excerpt(content: Any) -> str:
 
 
 def export_data(config: ExportConfig) -> dict[str, Any]:
-    """Write a project's labels as training data, and print what is in each file."""
+    """Write a project's labels as training data, and print the counts of each file."""
     with Project.open(config.project, read_only=True) as project:
         result = export_project(project, ExportOptions(**_shared(config, ExportOptions)))
     result.write(config.output, config.project, overwrite=config.overwrite)
@@ -159,7 +155,7 @@ def list_labels(config: ListConfig) -> list[dict[str, Any]]:
 
 
 def correct_label(config: CorrectConfig) -> None:
-    """Put another answer in place of a label's, and say what that changes."""
+    """Replace a label's answer, and print the effect."""
     try:
         answer = parse_json(config.answer)
     except ValueError as error:
@@ -173,11 +169,11 @@ def correct_label(config: CorrectConfig) -> None:
         closed = listing.is_closed(project.folder, label)
     print(harmless(f"Corrected by {owner.name}: {json.dumps(label.event.content['answer'], ensure_ascii=False):.300}"))
     if closed:
-        print("A round has trained on this label already: the training that was done does not change.")
+        print("A round has already trained on this label: its models do not change.")
 
 
 def withdraw_items(config: WithdrawConfig) -> int:
-    """Withdraw items or put them back, and print how many; without items, print the imports."""
+    """Withdraw items or put them back, and print their number; without items, print the imports."""
     if not (config.batch or config.items):
         with Project.open(config.project, read_only=True) as project:
             found = project.batches()
@@ -186,7 +182,7 @@ def withdraw_items(config: WithdrawConfig) -> int:
             counts = f"{_many(one['items'], 'item')}, {_many(one['labels'], 'label')}{gone}"
             print(harmless(f"{one['batch']}  {one['at'][:16]}  {counts}"))
         if not found:
-            print("There was no import yet.")
+            print("There are no imports yet.")
         return 0
     with Project.open(config.project) as project:
         changed = project.withdraw(None, batch=config.batch, items=config.items, back=config.back, reason=config.reason)
@@ -211,7 +207,7 @@ def report(found: dict[str, Any]) -> list[str]:
         f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported, "
         f"{left_out['gold']} gold"
     )
-    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (apart from them: {apart})"]
+    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (not among them: {apart})"]
     lines += [f"{_many(found['corrected'], 'label')} corrected by an owner", ""] if found["corrected"] else [""]
     for task, agreement in found["agreement"].items():
         if agreement is not None:
@@ -222,7 +218,7 @@ def report(found: dict[str, Any]) -> list[str]:
                 f"{_number(agreement['alpha_ordinal'])} ordinal",
             ]
     if not any(found["agreement"].values()):
-        lines.append("Agreement: n/a, because no item was labelled by two people")
+        lines.append("Agreement: n/a, because no item has labels of two people")
     for name, one in found["criteria"].items():
         said = (
             f"mean {one['mean']:.2f}"
@@ -237,7 +233,7 @@ def report(found: dict[str, Any]) -> list[str]:
     lines += [
         f"  published: {references} (docs/labelling-statistics.md)",
         f"Self-consistency on hidden repeats: {_share(found['self_consistency'])}",
-        f"Gold questions answered as known: {_share(found['gold'])}",
+        f"Gold questions answered correctly: {_share(found['gold'])}",
         *([] if followed is None else [f"Suggestions followed: {_share(followed)}"]),
         f"Left answer preferred: {_share(found['left'])}",
         f"Longer answer preferred: {_share(found['longer'])}",

@@ -1,4 +1,4 @@
-"""Write what people said as the files that `heedful sft`, `reward`, `dpo` and `kto` read (docs/labelling-data.md).
+"""Write labels as training files for `heedful sft`, `reward`, `dpo` and `kto` (docs/labelling-data.md).
 
 The files depend only on the project's events and the options: same events, same bytes.
 """
@@ -22,32 +22,32 @@ from heedful.label.records import Candidate, Event, Item, LabelledItem, Snapshot
 from heedful.types import Message, Prompt, Text
 
 Fields = dict[str, Any]
-WEIGHTING = "every label is one record: an item that three people labelled has three"
+WEIGHTING = "every label is one record: an item with labels of three people has three"
 TRAINING = ("preferences", "pairs", "demonstrations", "labelled")
-"""What trainers read, each split into parts."""
+"""Kinds of training files, each split into parts."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What an export contains."""
+    """Options of an export."""
 
     eval_fraction: float = 0.1
-    """Share of the prompts that are kept for evaluation, as `heedful.data.splits.split_by_prompt` chooses them."""
+    """Share of the prompts held out for evaluation, as `heedful.data.splits.split_by_prompt` chooses them."""
     margin: Literal["none", "small", "large"] = "small"
-    """What the strength of a preference becomes (`heedful.label.exporting.MARGINS`)."""
+    """How the strength of a preference becomes a margin (`heedful.label.exporting.MARGINS`)."""
     flagged: Literal["keep", "leave-out"] = "keep"
-    """Whether labels of items that anybody flagged (personal data, unsafe, broken) are in the training files."""
+    """Include labels of flagged items (personal data, unsafe, broken) in the training files."""
     without: tuple[str, ...] = ()
-    """Ids of people whose labels are in none of the training files. Those of refused people never are."""
+    """Ids of people to exclude from the training files. Refused people are always excluded."""
     gold: Literal["keep", "leave-out"] = "leave-out"
-    """Whether labels of gold questions are in the training files."""
+    """Include labels of gold questions in the training files."""
     withdrawn: Literal["keep", "leave-out"] = "leave-out"
-    """Whether items that an owner has withdrawn, and their labels, are in the files; events.jsonl always has them."""
+    """Include withdrawn items and their labels in the files; events.jsonl always has them."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """Files by name, and what is in them."""
+    """Files by name, and their manifest."""
 
     files: Mapping[str, bytes]
     manifest: Mapping[str, Any]
@@ -55,10 +55,10 @@ class Export:
     ``weighting``."""
 
     def write(self, folder: Path, project: Path | None, *, overwrite: bool = False) -> None:
-        """Write the files and manifest.json into a folder that is complete or absent.
+        """Write the files and manifest.json; the folder is complete or absent.
 
-        Raises ConfigError if it overlaps with the folder of the ``project``, and if it exists, unless it is an export and
-        ``overwrite`` is set. ``project`` is None for a folder of heedful's own in a project, such as that of a round.
+        Raises ConfigError if it overlaps with the folder of the ``project``, or if it exists, unless it is an export and
+        ``overwrite`` is set. ``project`` is None for heedful's own folders in a project, such as those of a round.
         """
         _refuse_output(folder, project, overwrite)
         with complete_or_absent(folder) as partial:
@@ -82,24 +82,24 @@ def _refuse_output(folder: Path, project: Path | None, overwrite: bool) -> None:
     real, own = folder.resolve(), None if project is None else project.resolve()
     if own is not None and (real.is_relative_to(own) or own.is_relative_to(real)):
         raise ConfigError(
-            f"--output {folder} overlaps with the project {project}, whose labels would be lost; choose a folder that is not "
-            "in it and does not contain it"
+            f"--output {folder} overlaps with the project {project}, whose labels would be lost; choose a folder "
+            "outside it that does not contain it"
         )
     if not folder.exists():
         return
     if not overwrite:
-        raise ConfigError(f"{folder} exists already; name another folder, or add --overwrite to replace it")
+        raise ConfigError(f"{folder} exists; name another folder, or add --overwrite to replace it")
     if not folder.is_dir():
         raise ConfigError(f"--output {folder} is a file, which --overwrite does not replace; choose another folder")
     if foreign := sorted({path.name for path in folder.iterdir()} - _exported_names(folder)):
         raise ConfigError(
-            f"--output {folder} holds {', '.join(foreign[:3])}, which no export wrote and --overwrite would delete; move it "
-            "away, or choose another folder"
+            f"--output {folder} holds {', '.join(foreign[:3])}, which is not from an export and --overwrite would delete; "
+            "move it away, or choose another folder"
         )
 
 
 def _exported_names(folder: Path) -> set[str]:
-    """The names of the files that an export wrote into a folder, as its manifest.json says; none if it has none."""
+    """The file names in a folder's manifest.json; empty without a manifest."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         return {"manifest.json", *manifest["files"]} if manifest["weighting"] == WEIGHTING else set()
@@ -110,8 +110,8 @@ def _exported_names(folder: Path) -> set[str]:
 def export_project(project: Project, options: ExportOptions = ExportOptions()) -> Export:
     """Export a project as it is now.
 
-    Raises ConfigError for an eval fraction that is none, and for a person who is not in the project. An empty side of the
-    split is no error, and is said in ``notes``.
+    Raises ConfigError for an invalid eval fraction and for an unknown person. An empty side of the split is not an error; it
+    is reported in ``notes``.
     """
     return export(project.snapshot(), options)
 
@@ -158,14 +158,14 @@ def export(now: Snapshot, options: ExportOptions) -> Export:
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
     if corrected := sum("corrected_by" in one.event.content for one in usable):
-        notes.append(f"{corrected} labels have the answer that an owner corrected (feedback.corrected_by)")
+        notes.append(f"{corrected} labels have an answer corrected by an owner (feedback.corrected_by)")
     return Export(files, _manifest(files, left_out, options) | {"notes": notes})
 
 
 def _usable(
     labels: Sequence[LabelledItem], options: ExportOptions, refused: Set[str], flagged: Set[str], withdrawn: Set[str]
 ) -> tuple[list[LabelledItem], Counter[str]]:
-    """Labels that become records, and how many do not, by reason."""
+    """Labels to export, and counts of the others by reason."""
     usable, left_out = [], Counter[str]()
     for one in labels:
         if one.item.item_id in withdrawn:
@@ -188,7 +188,7 @@ def _usable(
 
 
 def _flagged(events: Sequence[Event]) -> set[str]:
-    """Items that anybody flagged, beside a label or a skip that was not taken back."""
+    """Items flagged with a label or skip that was not taken back."""
     taken_back = {event.content["event"] for event in events if event.kind == "retract"}
     return {
         event.content["item"]
@@ -198,37 +198,37 @@ def _flagged(events: Sequence[Event]) -> set[str]:
 
 
 def _one_sided(records: Mapping[str, Sequence[Fields]], options: ExportOptions) -> list[str]:
-    """What to say about kinds of records that are all on one side of the split."""
+    """Notes about kinds of records that are all on one side of the split."""
     notes = []
     for kind in ("preferences", "demonstrations", "labelled"):
         sides = {part: len(records.get(f"{kind}.{part}", ())) for part in ("train", "eval")}
         for part, other in (("train", "eval"), ("eval", "train")):
             if options.eval_fraction > 0 and sides[other] and not sides[part]:
                 notes.append(
-                    f"{kind}: all records ({sides[other]}) are in {kind}.{other}, none in {kind}.{part}, because a prompt is "
-                    f"only on one side and there are few; label more prompts, or choose another eval fraction than "
+                    f"{kind}: all records ({sides[other]}) are in {kind}.{other}, none in {kind}.{part}, because the split "
+                    f"is by prompt and there are few prompts; label more prompts, or choose another eval fraction than "
                     f"{options.eval_fraction:g}"
                 )
     return notes
 
 
 def _without_margin(records: Mapping[str, Sequence[Fields]]) -> list[str]:
-    """What to say about preferences without a margin in a file in which others have one."""
+    """Notes about preferences without a margin in a file where others have one."""
     notes = []
     for name in sorted(name for name in records if name.startswith("preferences.")):
         without = sum("margin" not in record for record in records[name])
         if 0 < without < len(records[name]):
             notes.append(
-                f"{name}: {without} of {len(records[name])} records have no margin (corrections, rankings, and labels that "
-                "came with a file without one); heedful reward takes 0 for it"
+                f"{name}: {without} of {len(records[name])} records have no margin (corrections, rankings, and imported "
+                "labels without one); heedful reward uses 0 for them"
             )
     return notes
 
 
 def _prompt(one: LabelledItem) -> Prompt:
-    """What decides about the side of a label: its prompt, or the item's first answer if whole texts are compared.
+    """The key of the split: a label's prompt, or the item's first answer if whole texts are compared.
 
-    A chat's turns are on one side, as they have one first message.
+    All turns of a chat are on one side, because they share the first message.
     """
     answer = one.event.content["answer"]
     prompt = answer["messages"] if one.item.task == "chat" else one.item.prompt
@@ -268,20 +268,20 @@ OURS = (
     "rating", "group_id", "feedback", "criteria", "chosen_criteria", "rejected_criteria", "completion_criteria",
     "suggestion", "suggestion_followed",
 )  # fmt: skip
-"""Columns that an export writes itself. Those of an imported record were read; its others go through."""
+"""Columns written by an export. Other columns of an imported record are copied."""
 MARGINS: Mapping[str, tuple[float, ...]] = {"small": (0.0, 1 / 3, 2 / 3, 1.0), "large": (0.0, 1.0, 2.0, 3.0)}
 """Margin of each strength, 1 to 4 (Touvron et al. 2023, Llama 2, table 27)."""
 GOOD, BAD = 5, 3
-"""A rating of at least 5 of 7 is good for KTO, one of at most 3 bad; 4 is neither."""
+"""For KTO, a rating of 5 or more (of 7) is good, of 3 or less bad; 4 is neither."""
 
 
 def record_of(item: Item, event: Event, margin: str) -> tuple[str, Fields]:
-    """Return which file a label belongs to (preferences, demonstrations, ratings, ties or contradictions), and its record.
+    """Return the file of a label (preferences, demonstrations, ratings, ties or contradictions) and its record.
 
     Args:
-        item: what was labelled.
+        item: the labelled item.
         event: the label.
-        margin: "none", or what a strength becomes, of `MARGINS`.
+        margin: "none", or a name in `MARGINS`.
     """
     answer, answers = event.content["answer"], item.candidates
     if item.task == "chat":
@@ -313,7 +313,7 @@ def _ranks_of(preferred: int | None) -> tuple[int, int]:
 def _compared(
     answers: Sequence[Candidate], ranks: Sequence[int], criteria: Any, *, as_pair: bool = False
 ) -> tuple[str, Fields]:
-    """The file and the columns of answers that were compared: one that was preferred to itself is a contradiction."""
+    """The file and columns of compared answers; an answer preferred to itself is a contradiction."""
     responses, ranks = [written(one) for one in answers], [rank - 1 for rank in dense_ranks(ranks)]
     is_apart = any(responses[i] == responses[j] and side for (i, j), side in sides(ranks).items())
     kind = "contradictions" if is_apart else "preferences" if any(ranks) else "ties"
@@ -325,7 +325,7 @@ def _compared(
 
 
 def pairs_of(fields: Fields, group: str) -> list[Fields]:
-    """Return a preference as pairs, for trainers that read nothing else: a ranking's every two answers of different rank.
+    """Return a preference as pairs, for trainers that only read pairs: every two answers of a ranking with different ranks.
 
     ``group_id`` is the same for all pairs of one label.
     """
@@ -355,7 +355,7 @@ def labelled_of(fields: Fields) -> Fields | None:
 
 
 def item_record(item: Item, labels: Sequence[LabelledItem] = ()) -> Fields:
-    """Return an item, and what people said about it, as a record that can be imported again."""
+    """Return an item and its labels as a record that can be imported again."""
     kept = {k: v for k, v in item.columns.items() if k not in OURS}
     fields = {**kept, "prompt": item.prompt}
     if item.candidates:
@@ -384,17 +384,17 @@ def _label(one: LabelledItem) -> Fields:
 
 
 def written(candidate: Candidate) -> Any:
-    """Return an answer as readers take it: text, or a list of one message."""
+    """Return an answer in the format of the readers: text, or a list of one message."""
     return candidate.response if isinstance(candidate.response, str) else [candidate.response]
 
 
 def is_imported(event: Event) -> bool:
-    """True for a label that came with an imported file: it took no time here."""
+    """True for an imported label: it has no time."""
     return event.content["seconds"] is None
 
 
 def _margin(item: Item, event: Event, margin: str) -> float | None:
-    """The margin that a file had, if the label came with it; else that of the strength, if there is one. "none" is none."""
+    """The margin of an imported label, else that of the strength; None if there is neither, or for "none"."""
     if margin == "none":
         return None
     if is_imported(event):
@@ -404,7 +404,7 @@ def _margin(item: Item, event: Event, margin: str) -> float | None:
 
 
 def _feedback(item: Item, event: Event, answers: Sequence[Candidate]) -> Fields:
-    """Where a record comes from. Keys that say nothing are left out."""
+    """The origin of a record. Empty keys are left out."""
     content, answer = event.content, event.content["answer"]
     sources = [None if one.source is None else dict(one.source) for one in answers]
     found = {

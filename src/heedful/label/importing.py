@@ -1,6 +1,6 @@
-"""Read prompts, answers and preferences as items to label, and the labels that a file already has (docs/labelling-data.md).
+"""Read prompts, answers and preferences as items to label, with labels already in the file (docs/labelling-data.md).
 
-Records are read and checked as every trainer does (`heedful.data`), so an error has the file and the line.
+Records are read and checked as in the trainers (`heedful.data`), so errors have file and line.
 """
 
 import itertools
@@ -44,17 +44,17 @@ TO_LABEL = Shapes(
 )
 OF_AN_ANSWER: tuple[Task | None, ...] = (None, "rating", "correction", "demonstration")
 OF_A_PROMPT: tuple[Task | None, ...] = ("demonstration", "chat")
-"""What people may do with one answer (somebody has to say which), and with a prompt."""
+"""Tasks for one answer (one must be chosen), and for a prompt."""
 READ = {*itertools.chain(*TO_LABEL.shapes), *TO_LABEL.also_read, "ranks"}
-"""Columns that become something else; all others are kept."""
+"""Columns that are converted; all others are kept."""
 BEST_RATING, WORST_RATING = 7, 1
-"""What a ``label`` of true or false is as a rating."""
+"""Ratings for a ``label`` of true and false."""
 FORMATS = (".jsonl", ".json", ".csv", ".tsv")
-"""What can be imported as text."""
+"""Formats that can be imported as text."""
 
 
 class EqualAnswersError(DataError):
-    """The answers of a record are all the same, so there is nothing to compare."""
+    """All answers of a record are equal, so there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class ImportOptions:
     """How records become items."""
 
     task: Task | None = None
-    """What people do with each record; None: what its columns say."""
+    """The task of each record; None: from its columns."""
     usual: Task | None = None
-    """The project's task, for records whose columns leave it open."""
+    """The project's task, for records whose columns do not decide it."""
     columns: str = ""
     """The file's own column names, as ``--columns`` gives them."""
     screening: bool = False
@@ -72,17 +72,17 @@ class ImportOptions:
     gold: bool = False
     """Whether the items are gold questions, whose labels in the file are their known answers."""
     round: int | None = None
-    """Round of the items; None: that of the export that a record is from, else 1."""
+    """Round of the items; None: from an exported record, else 1."""
     chosen_by: ChosenBy = "import"
-    """How the items were chosen, if a record does not say so in its column ``chosen_by``."""
+    """How the items were chosen, for records without a column ``chosen_by``."""
     max_samples: int | None = None
     unusable: Literal["error", "drop"] = "error"
-    """Whether a record that cannot be used ends the import, or is left out and counted."""
+    """Whether an unusable record stops the import, or is left out and counted."""
 
 
 @dataclass
 class Imported:
-    """What a file holds."""
+    """The content of a file."""
 
     file: str
     """The name of the file."""
@@ -91,22 +91,22 @@ class Imported:
     items: list[Item] = field(default_factory=list)
     """Without repetitions."""
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By item id: the label that its record has, as the content of `heedful.label.records.Event` says."""
+    """Label of each record by item id, as in the content of `heedful.label.records.Event`."""
     said: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    """Labels of several people that an export kept, each with its item's id: ``person``, ``standing``, ``answer``, ..."""
+    """Labels of several people from an export, each with its item's id: ``person``, ``standing``, ``answer``, ..."""
     repeated: int = 0
-    """Number of items that are in the file more than once, and are left out."""
+    """Number of repeated items, left out."""
     same_labels: int = 0
-    """Number of labels that say of an item what an earlier record said, and are left out."""
+    """Number of labels equal to an earlier record's of the same item, left out."""
     against: list[DataError] = field(default_factory=list)
-    """Labels that say of an item another thing than an earlier record did, and are left out, with file and line."""
+    """Labels different from an earlier record's of the same item, left out, with file and line."""
     equal: list[DataError] = field(default_factory=list)
-    """Records whose ``responses`` are all the same, as models that are sure of an answer write them; left out."""
+    """Records whose ``responses`` are all equal, left out."""
     refused: list[DataError] = field(default_factory=list)
-    """What is wrong with records that cannot be used, with file and line."""
+    """Errors of unusable records, with file and line."""
 
     def preview(self, first: int = 5) -> dict[str, Any]:
-        """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
+        """Return counts, the first items and the errors, ready for JSON, without the sources of answers."""
         tasks = {task: sum(item.task == task for item in self.items) for task in CANDIDATES}
         shown_items = [
             {"task": item.task, "prompt": item.prompt, "answers": [one.response for one in item.candidates]}
@@ -132,8 +132,8 @@ class Imported:
 def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     """Read a file or data set as items.
 
-    Raises DataError as `heedful.data.readers.read_records` does, and, unless ``options.unusable`` is "drop", for the first
-    record that cannot be used.
+    Raises DataError as `heedful.data.readers.read_records` does, and for the first unusable record unless
+    ``options.unusable`` is "drop".
     """
     records = read_records(path, columns=parse_columns(options.columns), max_samples=options.max_samples)
     return _imported(records, path, options)
@@ -142,12 +142,12 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
 def read_items_text(
     text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions(), *, name: str = ""
 ) -> Imported:
-    """Read the text of a file as `read_items` reads the file; messages call it ``name``, or ``import`` and the ending.
+    """Read the text of a file as `read_items` reads the file; messages call it ``name``, or ``import`` with the extension.
 
-    Raises ConfigError for another ending than those of `FORMATS`.
+    Raises ConfigError for an extension not in `FORMATS`.
     """
     if ending not in FORMATS:
-        raise ConfigError(f"the format is {ending!r}; it must be one of {', '.join(FORMATS)}")
+        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {ending!r}")
     name = name or f"import{ending}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"import{ending}")
@@ -183,7 +183,7 @@ def _imported(records: Sequence[Record], path: str, options: ImportOptions) -> I
             found.repeated += item.item_id in items
             first = items.setdefault(item.item_id, item)
             if _suggests_other(first, item):
-                said = "another suggestion than an earlier record of the same item"
+                said = "the suggestion differs from that of an earlier record of the same item"
                 found.against.append(DataError(f"{record.source}: {said}"))
             if kept := _kept_labels(record):
                 found.said += [(item.item_id, one) for one in kept if first is item]
@@ -195,17 +195,17 @@ def _imported(records: Sequence[Record], path: str, options: ImportOptions) -> I
                 elif found.answers[item.item_id] == label:
                     found.same_labels += 1
                 else:
-                    found.against.append(DataError(f"{record.source}: another label than that of {by}"))
+                    found.against.append(DataError(f"{record.source}: the label differs from that of {by}"))
     found.items = list(items.values())
     return found
 
 
 def add(project: Project, imported: Imported, *, with_labels: bool = False) -> dict[str, int]:
-    """Add items to a project, and with ``with_labels`` their labels, as those of a person "import" who cannot sign in.
+    """Add items to a project, and with ``with_labels`` their labels, under a person "import" who cannot sign in.
 
-    A label is of the candidates of the item that is there, whatever their order in the file. Returns how many ``items`` and
-    ``labels`` were new, and how many labels said another thing than the project's (``against``), which stays. Raises
-    DataError, and adds nothing, if an item cannot be shown, or is for screening and in the project already outside it.
+    Labels refer to the candidates of an existing item, in any order in the file. Returns how many ``items`` and ``labels``
+    were new, and how many labels differ from the project's (``against``), which are kept. Raises DataError, and adds nothing,
+    if an item is invalid, or is for screening but already in the project outside the screening set.
     """
     there = {item_id(item.task, item.prompt, item.candidates): item for item in project.items(also_withdrawn=True)}
     for item in imported.items:
@@ -216,14 +216,14 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
             what = ", outside the screening set"
             remedy = "import other items for screening, or import the screening set first"
         elif item.gold is not None and known.gold is None:
-            what, remedy = " and is no gold question", "import other items as gold questions"
+            what, remedy = " and is not a gold question", "import other items as gold questions"
         elif _suggests_other(known, item):
-            what = ", with another suggestion or none"
-            remedy = "import a suggestion together with its item, or take `suggestion` out of the record"
+            what = ", with another or no suggestion"
+            remedy = "import a suggestion together with its item, or remove `suggestion` from the record"
         else:
             continue
         raise DataError(
-            f"the item {item.item_id} ({shown(item.prompt)}) is in the project already{what}, and items do not change; "
+            f"the item {item.item_id} ({shown(item.prompt)}) is already in the project{what}, and items cannot be changed; "
             f"{remedy}"
         )
     new = [one for one in imported.items if one.item_id not in there]
@@ -245,9 +245,9 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
 
 
 def _add_said(project: Project, imported: Imported, there: Mapping[str, Item]) -> int:
-    """Add labels that an export kept, each as its person's, by name; return how many were new.
+    """Add labels from an export, each under its person, by name; return how many were new.
 
-    A person who is not there is added and cannot sign in: removed, unless they were refused or labelled for evaluation only.
+    A missing person is added and cannot sign in: as removed, unless they were refused or labelled for evaluation only.
     """
     items = {item.item_id: item for item in imported.items}
     people = {one.name: one.person_id for one in project.people()}
@@ -271,13 +271,13 @@ def _add_said(project: Project, imported: Imported, there: Mapping[str, Item]) -
 def _of_there(
     there: Mapping[str, Item], item: Item, answers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, Mapping[str, Any]]:
-    """An item's label in terms of the same item in the project."""
+    """An item's label, with the candidate order of the same item in the project."""
     known = there.get(item.item_id, item)
     return known.item_id, from_screen(answers[item.item_id], places_in(known.candidates, item.candidates))
 
 
 def _suggests_other(there: Item, item: Item) -> bool:
-    """True if an item suggests another answer than the same item, perhaps in another order, that was there before."""
+    """True if an item's suggestion differs from that of the existing item, independent of candidate order."""
     if item.suggestion is None:
         return False
     return from_screen(item.suggestion, places_in(there.candidates, item.candidates)) != there.suggestion
@@ -286,13 +286,13 @@ def _suggests_other(there: Item, item: Item) -> bool:
 def _items(
     record: Record, mapping: Mapping[str, str], options: ImportOptions
 ) -> list[tuple[Item, Mapping[str, Any] | None]]:
-    """The items of a record, with the label that it has."""
+    """The items of a record, with its label."""
     prompt, candidates, tasks = _content(record, mapping)
     task = options.task or _exported_task(record) or (options.usual if options.usual in tasks else tasks[0])
     if task is None:
         raise wrong(
             record.source,
-            "an answer to a prompt, which people may rate, correct, or edit into a demonstration",
+            "an answer to a prompt: people can rate, correct or edit it",
             "a task: --task rating, --task correction or --task demonstration",
         )
     groups = [candidates]
@@ -305,7 +305,7 @@ def _items(
     responses = [one.response for one in candidates]
     if task in ("pair", "ranking") and all(one == responses[0] for one in responses):
         error = wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")
-        if "chosen" in record.fields or "ranks" in record.fields:  # somebody has preferred one to itself
+        if "chosen" in record.fields or "ranks" in record.fields:  # an answer preferred to itself
             raise error
         raise EqualAnswersError(str(error))
     exported = _exported(record)
@@ -339,12 +339,12 @@ def _items(
 
 
 def _suggested(record: Record, item: Item, items: int) -> Item:
-    """An item with the answer that its record suggests, if it does."""
+    """An item with its record's suggestion, if any."""
     given = record.fields.get("suggestion")
     if given is None:
         return item
     if items > 1:
-        raise wrong(record.source, f"one `suggestion` for {items} items", "a record with its own for each response")
+        raise wrong(record.source, f"one `suggestion` for {items} items", "one record with a suggestion per response")
     try:
         return replace(item, suggestion=check_suggestion(item, given))
     except DataError as error:
@@ -352,19 +352,19 @@ def _suggested(record: Record, item: Item, items: int) -> Item:
 
 
 def _exported_task(record: Record) -> Task | None:
-    """The task of a record that an export wrote (items.jsonl)."""
+    """The task of an exported record (items.jsonl)."""
     task = _exported(record).get("task")
     return task if task in CANDIDATES else None
 
 
 def _exported(record: Record) -> Mapping[str, Any]:
-    """What an export wrote about the item of a record; empty for a record from elsewhere."""
+    """An export's data about the item of a record; empty for other records."""
     feedback = record.fields.get("feedback")
     return feedback if isinstance(feedback, dict) else {}
 
 
 def _kept_labels(record: Record) -> list[Mapping[str, Any]]:
-    """The labels of several people that an export kept beside an item."""
+    """The labels of several people in an exported item."""
     kept = _exported(record).get("labels", [])
     fields = {"person": str, "standing": str, "answer": dict}
     if not isinstance(kept, list) or not all(
@@ -384,7 +384,7 @@ def _round(record: Record, options: ImportOptions) -> int:
 
 
 def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Candidate, ...], tuple[Task | None, ...]]:
-    """A record's prompt, its answers, and the tasks for which it has the columns: first what it is if nobody says."""
+    """A record's prompt, its answers, and the tasks that its columns allow, the default first."""
     shape = shape_of(record, mapping, TO_LABEL)
     if len(lone := [name for name in ("chosen", "rejected") if record.fields.get(name) is not None]) == 1:
         raise wrong(record.source, f"`{lone[0]}` by itself", "`chosen` and `rejected` together, or neither")
@@ -413,20 +413,20 @@ def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Can
 
 
 def _prompt(record: Record, prompt: Text) -> Any:
-    """A prompt as JSON; its tools, which stay a column, are checked."""
+    """A prompt as JSON; its tools are checked and stay a column."""
     with_system(prompt, None, record)
     return plain(prompt)
 
 
 def plain(text: Text | Response) -> Any:
-    """Return text as it is, a message as an object, and a conversation as a list of them."""
+    """Return text unchanged, a message as an object, a conversation as a list of messages."""
     if isinstance(text, str):
         return text
     return as_dict(text) if isinstance(text, Message) else [as_dict(turn) for turn in text]
 
 
 def _candidates(record: Record, prompt: Text) -> tuple[Candidate, ...]:
-    """The column ``responses``: each a response, or an object of a ``response`` and its ``source``."""
+    """The column ``responses``: each a response, or an object with ``response`` and ``source``."""
     values = record.fields["responses"]
     if not isinstance(values, list) or not values:
         raise wrong(record.source, f"`responses` is {shown(values)}", "a list of responses")
@@ -444,7 +444,7 @@ def _candidates(record: Record, prompt: Text) -> tuple[Candidate, ...]:
 
 
 def _answer(record: Record, task: Task, candidates: Sequence[Candidate]) -> Mapping[str, Any] | None:
-    """The label that a record has for a task; None if it has none."""
+    """A record's label for a task, or None."""
     fields = record.fields
     ranks = fields.get("ranks") if fields.get("responses") is not None else None
     if ranks is None and task in ("pair", "ranking") and fields.get("chosen") is not None:

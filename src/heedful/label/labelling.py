@@ -1,6 +1,6 @@
-"""What people do with items: get one, label it, skip it, take that back, keep a draft. Each is one operation of the store.
+"""Operations of labellers: get, label, skip, undo, redo, save a draft. Each is one operation of the store.
 
-`heedful.label.project.Project` has those with a public name as methods.
+The public ones are methods of `heedful.label.project.Project`.
 """
 
 import dataclasses
@@ -38,27 +38,27 @@ from heedful.label.state import State, item_content
 from heedful.label.store import Lease, Transaction, iso
 
 MOST_TABS = 8
-"""Drafts that a person may have of one item, each of another tab."""
+"""Most drafts of a person for one item, one per tab."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Which draft somebody saves. Without tabs there is one."""
+    """Identity of a draft. Without tabs there is one."""
 
     tab: str = ""
-    """The name of the tab, drawn when it was loaded."""
+    """Random id of the tab, drawn when it was loaded."""
     save: int = 0
-    """The how manyth draft of that tab."""
+    """Number of the draft in that tab."""
     begun: tuple[str, int] | None = None
-    """The tab and the save of the draft that this one goes on from."""
+    """Tab and number of the draft that this one started from."""
 
 
 LONGEST_FILE = 200
-"""Characters of a file's name that are kept of an import."""
+"""Most characters kept of an imported file's name."""
 
 
 def checked_items(items: Sequence[Item]) -> list[Item]:
-    """Return items, each id once. Raises DataError for one that cannot be shown or written down."""
+    """Return items, each id once. Raises DataError for one that is invalid or cannot be stored."""
     found: dict[str, Item] = {}
     for item in items:
         check_item(item)
@@ -68,7 +68,7 @@ def checked_items(items: Sequence[Item]) -> list[Item]:
 
 
 def add_items(transaction: Transaction, items: Sequence[Item]) -> int:
-    """Add those of `checked_items` whose ids are not there, and return how many."""
+    """Add the new items of `checked_items`, and return their number."""
     new = {item.item_id: item for item in items if item.item_id not in transaction.state.items}
     settings = transaction.settings
     overlapping = chosen_to_overlap(transaction.state, settings, list(new.values()))
@@ -79,9 +79,9 @@ def add_items(transaction: Transaction, items: Sequence[Item]) -> int:
 
 
 def next_item(transaction: Transaction, person_id: str, *, chats: bool = True) -> Assignment | None:
-    """Return the item that a person holds, else the next one for them, which they hold from now on; None if none is.
+    """Return the item that a person holds, else give them the next one; None if there is none.
 
-    ``chats=False``: there is nobody to talk to, so the next one is no chat.
+    ``chats=False``: there is no model to talk to, so the next item is not a chat.
     """
     person = transaction.state.person(person_id)
     if not may_label(person):
@@ -97,7 +97,7 @@ def next_item(transaction: Transaction, person_id: str, *, chats: bool = True) -
 
 
 def _give(transaction: Transaction, person: Person, item: Item, repeat: bool) -> Lease:
-    """Give a person an item, which `next_item` holds for some minutes; others whose leases have ended hold it no more."""
+    """Give a person a lease on an item for some minutes; ended leases of others are removed."""
     for other in superseded(transaction, person, item, repeat):
         transaction.leases.drop("lease", other)
     lease = Lease(item.item_id, repeat, 0)
@@ -106,13 +106,13 @@ def _give(transaction: Transaction, person: Person, item: Item, repeat: bool) ->
 
 
 def _hold_on(transaction: Transaction, person_id: str, lease: Lease) -> None:
-    """Keep an item for a person for some more minutes."""
+    """Extend a person's lease by some minutes."""
     until = transaction.now + 60 * transaction.settings.lease_minutes
     transaction.leases.hold(person_id, dataclasses.replace(lease, until=until))
 
 
 def held(transaction: Transaction, person_id: str) -> Assignment | None:
-    """Return the item that a person holds; None if they hold none. Nothing changes."""
+    """Return the item that a person holds, or None. Read-only."""
     state, lease = transaction.state, transaction.leases.of(person_id)
     if lease is None:
         return None
@@ -150,14 +150,14 @@ def label(
     """Record a person's answer to the item that they hold.
 
     Args:
-        nonce: the same for the same thing sent again, which then changes nothing and returns the same event.
+        nonce: unique per submission; a repeated nonce changes nothing and returns the first event.
         seconds: how long it took, from shown to sent.
-        active: for how much of that time somebody worked (docs/labelling-statistics.md); None if nobody knows.
-        expected_version: the version of the instructions that the person saw; None is the newest.
-        token: that of the `Assignment` that a page shows. The answer then names places on its screen, and counts only
-            while the person still holds that assignment. Without it the answer names candidates, as those of chats do.
+        active: the working part of that time (docs/labelling-statistics.md); None if unknown.
+        expected_version: version of the instructions shown to the person; None: the newest.
+        token: of the `Assignment` on a page. The answer then uses places on the screen, and is accepted only while the
+            person holds that assignment. Without it the answer uses candidates, as in chats.
 
-    Raises NotHeldError if the person does not hold the item, DataError if the answer is not one that the task takes.
+    Raises NotHeldError if the person does not hold the item, DataError if the answer is invalid for the task.
     """
     state, settings = transaction.state, transaction.settings
     kept = {
@@ -172,7 +172,7 @@ def label(
         given = from_screen(answer, order) if on_screen else answer
         return check_answer(state.items[item_id], given, criteria=settings.criteria_asked)
 
-    def again(event: Event) -> Mapping[str, Any]:  # in the terms of the label that has the nonce
+    def again(event: Event) -> Mapping[str, Any]:  # with the candidate order of the label that has the nonce
         if event.content["item"] != item_id:
             return {"item": item_id}
         said = {"answer": in_candidates(event.content["order"]), "comment": comment, "flags": kept["flags"]}
@@ -195,7 +195,7 @@ def label(
         **kept,
         "repeat": lease.repeat,
     }
-    if token is not None and item.suggestion is not None:  # a page has shown it
+    if token is not None and item.suggestion is not None:  # it was shown on a page
         content["suggestion_followed"] = follows(checked, item.suggestion)
     event = transaction.add("label", person_id, content, nonce)
     _settle(transaction, event)
@@ -203,7 +203,7 @@ def label(
 
 
 def _settle(transaction: Transaction, event: Event) -> None:
-    """After a label or a skip: the draft and the item are no longer the person's, but for a chat that goes on."""
+    """After a label or skip, remove the draft and the lease, unless a chat continues."""
     person_id, item = str(event.person), transaction.state.items[event.content["item"]]
     transaction.leases.keep_drafts(person_id, item.item_id, [])
     if event.kind == "label" and event.content["answer"].get("last") is False:
@@ -220,15 +220,15 @@ def label_contents(
     criteria: Sequence[Criterion],
     beside: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one.
+    """Return imported labels as contents of events, one per item. Raises DataError for an invalid one.
 
-    ``beside`` has the ``comment``, ``flags`` and ``suggestion_followed`` of labels, by item.
+    ``beside`` has ``comment``, ``flags`` and ``suggestion_followed`` of labels, by item.
     """
     contents: dict[str, dict[str, Any]] = {}
     for item_id, answer in answers:
         item, more = _find_item(items, item_id), beside.get(item_id, {})
         if item.task == "chat":
-            raise DataError(f"item {item_id} is a chat; labels of chats cannot be added from elsewhere")
+            raise DataError(f"item {item_id} is a chat; labels of chats cannot be imported")
         content = {
             "item": item_id,
             "answer": check_answer(item, answer, strength_known=False, criteria=criteria),
@@ -247,7 +247,7 @@ def label_contents(
 
 
 def add_labels(transaction: Transaction, person_id: str, contents: Sequence[Mapping[str, Any]]) -> int:
-    """Record those of `label_contents` whose items have no label of that person's, and return how many."""
+    """Record `label_contents` for items without a label of this person, and return their number."""
     transaction.state.person(person_id)
     answers = transaction.state.answers
     new = [content for content in contents if person_id not in answers.get(content["item"], {})]
@@ -266,7 +266,7 @@ def skip(  # noqa: PLR0917  as callers have it
     *,
     token: str | None = None,
 ) -> Event:
-    """Record that a person does not label the item that they hold; they are not given it again. Raises as `label`."""
+    """Record that a person skips the item they hold; they do not get it again. Raises as `label`."""
     said = {"item": item_id, "reason": check_words("reason", reason), "flags": check_flags(flags)}
     before = _sent_before(transaction.state, person_id, nonce, ("skip",), lambda _: {**said, "again": None})
     if before is not None:
@@ -289,8 +289,8 @@ def undo(
     """Take back a person's last label or skip, and give its item back, as `Project.undo` says.
 
     Args:
-        session: the token of a session; what was done before it began stays.
-        trained, rounds: what rounds have trained on (`heedful.label.rounds_page.trained_on`), which stays too.
+        session: the token of a session; earlier labels are not undone.
+        trained, rounds: from `heedful.label.rounds_page.trained_on`; labels used in training are not undone.
     """
     state, leases = transaction.state, transaction.leases
     before = _sent_before(state, person_id, nonce, ("retract",), lambda _: {})
@@ -298,7 +298,7 @@ def undo(
         return before, next_item(transaction, person_id)
     person = _labelling_person(state, person_id)
     trail = state.trail.get(person_id, [])
-    last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
+    last = next((event for event in reversed(trail) if event.nonce is not None), None)  # imported labels have none
     if last is None:
         return None
     item, repeat = state.items[last.content["item"]], last.content["repeat"]
@@ -326,9 +326,9 @@ def undo(
 
 
 def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
-    """Put back what a person took back last, as it was, unless they have labelled or skipped something since.
+    """Restore a person's last undone label or skip, unless they have labelled or skipped something since.
 
-    Returns the new event and what the person holds now; None if there is nothing to put back. The same nonce again
+    Returns the new event and the item that the person holds now; None if there is nothing to restore. A repeated nonce
     returns the same event. Raises NotHeldError if others have the item by now.
     """
     state, leases = transaction.state, transaction.leases
@@ -344,11 +344,11 @@ def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, A
     old = undone[-1]
     item, repeat = state.items[old.content["item"]], old.content["repeat"]
     if item.item_id in state.withdrawn:
-        raise NotHeldError("this label cannot be put back: the owner has withdrawn its item", "withdrawn")
+        raise NotHeldError("this label cannot be restored: the owner has withdrawn its item", "withdrawn")
     now = leases.of(person_id)
     is_held = now is not None and (now.item_id, now.repeat) == (item.item_id, repeat)
     if old.kind == "label" and not is_held and not can_return(transaction, person, item, repeat):
-        raise NotHeldError("this label cannot be put back: others have its item by now", "redo_gone")
+        raise NotHeldError("this label cannot be restored: others have its item by now", "redo_gone")
     event = transaction.add(old.kind, person_id, {**old.content, "again": old.event_id}, nonce)
     if old.kind == "label" or is_held:
         leases.drop("lease", person_id)
@@ -358,7 +358,7 @@ def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, A
         if item.screening:
             screen(transaction)
     following = state.undone.get(person_id)
-    if following and leases.of(person_id) is None:  # hold what redo would put back next
+    if following and leases.of(person_id) is None:  # hold the item that redo would restore next
         item, repeat = state.items[following[-1].content["item"]], following[-1].content["repeat"]
         if can_return(transaction, person, item, repeat):
             _give(transaction, person, item, repeat)
@@ -366,7 +366,7 @@ def redo(transaction: Transaction, person_id: str, nonce: str) -> tuple[Event, A
 
 
 def begin_batch(transaction: Transaction, file: str) -> str:
-    """Record that the import of a file begins, and return what its items have as ``batch``."""
+    """Record the start of an import, and return the ``batch`` of its items."""
     batch = f"{len(transaction.state.batches) + 1} {file[:LONGEST_FILE]}"
     transaction.add("import", None, {"batch": batch})
     return batch
@@ -381,15 +381,15 @@ def withdraw(
     back: bool = False,
     reason: str = "",
 ) -> int:
-    """Withdraw the items of an import, or single ones: nobody gets them, and their labels are kept but do not count.
+    """Withdraw the items of an import, or single ones: they are not assigned, and their labels are kept but do not count.
 
     Args:
-        person_id: who does it; None for a command.
+        person_id: the person who does it; None for a command.
         batch: the import, or its number.
-        items: ids of items; not looked at with a batch.
+        items: ids of items; ignored with a batch.
         back: put them back instead.
 
-    Returns how many items that changed. Raises DataError for an import or item that is not there.
+    Returns the number of changed items. Raises DataError for an unknown import or item.
     """
     state, reason = transaction.state, check_words("reason", reason)
     known = [one for one in state.batches if batch and batch in (one, one.partition(" ")[0])]
@@ -421,13 +421,13 @@ def correct(
     nonce: str,
     reason: str = "",
 ) -> Event:
-    """Put another answer in place of a label's, as an owner. The label counts with it; both stay among the events.
+    """Replace a label's answer, as an owner. The label counts with the new answer; the events keep both.
 
     Args:
         event_id: the label's event id.
         answer: the fields that change, in terms of candidates.
 
-    Raises DataError for a person who is no owner, a label that does not count, and an answer that its task does not take.
+    Raises DataError for a person who is not an owner, a label that does not count, and an answer invalid for the task.
     """
     state, reason = transaction.state, check_words("reason", reason)
     before = _sent_before(state, person_id, nonce, ("correct",), lambda _: {"event": event_id, "reason": reason})
@@ -438,18 +438,18 @@ def correct(
         raise DataError(f"{person.name} is {person.role}; only owners correct labels of others")
     old = state.counting.get(event_id)
     if old is None or old.kind != "label":
-        raise DataError(f"there is no label {event_id!r:.80} that counts; it may have been taken back")
+        raise DataError(f"no counting label has the id {event_id!r:.80}; it may have been taken back")
     item = state.items[old.content["item"]]
     fixed = [name for name in ("messages", "responses", "last") if name in answer]
     if item.task == "chat" and fixed:
         raise DataError(f"{fixed[0]} of a turn of a chat cannot be corrected; preferred, strength and both_bad can")
     kept = {name: value for name, value in old.content["answer"].items() if name not in answer}
-    said = {"criteria": kept.pop("criteria")} if "criteria" in kept else {}  # as it was, whatever is asked by now
+    said = {"criteria": kept.pop("criteria")} if "criteria" in kept else {}  # unchanged, even if others are asked now
     asked = transaction.settings.criteria_asked if "criteria" in answer else ()
     known = old.content["seconds"] is not None
     new = check_answer(item, {**kept, **answer}, strength_known=known, criteria=asked) | said
     if new == old.content["answer"]:
-        raise DataError("the answer is the one that the label has; nothing was corrected")
+        raise DataError("the answer equals the label's current one; nothing was corrected")
     content = {"event": event_id, "answer": new, "old": old.content["answer"], "reason": reason}
     event = transaction.add("correct", person_id, content, nonce)
     if item.screening:
@@ -466,10 +466,10 @@ def save_draft(
     token: str | None = None,
     saved: Saved = Saved(),
 ) -> tuple[Mapping[str, str], ...]:
-    """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError.
+    """Save a person's draft of the item they hold, and extend the lease. Raises NotHeldError.
 
-    A draft of None only keeps the item. Each tab (``saved``) has a draft of its own, which replaces its earlier one, and the
-    one that it began with, unless that has been changed since. Returns the ``text`` and ``comment`` of those of others.
+    A draft of None only extends the lease. Each tab (``saved``) has its own draft, which replaces its earlier one, and the
+    one that it started from unless changed since. Returns ``text`` and ``comment`` of the drafts of other tabs.
     """
     lease = _held_lease(transaction, person_id, item_id, token)
     drafts = transaction.leases.drafts(person_id, item_id)
@@ -488,7 +488,7 @@ def save_draft(
 
 
 def _words(drafts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
-    """What was written in drafts: texts and comments, where there are any."""
+    """Non-empty texts and comments of drafts."""
     found = []
     for one in drafts:
         draft = one["draft"] if isinstance(one["draft"], Mapping) else {}
@@ -501,7 +501,7 @@ def _words(drafts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]
 
 
 def _as_draft(event: Event) -> dict[str, Any]:
-    """A label as a draft: the answer as it was on the screen, without what says who wrote the answers of a chat."""
+    """A label as a draft: the answer with places on the screen, without the sources of a chat's answers."""
     answer = to_screen(event.content["answer"], event.content["order"])
     if "responses" in answer:
         answer["responses"] = [
@@ -528,7 +528,7 @@ def _labelling_person(state: State, person_id: str) -> Person:
 def _sent_before(
     state: State, person_id: str, nonce: str, kinds: tuple[str, ...], said: Callable[[Event], Mapping[str, Any]]
 ) -> Event | None:
-    """The event of a nonce. Raises NotHeldError if it was another thing, or is not what is ``said`` now."""
+    """The event of a nonce, or None. Raises NotHeldError if its kind or content differs from ``said``."""
     event = state.sent.get((person_id, check_nonce(nonce)))
     if event is None:
         return None
@@ -537,8 +537,8 @@ def _sent_before(
     if not is_kind or other:
         what = f"{event.kind} with another {' and '.join(other)}" if is_kind else event.kind
         raise NotHeldError(
-            f"the nonce {nonce!r:.80} was used before, at {event.at}, for a {what}: that is recorded, and what was sent now "
-            "is not; send each new thing with a nonce of its own",
+            f"the nonce {nonce!r:.80} was used before, at {event.at}, for a {what}: that one is recorded, the new one "
+            "is not; use a new nonce for each submission",
             "nonce_used",
         )
     return event
@@ -552,18 +552,18 @@ def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: s
     lease = transaction.leases.of(person_id)
     if lease is None or lease.item_id != item_id or token not in (None, lease.token):
         raise NotHeldError(
-            f"{person.name} does not hold the item {item_id} as it was shown: it was answered already, or it was left for "
-            "so long that somebody else has it; continue with the next item"
+            f"{person.name} does not hold the item {item_id} as shown: it was already answered, or its lease "
+            "ended and somebody else has it; continue with the next item"
         )
     return lease
 
 
 def _check_follows(turns: Sequence[Event], messages: Sequence[Any]) -> None:
-    """Raise NotHeldError if a turn of a chat does not go on from the turn before."""
+    """Raise NotHeldError if a turn of a chat does not continue the previous turn."""
     before = turns[-1].content["answer"]["messages"] if turns else []
     if turns and (list(messages[: len(before)]) != before or len(messages) < len(before) + 2):
         raise NotHeldError(
-            "this turn of the chat was answered already; reload the page to continue with the next one",
+            "this turn of the chat was already answered; reload the page to continue with the next one",
             "turn_answered",
         )
 

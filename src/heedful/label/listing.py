@@ -1,4 +1,4 @@
-"""What an owner sees of single labels: a list that can be searched, and an item with what everybody says about it. Pure."""
+"""The owner's view of labels: a searchable list, and an item with all its labels. Pure functions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from heedful.label.rounds_page import trained_on
 from heedful.label.statistics import judgements
 
 EXCERPT = 160
-"""Characters of a prompt in the list."""
+"""Most characters of a prompt in the list."""
 
 
 def chosen(
@@ -21,9 +21,9 @@ def chosen(
 
     Args:
         labels: those to choose from.
-        person: only labels of the person with this id; empty is everybody.
+        person: only labels of the person with this id; empty: everybody.
         differ: only items about which people differ (`differing`).
-        search: only items whose id is this, or whose prompt or answers contain it, in whatever case.
+        search: only items with this id, or with this text in prompt or answers, ignoring case.
     """
     about = differing(labels) if differ else None
     found: dict[str, bool] = {}
@@ -37,9 +37,9 @@ def chosen(
 
 
 def differing(labels: Sequence[LabelledItem]) -> set[str]:
-    """Return the ids of items about which at least two people say different things, or rate differently.
+    """Return the ids of items with different answers or ratings of at least two people.
 
-    How much better an answer is, criteria and hidden repeats do not count.
+    Ignores strength, criteria and hidden repeats.
     """
     said: dict[Any, set[int]] = defaultdict(set)
     for one in labels:
@@ -50,13 +50,13 @@ def differing(labels: Sequence[LabelledItem]) -> set[str]:
 
 
 def contains(item: Item, search: str) -> bool:
-    """Return whether an item has an id or a text that is searched for."""
+    """Return whether an item matches a search."""
     texts = [text_of(item.prompt), *(text_of(one.response) for one in item.candidates)]
     return item.item_id == search or any(search.casefold() in text.casefold() for text in texts)
 
 
 def text_of(content: Any) -> str:
-    """Return a prompt or a response as text: of a conversation, its messages."""
+    """Return a prompt or a response as text; for a conversation, the text of its messages."""
     if isinstance(content, list | tuple):
         return "\n".join(map(text_of, content))
     return str(response_text(content) or "")
@@ -79,7 +79,7 @@ def _line(item: Item, prompt: Any) -> dict[str, Any]:
 
 
 def of_label(one: LabelledItem) -> dict[str, Any]:
-    """Return who says what in a label, and whether an owner has corrected it."""
+    """Return a label's person and answer, and whether an owner has corrected it."""
     event, content = one.event, one.event.content
     answer = dict(content["answer"])
     for name in ("messages", "responses"):
@@ -99,7 +99,7 @@ def of_label(one: LabelledItem) -> dict[str, Any]:
 
 
 def of_correction(event: Event, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a correction: who, when, what it was, what it is now, why."""
+    """Return a correction: person, time, old answer, new answer, reason."""
     content = event.content
     by = str(event.person)
     kept = {key: content[key] for key in ("old", "answer", "reason")}

@@ -1,4 +1,4 @@
-"""Who may do what: invitations and sessions by tokens, of which only hashes are kept, and the screening of newcomers."""
+"""People and access: invitations and sessions by tokens (only hashes are stored), and the screening of newcomers."""
 
 import dataclasses
 import hmac
@@ -20,23 +20,23 @@ from heedful.label.state import State
 from heedful.label.store import LeaseRow, Leases, Transaction
 
 INVITATION_HOURS = 72.0
-"""How long an invitation can be redeemed."""
+"""Hours in which an invitation can be redeemed."""
 SESSION_HOURS = 14 * 24.0
-"""How long somebody stays signed in."""
+"""Hours of a session."""
 FORGOTTEN_HOURS = 2 * 365 * 24.0
-"""How long what has ended is kept: the clock may be wrong now, and it would count again once that is set right."""
+"""Hours for which ended tokens are kept: if the clock is wrong now, they are valid again once it is corrected."""
 IMPORT: tuple[str, Role, Standing] = ("import", "annotator", "removed")
-"""Name, role and standing of whom labels that came with files are kept under. Nobody else may have this name."""
+"""Name, role and standing of the person for imported labels. The name is reserved."""
 LONGEST_NAME = 200
 """Most characters of a person's name."""
 OWNER_LINK = "owner-link.json"
-"""The SHA-256 of the token of the owner's link, and the time of its end. A new link replaces it, signing in removes it."""
+"""File with the SHA-256 of the owner link's token and its expiry. A new link replaces it, signing in removes it."""
 OWNER_LINK_MINUTES = 15.0
-"""How long the owner's link can be used."""
+"""Minutes in which the owner's link can be used."""
 
 
 def add_person(transaction: Transaction, name: str, role: Role, standing: Standing | None = None) -> Person:
-    """Add somebody. An annotator without a ``standing`` begins in screening if the project screens, else is active."""
+    """Add a person. An annotator without a ``standing`` begins in screening if the project screens, else as active."""
     screens = role == "annotator" and transaction.settings.screening_items > 0
     people = transaction.state.people
     number = next(n for n in itertools.count(len(people) + 1) if f"p{n}" not in people)
@@ -53,9 +53,9 @@ def set_person(
     role: Role | None = None,
     standing: Standing | None = None,
 ) -> Person:
-    """Change somebody's name, role or standing; None leaves it. Who is removed is signed out.
+    """Change a person's name, role or standing; None: unchanged. A removed person is signed out.
 
-    With another role or standing, an item that they hold goes back to the others. Raises DataError for the only owner.
+    A change of role or standing releases the item they hold. Raises DataError for the only owner.
     """
     old = transaction.state.person(person_id)
     person = _checked(
@@ -81,12 +81,12 @@ def set_person(
 
 
 def is_import(person: Person) -> bool:
-    """True for the person whose labels came with imported files."""
+    """True for the person who holds imported labels."""
     return (person.name, person.role, person.standing) == IMPORT
 
 
 def _reserved() -> DataError:
-    return DataError(f"the name {IMPORT[0]!r} is that of the labels that came with files; give the person another name")
+    return DataError(f"the name {IMPORT[0]!r} is reserved for imported labels; give the person another name")
 
 
 def is_owner(person: Person) -> bool:
@@ -99,11 +99,11 @@ def _checked(person: Person) -> Person:
         if getattr(person, name) not in allowed:
             raise DataError(f"{name} must be one of {', '.join(allowed)}, got {getattr(person, name)!r:.80}")
     if not check_words("name", person.name, LONGEST_NAME).strip():
-        raise DataError("the name of a person is empty; give one by which people know each other")
+        raise DataError("the name of a person is empty; give one that others know")
     if person.name == IMPORT[0] and not is_import(person):
         raise _reserved()
     if person.role != "annotator" and person.standing not in ("active", "removed"):
-        raise DataError(f"{person.standing} is a standing of annotators; {person.name} is {person.role}")
+        raise DataError(f"the standing {person.standing} is for annotators only; {person.name} is {person.role}")
     return person
 
 
@@ -112,8 +112,8 @@ def invite(
 ) -> str:
     """Return a token that signs a person in once, within some hours.
 
-    An earlier one of theirs counts no more, and their sessions end, but for the one with the token ``session``, which
-    lasts until the new token is used.
+    Invalidates an earlier token and ends their sessions, except the one with the token ``session``, which lasts until the
+    new token is used.
     """
     person = transaction.state.person(person_id)
     if person.standing == "removed":
@@ -124,7 +124,7 @@ def invite(
 
 
 def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
-    """Return the token of a new session for an invitation's token, which counts no more; None if it does not count.
+    """Exchange an invitation's token, which becomes invalid, for that of a new session; None if it is invalid.
 
     Other sessions of the same person end.
     """
@@ -136,7 +136,7 @@ def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
 
 
 def sign_in_owner(transaction: Transaction, hours: float) -> str:
-    """Return the token of a new session of the first owner who can sign in, who is added if there is none."""
+    """Return the token of a new session of the first owner who can sign in; adds an owner if there is none."""
     owner = next(filter(is_owner, transaction.state.people.values()), None)
     return _sign_in(transaction, owner or add_person(transaction, "owner", "owner"), hours)
 
@@ -147,7 +147,7 @@ def _sign_in(transaction: Transaction, person: Person, hours: float) -> str:
 
 
 def session(transaction: Transaction, token: str) -> Person | None:
-    """Return whose session a token is; None if it is none, has ended, or its person was removed."""
+    """Return the person of a session token; None if it is invalid or expired, or the person was removed."""
     return _holder(transaction, "session", token)
 
 
@@ -157,10 +157,9 @@ def end_session(transaction: Transaction, token: str) -> None:
 
 
 def _holder(transaction: Transaction, kind: str, token: str) -> Person | None:
-    """Whose token it is; None for one that does not exist, has ended, or is of somebody who was removed.
+    """The person of a token; None if it does not exist or has expired, or the person was removed.
 
-    A token is looked for by its hash, so the time of the search says nothing about the token; the comparison takes the same
-    time for every hash.
+    Tokens are looked up by hash, so the time of the search does not depend on the token; the comparison takes constant time.
     """
     given = token_hash(token)
     row = transaction.leases.get(kind, given)
@@ -188,9 +187,9 @@ def _drop_tokens(leases: Leases, kind: str, person_id: str, keep: str | None = N
 
 
 def screen(transaction: Transaction) -> None:
-    """Let in or refuse everybody in screening who has labelled all their screening items, if the owner has too.
+    """Accept or refuse people in screening who have labelled all their screening items, once the owner has labelled them.
 
-    Whoever skipped so many that too few are left is judged by those, if they are at least half of what is asked.
+    After many skips, the remaining items decide if they are at least half of the number asked.
     """
     state, settings = transaction.state, transaction.settings
     for person in [one for one in state.people.values() if one.standing == "screening"]:
@@ -208,7 +207,7 @@ def screening_agreement(state: State, person: Person, settings: ProjectSettings)
     labels = [state.answers.get(item.item_id, {}) for item in items]
     ready = all(owner_has(state, item) and person.person_id in own for item, own in zip(items, labels, strict=True))
     asked = settings.screening_items
-    if len(state.screening) >= asked > len(items):  # the others were skipped, and there is nothing more to give
+    if len(state.screening) >= asked > len(items):  # the others were skipped, and no more are left
         asked = max(1, -(-asked // 2))
     if len(items) < asked or not items or not ready:
         return None
@@ -223,10 +222,10 @@ def _agreement(state: State, labels: dict[str, Event], person: Person) -> float:
 
 
 def agreement(task: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Return how far two answers to an item agree, from 0 to 1.
+    """Return the agreement of two answers to an item, from 0 to 1.
 
-    Pair: 1 for the same preference or both ties, else 0. Ranking: the share of pairs of answers that both put in the same
-    order or both tie. Rating: 1 if they differ by at most 1, else 0.
+    Pair: 1 for the same preference or both ties, else 0. Ranking: the share of pairs of answers in the same order or tied
+    in both. Rating: 1 if they differ by at most 1, else 0.
     """
     if task == "pair":
         return float(one["preferred"] == other["preferred"])
@@ -236,11 +235,11 @@ def agreement(task: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> fl
     return sum(mine[pair] == theirs[pair] for pair in mine) / len(mine)
 
 
-# The owner's one-time link, which whoever may write to a project's folder can make, also while it is served
+# The owner's one-time link: needs only write access to the project's folder, also while it is served
 
 
 def make_owner_link(folder: Path) -> str:
-    """Return the token of a new link. The file is for this user's eyes only from its first byte on."""
+    """Return the token of a new link. Its file is created readable for this user only."""
     token = secrets.token_urlsafe(32)
     temporary = folder / f"{OWNER_LINK}.{secrets.token_hex(8)}"
     content = json.dumps({"hash": token_hash(token), "until": time.time() + 60 * OWNER_LINK_MINUTES})
@@ -251,17 +250,17 @@ def make_owner_link(folder: Path) -> str:
 
 
 def take_owner_link(folder: Path, token: str) -> bool:
-    """Return whether a token is that of the link, which then counts no more. A clock that was set back lengthens nothing."""
+    """Return whether a token is that of the link, which then becomes invalid. Setting the clock back does not extend it."""
     try:
         content = json.loads((folder / OWNER_LINK).read_text(encoding="utf-8"))
         is_right = hmac.compare_digest(str(content["hash"]), token_hash(token))
         left = float(content["until"]) - time.time()
     except (OSError, ValueError, TypeError, KeyError):
-        return False  # there is none, or nobody can use it
+        return False  # missing or unusable
     if not is_right:
         return False
     try:
         (folder / OWNER_LINK).unlink()
     except OSError:
-        return False  # somebody was quicker
+        return False  # somebody else was faster
     return 0 < left <= 60 * OWNER_LINK_MINUTES

@@ -1,6 +1,6 @@
-"""A labelling project: the one way in which pages, commands and rounds read and change it.
+"""A labelling project: the only interface through which pages, commands and rounds read and change it.
 
-All methods are synchronous and may be called from any thread; those that change something return when it is on the disk.
+All methods are synchronous and thread-safe; methods that change something return once it is on disk.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from heedful.lock import FolderLock
 __all__ = ["Assignment", "LabelledItem", "NotHeldError", "Project"]
 
 AT_A_TIME = 100
-"""Items or labels that are added in one transaction: a few hundredths of a second."""
+"""Items or labels added per transaction: a few hundredths of a second."""
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
@@ -44,7 +44,7 @@ def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _reader(folder: Path, settings: ProjectSettings, clock: Callable[[], float]) -> Reader:
-    """What reads a project: its database, the files of an older heedful, or nothing if it has no events yet."""
+    """The reader of a project: of its database, of an older heedful's files, or of nothing if it has no events yet."""
     backups.refuse_missing(folder)
     if (folder / DATABASE).exists():
         return Reader(folder, settings, clock)
@@ -52,7 +52,7 @@ def _reader(folder: Path, settings: ProjectSettings, clock: Callable[[], float])
 
 
 def _operation(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
-    """Make an operation of the store a method of `Project`."""
+    """Turn an operation of the store into a method of `Project`."""
 
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.do(lambda transaction: work(transaction, *args, **kwargs))
@@ -61,7 +61,7 @@ def _operation(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Conc
 
 
 def _question(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
-    """Make a function that only reads a method of `Project`."""
+    """Turn a read-only function into a method of `Project`."""
 
     def method(self: "Project", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._store.look(lambda transaction: work(transaction, *args, **kwargs))
@@ -70,7 +70,7 @@ def _question(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Conca
 
 
 def _named_after(work: Callable[..., Any], method: M) -> M:
-    """Have ``help`` and ``inspect`` show a method as its function, with ``self`` in the place of the transaction."""
+    """Give a method the signature and docstring of its function, with ``self`` instead of the transaction."""
     functools.update_wrapper(method, work)
     signature = inspect.signature(work)
     transaction, *others = signature.parameters.values()
@@ -81,9 +81,9 @@ def _named_after(work: Callable[..., Any], method: M) -> M:
 
 
 class Project:
-    """An open project. Made by `create` and `open`; a context manager that closes it.
+    """An open project, from `create` or `open`; as a context manager it closes itself.
 
-    ``settings`` are those of its project.yaml, ``folder`` is where it is.
+    ``settings`` are those of project.yaml, ``folder`` is its path.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Project:
     def create(
         cls, folder: Path | str, settings: ProjectSettings, *, clock: Callable[[], float] = time.time
     ) -> "Project":
-        """Make a project in a folder that is empty or does not exist, with one person: its owner. Raises ConfigError."""
+        """Create a project in an empty or new folder, with one person, its owner. Raises ConfigError."""
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} exists and is not an empty folder; choose another name for the project")
@@ -109,19 +109,19 @@ class Project:
 
     @classmethod
     def open(cls, folder: Path | str, read_only: bool = False, *, clock: Callable[[], float] = time.time) -> "Project":
-        """Open a project. One process at a time may do so to write; with ``read_only`` any number may, at any time.
+        """Open a project: for writing in one process at a time, with ``read_only`` in any number.
 
-        Opened to write, all of it is checked, the folder and its files become readable for their owner only, a backup is
-        kept, and a project of an older heedful gets the files of this one.
+        Opening for writing checks all data, makes the folder and its files readable for their owner only, keeps a backup, and
+        converts a project of an older heedful.
 
-        Raises ConfigError if it is no project, or if another process has it open to write; DataError if it is damaged.
+        Raises ConfigError if it is not a project, or if another process has it open for writing; DataError if it is damaged.
         """
         folder = Path(folder)
         settings = read_settings(folder)
         if read_only:
             return cls(folder, settings, _reader(folder, settings, clock), None)
         refusal = (
-            f"the project {folder} is open in another process ({{owner}}), which is the only one to write to it; end that "
+            f"the project {folder} is open in another process ({{owner}}), and only one may write to it; stop that "
             "process first, or do this on its pages"
         )
         with contextlib.ExitStack() as on_failure:
@@ -132,23 +132,23 @@ class Project:
             raise_format(folder)
             if refused := make_private(folder):
                 say(
-                    f"warning: {refused[0]} belongs to somebody else, so others may be able to read it; make it your own"
+                    f"warning: {refused[0]} belongs to another user, so others may be able to read it; make it your own"
                 )
-            if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
+            if not any(map(persons.is_owner, project.people())):  # also after `create` was killed in between
                 project.add_person("owner", "owner")
             project.keep_backup()
             on_failure.pop_all()
         return project
 
     def keep_backup(self) -> None:
-        """Keep a backup in the project's folder, unless the newest one has the same events. A failure is only said."""
+        """Keep a backup in the project's folder, unless the newest one has the same events. A failure is only reported."""
         try:
             backups.keep_backup(self.folder)
         except OSError as error:
             say(f"warning: no backup of {self.folder} was made ({error})")
 
     def close(self) -> None:
-        """Finish what is being written and let others open the project. A second time does nothing."""
+        """Finish writing and let others open the project. A second call does nothing."""
         try:
             self._store.close()
         finally:
@@ -167,20 +167,20 @@ class Project:
     withdraw = _operation(labelling.withdraw)
 
     def add_items(self, items: Sequence[Item]) -> int:
-        """Add items, and return how many were new: an item whose id is there already is not added again.
+        """Add items, and return how many were new: an item with a known id is not added again.
 
-        Of all pairs, rankings and ratings together, exactly ``round(overlap * count)`` need several people; which ones of the
-        new items do is drawn by a hash. Items that ask for several by themselves (``needed``) keep that and count. Raises
-        DataError, and adds none, if one of them is not complete.
+        Of all pairs, rankings and ratings together, exactly ``round(overlap * count)`` need several people; a hash selects
+        them among the new items. Items with their own ``needed`` keep it and are counted. Raises DataError, and adds none, if
+        one of them is incomplete.
 
-        Many items are added `AT_A_TIME`, so that people who label meanwhile do not wait. If the program ends in between, some
-        are there; adding the same items again adds the others.
+        Many items are added `AT_A_TIME`, so that labellers do not wait. If the program ends in between, some are added;
+        adding the same items again adds the others.
         """
         checked = labelling.checked_items(items)
         return sum(self._store.do(partial(labelling.add_items, items=some)) for some in _some_at_a_time(checked))
 
     def items(self, *, also_withdrawn: bool = False) -> list[Item]:
-        """Return all items but those that are withdrawn, in the order in which they were added."""
+        """Return all items except withdrawn ones, in the order in which they were added."""
         return self._store.look(
             lambda seen: [
                 item for item in seen.state.items.values() if also_withdrawn or item.item_id not in seen.state.withdrawn
@@ -223,9 +223,9 @@ class Project:
         return self._store.look(lambda seen: list(seen.state.people.values()))
 
     def redeem(self, token: str, hours: float = persons.SESSION_HOURS) -> str | None:
-        """Return the token of a new session in exchange for an invitation's, or for that of the owner's link.
+        """Exchange the token of an invitation, or of the owner's link, for that of a new session.
 
-        The person's other sessions end. None if the token does not count (any more).
+        The person's other sessions end. None if the token is not valid (any more).
         """
         session = self._store.do(lambda transaction: persons.redeem(transaction, token, hours))
         if session is None and persons.take_owner_link(self.folder, token):
@@ -243,20 +243,20 @@ class Project:
     save_draft = _operation(labelling.save_draft)
 
     def undo(self, person_id: str, nonce: str, *, session: str | None = None) -> tuple[Event, Assignment | None] | None:
-        """Take back a person's last label or skip that counts, and give them its item again with the old answer as draft.
+        """Take back a person's last counting label or skip, and give them its item again with the old answer as draft.
 
-        An item that they skipped, and that others have by now, stays with those. The same nonce again returns the same event.
-        The second value is what the person holds now. None if there is nothing to take back. With the token of a
-        ``session``, only what was done in it can be taken back.
+        A skipped item that others have by now stays with them. A repeated nonce returns the same event. The second value is
+        the item that the person holds now. None if there is nothing to take back. With the token of a ``session``, only its
+        own labels and skips can be taken back.
 
-        Raises NotHeldError if that was done before the session began, or for a label that a round has trained on.
+        Raises NotHeldError for one from before the session, or for a label that a round has trained on.
         """
         trained, rounds = trained_on(self.folder)
         undo = partial(labelling.undo, session=session, trained=trained, rounds=rounds)
         return self._store.do(lambda transaction: undo(transaction, person_id, nonce))
 
     def undone(self, person_id: str) -> bool:
-        """True if `redo` has something to put back."""
+        """True if `redo` has something to restore."""
         return self._store.look(lambda seen: bool(seen.state.undone.get(person_id)))
 
     def add_labels(
@@ -265,10 +265,10 @@ class Project:
         answers: Sequence[tuple[str, Mapping[str, Any]]],
         beside: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> int:
-        """Record labels that were given elsewhere, as ``(item id, answer)``, and return how many were new.
+        """Record imported labels, as ``(item id, answer)``, and return how many were new.
 
-        Nobody has to hold their items. A person's second answer to an item is not added. Raises DataError, and adds none, if
-        an answer is not one that its task takes; chats cannot be added. Many are added `AT_A_TIME`, as `add_items` does.
+        No leases are needed. A person's second answer to an item is not added. Raises DataError, and adds none, if an answer
+        is invalid for its task or belongs to a chat. Many are added `AT_A_TIME`, as in `add_items`.
         """
         items = {item.item_id: item for item in self.items(also_withdrawn=True)}
         contents = labelling.label_contents(items, answers, self.settings.criteria_asked, beside or {})
@@ -278,10 +278,10 @@ class Project:
         )
 
     def corrections(self, event_id: str) -> list[Event]:
-        """Return what owners changed of a label, the oldest first."""
+        """Return the corrections of a label, the oldest first."""
         return self._store.look(lambda seen: list(seen.state.corrections.get(event_id, ())))
 
-    # How far it is
+    # Progress
 
     progress = _question(assignment.progress)
     waiting = _question(assignment.waiting)
@@ -290,7 +290,7 @@ class Project:
     chats_left = _question(assignment.chats_left)
 
     def set_instructions(self, text: str) -> int:
-        """Set the instructions that people see, and return their version: 1, 2, ..."""
+        """Set the instructions for labellers, and return their version: 1, 2, ..."""
         check_words("instructions", text, 1_000_000)
 
         def work(transaction: Transaction) -> int:
@@ -305,10 +305,10 @@ class Project:
         texts = self._store.look(lambda seen: seen.state.instructions[:])
         return len(texts), texts[-1] if texts else ""
 
-    # What came of it
+    # Results
 
     def snapshot(self) -> Snapshot:
-        """Return all items, labels, events and people as they are at one moment, whoever labels meanwhile."""
+        """Return all items, labels, events and people at one moment, also while people label."""
 
         def look(seen: Transaction) -> Snapshot:
             state = seen.state
@@ -320,7 +320,7 @@ class Project:
         return self._store.look(look)
 
     def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
-        """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
+        """Return the counting labels in order, including screening, repeats and those for evaluation only."""
         return self._store.look(lambda seen: seen.state.labels(also_withdrawn=also_withdrawn))
 
     def events(self, since: int = 0) -> list[Event]:

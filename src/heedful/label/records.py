@@ -1,7 +1,7 @@
-"""What people label and what they answer: items, candidates, people, events; and the names that follow from their content.
+"""Records of labelling: items, candidates, people, events; and ids derived from their content.
 
-Plain data that turns to JSON and back. An item is fixed when it is added. That, and everything that happens later (a label,
-an undo, a skip, a new person), is an `Event`; events are only ever appended, and the state of a project is their sum.
+Plain data that converts to JSON and back. An item is fixed when it is added. Adding it, and everything later (a label, an
+undo, a skip, a new person), is an `Event`; events are only appended, and the state of a project is their sum.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from heedful.errors import DataError
 TASKS: tuple[str, ...] = get_args(Task)
 Role = Literal["owner", "annotator", "viewer"]
 Standing = Literal["screening", "active", "refused", "held-out", "removed"]
-"""Where an annotator stands: still in the screening set, labelling, refused by it, labelling for evaluation only, removed."""
+"""Standing of an annotator: in screening, active, refused by screening, labelling for evaluation only, removed."""
 
 RATING_FLAGS = (
     "fails-instruction",
@@ -32,9 +32,9 @@ RATING_FLAGS = (
     "expresses-opinion",
     "moral-judgement",
 )
-"""What may be ticked beside a rating (Ouyang et al. 2022, table 3)."""
+"""Flags of a rating (Ouyang et al. 2022, table 3)."""
 ITEM_FLAGS = ("personal-data", "unsafe", "broken")
-"""What may be wrong with an item itself."""
+"""Flags of an item itself."""
 MOST_ANSWERS = 9
 """Most candidates of a ranking."""
 STRENGTHS = (1, 2, 3, 4)
@@ -44,12 +44,12 @@ Touvron et al. 2023, section 3.2.1)."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer that somebody or something wrote."""
+    """An answer by a person or a model."""
 
     response: Any
     """Text, or the assistant's message as an object (docs/data.md)."""
     source: Mapping[str, Any] | None = None
-    """What wrote it: checkpoint, sampling settings, seed. Never leaves the server before an item is labelled."""
+    """Its origin: checkpoint, sampling settings, seed. Never leaves the server before the item is labelled."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class Item:
     """How many people have to label it; more than 1 for the share of items that overlap."""
     round: int = 1
     chosen_by: Literal["import", "random", "active"] = "import"
-    """How it came to be asked: imported, drawn at random, or because reward models disagree about it."""
+    """How it was selected: imported, drawn at random, or by disagreement of reward models."""
     screening: bool = False
     """True if it belongs to the set on which new annotators are compared with the owner."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The record's other columns, kept for the export."""
     batch: str = ""
-    """The import that added it, such as "3 pairs.jsonl"; empty if no import did."""
+    """The import that added it, such as "3 pairs.jsonl"; empty if none did."""
     gold: Mapping[str, Any] | None = None
-    """The known answer of a gold question, which is mixed into everybody's work and trains nothing."""
+    """The known answer of a gold question; gold questions are mixed into the work and not trained on."""
     suggestion: Mapping[str, Any] | None = None
-    """An answer that somebody or something suggests, in terms of candidates; the page shows it as a suggestion."""
+    """A suggested answer, in terms of candidates; the page shows it as a suggestion."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody with an invitation."""
+    """A person with an invitation."""
 
     person_id: str
     name: str
@@ -94,7 +94,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, never changed afterwards.
+    """A recorded change, itself never changed.
 
     ``kind`` and ``content``:
 
@@ -102,16 +102,16 @@ class Event:
     - ``person``: the fields of a `Person`; a later one for the same ``person_id`` replaces it
     - ``instructions``: ``version`` (1, 2, ...), ``text``
     - ``label``: ``item``, ``answer`` (below), ``order`` (candidate index at each place on the screen, left or top first),
-      ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``active`` (those of
-      them in which somebody worked; not there if that is not known), ``comment``, ``flags`` (of
+      ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``active`` (working
+      seconds among them; absent if unknown), ``comment``, ``flags`` (of
       `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat); if a suggestion was shown, ``suggestion_followed`` (whether the
-      answer says the same); after a redo also ``again``, the id of the label that was taken back
+      answer equals it); after a redo also ``again``, the id of the label that was taken back
     - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``; after a redo also ``again``
     - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
-    - ``correct``: ``event`` (the id of a label of anybody), ``answer`` (what an owner puts in place of its answer), ``old``
+    - ``correct``: ``event`` (the id of anybody's label), ``answer`` (the owner's new answer), ``old``
       (the answer before), ``reason``. The label counts with the new answer, and has the owner's id as ``corrected_by``
-    - ``lost``: nothing; it has the number of an event whose line was damaged, and of which there was no other copy
-    - ``import``: ``batch``, to which items that follow belong
+    - ``lost``: no content; it has the number of an event that was damaged and had no other copy
+    - ``import``: ``batch``, of the items that follow
     - ``withdraw``: ``batch`` or, if that is empty, ``items`` (ids); ``withdrawn`` (True; False puts them back), ``reason``
 
     ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:
@@ -122,7 +122,7 @@ class Event:
     - rating: ``rating`` (1 to 7), ``flags`` (of `RATING_FLAGS`)
     - demonstration: ``text``
     - correction: ``text``, which differs from the candidate
-    - chat: one label per turn: ``messages`` (the conversation up to and with the person's message), ``responses`` (two
+    - chat: one label per turn: ``messages`` (the conversation up to and including the person's message), ``responses`` (two
       candidates as objects with ``response`` and ``source``), ``preferred``, ``strength``, ``both_bad`` as for a pair,
       ``last`` (True ends the chat); ``order`` is that of ``responses``
     """
@@ -133,16 +133,16 @@ class Event:
     at: str
     """UTC, ISO 8601 with milliseconds."""
     person: str | None
-    """Who did it; None for the program."""
+    """The person who did it; None for the program."""
     kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct", "import", "withdraw", "lost"]
     content: Mapping[str, Any]
     nonce: str | None = None
-    """Made by the page for each thing sent; a second event with the same nonce and person is the first one again."""
+    """Drawn by the page for each submission; the same nonce and person again return the first event."""
 
 
 @dataclass(frozen=True)
 class LabelledItem:
-    """A label that counts, with what it is about and who gave it."""
+    """A counting label, with its item and person."""
 
     item: Item
     person: Person
@@ -154,13 +154,13 @@ class Snapshot:
     """A project at one moment."""
 
     items: Sequence[Item] = ()
-    """In the order in which they were added, those that are withdrawn among them."""
+    """In the order in which they were added, including withdrawn ones."""
     labels: Sequence[LabelledItem] = ()
-    """Those that were not taken back, in their order, those of withdrawn items among them."""
+    """Labels not taken back, in order, including those of withdrawn items."""
     events: Sequence[Event] = ()
     people: Sequence[Person] = ()
     withdrawn: Set[str] = frozenset()
-    """Ids of the items that an owner has withdrawn."""
+    """Ids of the withdrawn items."""
 
     def counting(self) -> list[LabelledItem]:
         """Return the labels of items that are not withdrawn."""
@@ -173,39 +173,39 @@ class Assignment:
 
     item: Item
     order: tuple[int, ...]
-    """The index of the candidate at each place on the screen; of a chat, of the next turn's two answers."""
+    """The index of the candidate at each place on the screen; for a chat, of the next turn's two answers."""
     lease_until: str
-    """UTC, ISO 8601. Until then nobody else gets the item; it may be labelled later too, if nobody else has it by then."""
+    """End of the lease, UTC, ISO 8601. Until then nobody else gets the item; later labels count if it is still free."""
     repeat: bool
     """True for a hidden repeat. Never sent to the page."""
     draft: Any
-    """What a page saved last: ``{"answer", "comment", "flags"}`` with the answer as on the screen; None if nothing."""
+    """The draft saved last: ``{"answer", "comment", "flags"}``, the answer with places on the screen; or None."""
     instructions_version: int
     """0 if there are no instructions."""
     token: str
-    """Drawn when the item was given; what a page sends about the item counts only with it. It says nothing."""
+    """Random, drawn when the item was given; submissions about the item need it."""
     turns: tuple[Event, ...] = ()
-    """Of a chat: this person's labels of its turns so far."""
+    """For a chat: this person's labels of its turns so far."""
     draft_of: str | None = None
-    """Which tab saved the draft, and the how manyth of it: ``TAB.SAVE``."""
+    """Tab of the draft and its number there: ``TAB.SAVE``."""
     others: tuple[Mapping[str, str], ...] = ()
-    """``text`` and ``comment`` of drafts that other tabs have saved."""
+    """``text`` and ``comment`` of drafts saved by other tabs."""
 
 
-# Names and choices that follow from content only
+# Ids and choices determined by content only
 
 
 def to_line(value: Any, *, sort_keys: bool = False) -> str:
-    """Return JSON on one line, without spaces. Raises DataError for what JSON or UTF-8 cannot hold."""
+    """Return JSON on one line, without spaces. Raises DataError for values that JSON or UTF-8 cannot hold."""
     try:
         text = json.dumps(
             value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys, default=_plain
         )
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError("a text holds half of a character (a lone surrogate), which UTF-8 cannot hold") from error
+        raise DataError("a text has a lone surrogate (half of a character), which UTF-8 cannot hold") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"not something that JSON can hold: {error}") from error
+        raise DataError(f"a value cannot be written as JSON: {error}") from error
     return text
 
 
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 def item_id(task: str, prompt: Any, candidates: Sequence[Candidate] = ()) -> str:
     """Return the id of an item: the first 20 hexadecimal digits of the SHA-256 of its task, prompt and responses.
 
-    What wrote the responses, and in which order they are, does not count: the same question is not asked twice.
+    The sources and the order of the responses are ignored, so that the same question is not asked twice.
     """
     responses = sorted((candidate.response for candidate in candidates), key=_key)
     content = to_line([task, prompt, responses], sort_keys=True)
@@ -226,7 +226,7 @@ def item_id(task: str, prompt: Any, candidates: Sequence[Candidate] = ()) -> str
 
 
 def places_in(there: Sequence[Candidate], given: Sequence[Candidate]) -> list[int]:
-    """Return for each of some candidates which one of ``there``, the same ones in another order, it is."""
+    """Return the index in ``there`` of each candidate in ``given``, a permutation of it."""
     free: dict[str, list[int]] = {}
     for i, candidate in enumerate(there):
         free.setdefault(_key(candidate.response), []).append(i)
@@ -238,9 +238,9 @@ def _key(response: Any) -> str:
 
 
 def order_of(seed: int, item: str, person: str, repeat: bool | int, places: int) -> tuple[int, ...]:
-    """Return which candidate is at each place on the screen, always the same for the same item and person.
+    """Return the candidate at each place on the screen, always the same for the same item and person.
 
-    ``repeat`` tells the hidden repeat of an item from the first time, and of a chat the turns from each other.
+    ``repeat`` distinguishes a hidden repeat from the first time, and the turns of a chat.
     """
     order = list(range(places))
     random.Random(f"{seed}:{item}:{person}:{repeat}").shuffle(order)
@@ -248,11 +248,11 @@ def order_of(seed: int, item: str, person: str, repeat: bool | int, places: int)
 
 
 def draw(*parts: Any) -> float:
-    """Return a number from 0 to below 1 that follows from the parts."""
+    """Return a number in [0, 1) determined by the parts."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def token_hash(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the stored hash of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

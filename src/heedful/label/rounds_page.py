@@ -1,6 +1,6 @@
-"""What the page of rounds shows, read from a project's folder: curves, agreement, win rates, ten answers of each round.
+"""Data of the rounds page, read from a project's folder: curves, agreement, win rates, ten answers of each round.
 
-Torch-free: it reads what ``heedful round`` writes (`heedful.rounds.round` describes the files).
+Torch-free: it reads the files of ``heedful round`` (described in `heedful.rounds.round`).
 """
 
 import itertools
@@ -13,12 +13,12 @@ from heedful.errors import DataError
 from heedful.files import read_object, read_record
 
 MOST_POINTS = 200
-"""Points of a curve; of a longer one, so many are shown, evenly spaced, with its first and last."""
+"""Most points of a curve; a longer one is thinned evenly, with its first and last point."""
 COUNTED = "numbers.json"
-"""The file beside a round's labels that has the numbers of the step ``label``."""
+"""The file with the numbers of the step ``label``, beside a round's labels."""
 ROUND = ("settings", "steps")
-"""Keys of a round.json that must be there."""
-REMEDY = "restore it, or remove it to begin its round anew"
+"""Required keys of a round.json."""
+REMEDY = "restore it, or remove it to begin its round again"
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "reward": (
@@ -32,24 +32,24 @@ CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("length", "rollout/response_length", "tokens per response"),
     ),
 }
-"""By the beginning of a run's folder: the name of a curve, its metric, and its unit."""
+"""Curves by the prefix of a run's folder: name, metric, unit."""
 
 
 def rounds_of(project: Path) -> dict[str, Any]:
-    """Return what the page shows, ready for JSON. Raises DataError for a damaged file.
+    """Return the data of the page, ready for JSON. Raises DataError for a damaged file.
 
     ``rounds`` has one object per round, the first one first:
 
-    - ``round``; ``step``: what is next, null if it is finished; ``settings``
+    - ``round``; ``step``: the next one, null if finished; ``settings``
     - ``sample``, ``label``, ``reward``, ``ppo``, ``evaluate``: the notes of these steps, null until they are done, without
       ``items``, ``samples`` and ``statistics``
-    - ``agreement``: that of people about this round's pairs (`heedful.label.statistics`), or null
-    - ``curves``: of each run (``reward``, ``reward-1``, ``ppo``) a list of {``name``, ``metric``, ``unit``, ``points``:
+    - ``agreement``: of people on this round's pairs (`heedful.label.statistics`), or null
+    - ``curves``: for each run (``reward``, ``reward-1``, ``ppo``) a list of {``name``, ``metric``, ``unit``, ``points``:
       [[step, value], ...]}
     - ``answers``: ten objects with ``prompt``, ``response``, ``score``, ``previous``, ``previous_score``, and ``judge`` and
       ``previous_judge`` if there is a judge
 
-    ``across`` has what changes from round to round, each a list with one value per round, or null: ``labels`` (all so far),
+    ``across`` has lists with one value (or null) per round: ``labels`` (all so far),
     ``accuracy``, ``win_rate``, ``judge``, ``judge_win_rate``, ``kl``, ``agreement``.
     """
     rounds = [_round(project / "rounds" / str(number), number) for number in range(1, _begun(project) + 1)]
@@ -57,7 +57,7 @@ def rounds_of(project: Path) -> dict[str, Any]:
 
 
 def trained_on(project: Path) -> tuple[int, frozenset[int]]:
-    """Return the number of the last event that a round has trained on, and the rounds that have trained and say no number.
+    """Return the number of the last event used in training, and the rounds that have trained but record no number.
 
     Raises DataError for a damaged file.
     """
@@ -78,7 +78,7 @@ def trained_on(project: Path) -> tuple[int, frozenset[int]]:
 
 
 def _begun(project: Path) -> int:
-    """How many rounds have begun."""
+    """Number of rounds begun."""
     state = read_noted(project / "rounds.json", "rounds", "settings")
     return 0 if state is None else int(state["rounds"])
 
@@ -130,7 +130,7 @@ def _shown(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _curves(run: Path) -> list[dict[str, Any]]:
-    """The curves of a run, from the whole lines of its metrics; one that is being written may end in half of one."""
+    """The curves of a run, from the complete lines of its metrics; the last may still be written."""
     records = map(read_record, (run / "metrics.jsonl").read_bytes().split(b"\n"))
     lines = [record for record in records if record is not None and _is_number(record.get("step"))]
     found = []
@@ -148,14 +148,14 @@ def _is_number(value: Any) -> bool:
 
 
 def read_noted(path: Path, *needs: str) -> dict[str, Any] | None:
-    """What a round has written into a JSON file; None if there is none. Raises DataError for a damaged one.
+    """The content of a round's JSON file; None if there is none. Raises DataError for a damaged one.
 
-    ``needs`` are keys that must be there.
+    ``needs`` are required keys.
     """
     if not path.exists():
         return None
     content = read_object(path, REMEDY, needs=needs, error=DataError)
     for name, note in (content.get("steps") or {}).items():
         if not isinstance(note, dict):
-            raise DataError(f"{path}: the step {name} is no object; {REMEDY}")
+            raise DataError(f"{path}: the step {name} must be an object; {REMEDY}")
     return content

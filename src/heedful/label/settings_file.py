@@ -14,7 +14,7 @@ from heedful.label.state import NewerError
 
 SETTINGS = "project.yaml"
 FORMAT = 3
-"""The format of project.yaml and events.sqlite. Raise it with any change that an older heedful would misread."""
+"""The format of project.yaml and events.sqlite. Increase it with any change that an older heedful would misread."""
 
 
 def write_settings(folder: Path, settings: ProjectSettings) -> None:
@@ -24,7 +24,7 @@ def write_settings(folder: Path, settings: ProjectSettings) -> None:
 
 
 def raise_format(folder: Path) -> None:
-    """Note in a project's settings that what is written from now on is of this `FORMAT`. The rest of the file stays."""
+    """Set the format in a project's settings to `FORMAT`. The rest of the file is unchanged."""
     text, line = (folder / SETTINGS).read_text(encoding="utf-8"), f"format: {FORMAT}"
     changed, count = re.subn(r"^format *:.*$", line, text, count=1, flags=re.MULTILINE)
     if not count and not text.lstrip().startswith("{"):
@@ -36,8 +36,8 @@ def raise_format(folder: Path) -> None:
 def read_settings(folder: Path) -> ProjectSettings:
     """Return the settings of a project.
 
-    Raises ConfigError, with file and line, for a key that does not exist and for a value that does not fit, and NewerError
-    for a format above `FORMAT`; a file without one has format 1.
+    Raises ConfigError, with file and line, for an unknown key and for an invalid value, and NewerError for a format above
+    `FORMAT`; a file without one has format 1.
     """
     path = folder / SETTINGS
     if not path.exists():
@@ -49,9 +49,7 @@ def read_settings(folder: Path) -> ProjectSettings:
     places: dict[str, str] = {}
     flags = read_yaml_flags(path, ProjectSettings)
     if not flags:
-        raise ConfigError(
-            f"{path}: it holds no settings; bring it back, or make another project with `heedful label new`"
-        )
+        raise ConfigError(f"{path}: it has no settings; restore it, or make another project with `heedful label new`")
     _check_format(flags)
     for flag in flags:
         if flag.key == "format":
@@ -75,7 +73,7 @@ def read_settings(folder: Path) -> ProjectSettings:
 
 
 def _check_format(flags: Sequence[YamlFlag]) -> None:
-    """Refuse a format that this heedful does not know, before a key of it is called unknown."""
+    """Refuse an unknown format, before its keys are reported as unknown."""
     for flag in flags:
         if flag.key == "format":
             given = int(_value(flag.place, "format", int, "".join(flag.arguments).partition("=")[2]))

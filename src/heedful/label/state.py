@@ -1,4 +1,4 @@
-"""What the events of a project add up to: items, people, labels that count, what is still to do."""
+"""State of a project, the sum of its events: items, people, counting labels, items left."""
 
 import bisect
 import dataclasses
@@ -11,16 +11,16 @@ from heedful.label.answers import may_overlap
 from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
 
 NOT_COUNTED = ("held-out", "refused")
-"""Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
+"""Standings with labels that do not complete an item: for evaluation only, or not trusted."""
 
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Event)["kind"])
 LATER = ("batch", "gold", "suggestion")
-"""Fields of an item that earlier versions of heedful do not know; they are written only where they say something."""
+"""Fields of an item unknown to earlier versions of heedful; written only if not empty."""
 
 
 class NewerError(DataError):
-    """A project was written by a heedful that is newer than this one."""
+    """A project was written by a newer heedful."""
 
     def __init__(self, found: str) -> None:
         super().__init__(f"{found}: the project was written by a newer heedful; update heedful, do not edit the file")
@@ -35,15 +35,15 @@ def item_content(item: Item) -> dict[str, Any]:
 
 
 def item_from(content: Mapping[str, Any]) -> Item:
-    """Return the item that `item_content` wrote."""
+    """Return the item of an `item_content`."""
     return Item(**{**content, "candidates": tuple(Candidate(**one) for one in content["candidates"])})
 
 
 class State:
-    """The sum of events. It changes only by `apply`, and is the same for the same events, whoever reads them.
+    """The sum of events. It changes only by `apply`, and depends only on the events.
 
-    A label counts until it is retracted. An item is done when ``needed`` people have labelled it, without those who label for
-    evaluation only and those who were refused; screening items and repeats are never counted as work.
+    A label counts until it is retracted. An item is done when ``needed`` people have labelled it, without people who label
+    for evaluation only or were refused; screening items and repeats never count as work.
     """
 
     def __init__(self) -> None:
@@ -60,29 +60,29 @@ class State:
         self.sent: dict[tuple[str, str], Event] = {}
         """Events by person and nonce."""
         self.counting: dict[str, Event] = {}
-        """Labels and skips that were not retracted, by event id, in their order."""
+        """Labels and skips that were not retracted, by event id, in order."""
         self.trail: dict[str, list[Event]] = {}
         """The same by person."""
         self.undone: dict[str, list[Event]] = {}
-        """What each person has taken back since their last new label or skip, the last one last: what redo puts back."""
+        """What redo restores: each person's undone labels and skips since their last new one, the latest last."""
         self.labels_by: Counter[tuple[str, str]] = Counter()
-        """How many labels that count each person gave on each day, such as 2026-03-01; those of all days have the day ""."""
+        """Number of counting labels by person and day, such as 2026-03-01; the day "" has the total."""
         self.answers: dict[str, dict[str, Event]] = {}
-        """Labels by item and person, without repeats and without turns of a chat but the last one."""
+        """Labels by item and person, without repeats; for a chat only its last turn."""
         self.judged = 0
         """How many items may overlap."""
         self.overlapping = 0
-        """How many of them several people label."""
+        """How many of them need several people."""
         self.corrections: dict[str, list[Event]] = {}
-        """What owners changed of labels, by the label's event id."""
+        """Corrections by owners, by the label's event id."""
         self.batches: dict[str, Event] = {}
-        """When each import began, by its batch."""
+        """Start time of each import, by batch."""
         self.withdrawn: set[str] = set()
-        """Ids of items that an owner has withdrawn: nobody gets them, and their labels do not count."""
+        """Ids of withdrawn items: they are not assigned, and their labels do not count."""
         self.work: set[str] = set()
-        """Ids of items that are to be labelled: not those that are withdrawn, for screening, or gold questions."""
+        """Ids of items to label, without withdrawn and screening items and gold questions."""
         self.left: list[int] = []
-        """Positions of items that are not done, in their order."""
+        """Positions of items that are not done, in order."""
         self._position: dict[str, int] = {}
         self._order: list[Item] = []
 
@@ -117,7 +117,7 @@ class State:
         self._sort(item)
 
     def _sort(self, item: Item) -> None:
-        """Put an item, which comes after all that were sorted, among those that it belongs to."""
+        """Add the next item, in order, to the sets it belongs to."""
         self.judged += may_overlap(item)
         self.overlapping += may_overlap(item) and item.needed > 1
         if item.screening:
@@ -159,7 +159,7 @@ class State:
         self.instructions.append(content["text"])
 
     def _label(self, event: Event, content: Mapping[str, Any]) -> None:
-        days, answers_item = _days(event), self._answers_item(event)  # what cannot be applied changes nothing
+        days, answers_item = _days(event), self._answers_item(event)  # first: an invalid event changes nothing
         self._count(event)
         self.labels_by.update(days)
         if answers_item:
@@ -207,7 +207,7 @@ class State:
         return not event.content["repeat"] and (not chat or bool(event.content["answer"]["last"]))
 
     def _look_again(self, item_id: str) -> None:
-        """Put an item among those that are left, or take it out."""
+        """Update whether an item is left to label."""
         item, position = self.items[item_id], self._position[item_id]
         place = bisect.bisect_left(self.left, position)
         is_left = place < len(self.left) and self.left[place] == position
@@ -218,7 +218,7 @@ class State:
             del self.left[place]
 
     def person(self, person_id: str) -> Person:
-        """Return a person. Raises DataError if there is none with that id."""
+        """Return a person by id. Raises DataError if there is none."""
         person = self.people.get(person_id)
         if person is None:
             raise DataError(f"there is no person {person_id!r:.80} in this project")
@@ -249,7 +249,7 @@ class State:
         )
 
     def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
-        """Return the labels that count, in their order; also those of withdrawn items if that is asked."""
+        """Return the counting labels in order; with ``also_withdrawn``, also those of withdrawn items."""
         return [
             LabelledItem(self.items[event.content["item"]], self.people[str(event.person)], event)
             for event in self.counting.values()
@@ -258,5 +258,5 @@ class State:
 
 
 def _days(event: Event) -> list[tuple[str, str]]:
-    """Where `State.labels_by` counts a label."""
+    """Keys of `State.labels_by` for a label."""
     return [(str(event.person), event.at[:10]), (str(event.person), "")]

@@ -1,9 +1,8 @@
-"""What the labels of a project say about people, the page and the reward model (docs/labelling-statistics.md).
+"""Statistics of a project's labels: on people, the page and the reward model (docs/labelling-statistics.md).
 
 Agreement between people is by task (ratings and rankings contradict each other 60 % of the time: Bansal et al. 2023, arXiv
-2308.15812). What says something about the page or one person is of all tasks together, each comparison counting once, and by
-task in ``by_task``. Never mixed with others: hidden repeats, screening items, gold questions, labels that came with an
-imported file.
+2308.15812). Statistics on the page or one person are over all tasks, each comparison counting once, and by task in
+``by_task``. Hidden repeats, screening items, gold questions and imported labels are always kept separate.
 """
 
 import dataclasses
@@ -55,12 +54,12 @@ REFERENCES = (
         "paper": "Ouyang et al. 2022, arXiv 2203.02155, section 3.4",
     },
 )
-"""Published agreement of people about answers of language models."""
+"""Published agreement of people on answers of language models."""
 MOST_SHOWN = 20
-"""Items in the list of those that people and the reward model order most differently."""
+"""Length of the list of items with the largest disagreement between people and the reward model."""
 
 Unit = tuple[str, int, int]
-"""Something to agree about: an item, and of a ranking the two candidates that are compared."""
+"""A unit of agreement: an item, and for a ranking the two compared candidates."""
 
 
 def statistics(
@@ -73,10 +72,10 @@ def statistics(
     """Return all statistics, ready for JSON. A share is an object of `heedful.label.agreement.Share`; null means n/a.
 
     Args:
-        labels: those that count, as `heedful.label.project.Project.labels` returns them.
+        labels: counting labels, from `heedful.label.project.Project.labels`.
         people: everybody of the project.
         scores: the reward model's score of each candidate, by item (`read_scores`).
-        criteria: those of the project; of what labels say by others, which it had before, there are no statistics.
+        criteria: of the project; values for its earlier criteria are ignored.
 
     Raises DataError if an item has not one score for each candidate.
     """
@@ -131,7 +130,7 @@ def statistics(
 
 
 def project_statistics(project: Project) -> dict[str, Any]:
-    """Return the statistics of a project as it is now, with the scores in its folder if there are any."""
+    """Return the current statistics of a project, with the scores in its folder if any."""
     scores = read_scores(project.folder / "scores.jsonl") or None
     now = project.snapshot()
     labels = now.counting()
@@ -161,7 +160,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _sorted_out(labels: Sequence[LabelledItem]) -> dict[str, list[LabelledItem]]:
-    """Labels as they are compared (""), and by why they are not."""
+    """Labels by group: "" for those compared, else the reason why not."""
 
     def part(one: LabelledItem) -> str:
         if is_imported(one.event):
@@ -183,7 +182,7 @@ def _grouped(labels: Iterable[LabelledItem], key: Callable[[LabelledItem], str])
 
 
 def _share(labels: Iterable[LabelledItem], say: Callable[[LabelledItem], Iterable[float]]) -> dict[str, Any] | None:
-    """The share of all that labels say, with items as its independent groups; None if they say nothing."""
+    """The share over the values of all labels, with items as independent groups; None without values."""
     return _share_of((one.item.item_id, say(one)) for one in labels)
 
 
@@ -196,9 +195,9 @@ def _share_of(values: Iterable[tuple[str, Iterable[float]]]) -> dict[str, Any] |
 
 
 def judgements(one: LabelledItem) -> dict[Unit, int]:
-    """Return what a label says about each unit of its item: -1 if the first candidate is better, 1 the second, 0 a tie.
+    """Return a label's value for each unit of its item: -1 if the first candidate is better, 1 the second, 0 a tie.
 
-    Of a rating it is the rating; of a task that cannot be compared, nothing.
+    For a rating, the rating; empty for tasks that cannot be compared.
     """
     answer, item = one.event.content["answer"], one.item
     if item.task == "pair":
@@ -213,7 +212,7 @@ def _side(preferred: int | None) -> int:
 
 
 def _degrees(one: LabelledItem) -> dict[Unit, int]:
-    """As `judgements`, but a preference counts as much as its strength, -4 to 4; without one it says nothing."""
+    """As `judgements`, but a preference is weighted by its strength, -4 to 4; without one it has no value."""
     if one.item.task != "pair":
         return judgements(one)
     strength = one.event.content["answer"].get("strength")
@@ -224,7 +223,7 @@ def _degrees(one: LabelledItem) -> dict[Unit, int]:
 def _units(
     labels: Iterable[LabelledItem], say: Callable[[LabelledItem], dict[Unit, int]]
 ) -> dict[Unit, dict[str, int]]:
-    """What each person says about each unit."""
+    """Values by unit and person."""
     units: dict[Unit, dict[str, int]] = defaultdict(dict)
     for one in labels:
         for unit, value in say(one).items():
@@ -233,12 +232,12 @@ def _units(
 
 
 def _agreement_share(units: Mapping[Unit, Iterable[int]]) -> dict[str, Any] | None:
-    """How often every two values of a unit are equal."""
+    """Share of equal pairs of values within units."""
     return _share_of((unit[0], agreements(list(values))) for unit, values in units.items())
 
 
 def _agreement(labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
-    """Agreement about the items of one task; None if no two people labelled the same item."""
+    """Agreement on the items of one task; None if no two people labelled the same item."""
     units = {unit: values for unit, values in _units(labels, judgements).items() if len(values) > 1}
     if not units:
         return None
@@ -267,7 +266,7 @@ def _cohen(units: Iterable[Mapping[str, int]]) -> list[dict[str, Any]]:
 
 
 def _criterion(criterion: Criterion, labels: Sequence[LabelledItem], trusted: Sequence[LabelledItem]) -> dict[str, Any]:
-    """What people say about answers by one criterion. A unit is an answer; its value the place among the criterion's."""
+    """Statistics of one criterion. A unit is an answer; its value is the index among the criterion's values."""
     places = {value: place for place, value in enumerate(criterion.values, 1)}
 
     def say(one: LabelledItem) -> dict[Unit, int]:
@@ -291,7 +290,7 @@ def _criterion(criterion: Criterion, labels: Sequence[LabelledItem], trusted: Se
 
 
 def _self_consistency(first: Sequence[LabelledItem], repeats: Sequence[LabelledItem]) -> dict[str, Any] | None:
-    """How often people say about a hidden repeat what they said the first time."""
+    """How often people repeat their first answer on a hidden repeat."""
     again = {(one.person.person_id, one.item.item_id) for one in repeats}
     before = {key: judgements(one) for one in first if (key := (one.person.person_id, one.item.item_id)) in again}
 
@@ -303,7 +302,7 @@ def _self_consistency(first: Sequence[LabelledItem], repeats: Sequence[LabelledI
 
 
 def _habits(labels: Sequence[LabelledItem], habits: Mapping[str, Mapping[str, list[bool]]]) -> dict[str, Any]:
-    """What may show that the page, or haste, decides in place of the answers; ``habits`` has `HABITS` by event."""
+    """Signs that the page or haste decides instead of the answers; ``habits`` has `HABITS` by event."""
     found = [(one.item.item_id, habits[one.event.event_id]) for one in labels]
     return {name: _share_of((item, of_label[name]) for item, of_label in found) for name in HABITS}
 
@@ -331,7 +330,7 @@ def _by_task(
 
 
 def _left(one: LabelledItem) -> list[bool]:
-    """Whether the answer on the left was preferred; nothing for a tie."""
+    """Whether the answer on the left was preferred; empty for a tie."""
     preferred = one.event.content["answer"].get("preferred")
     return [] if preferred is None else [one.event.content["order"][0] == preferred]
 
@@ -357,7 +356,7 @@ def _both_bad(one: LabelledItem) -> list[bool]:
 
 
 def _sides(one: LabelledItem) -> list[tuple[int, int, int]]:
-    """Which of every two answers of a pair, a ranking or a turn is better, as in `judgements`."""
+    """The better one of every two answers of a pair, a ranking or a turn, as in `judgements`."""
     if one.item.task == "chat":
         return [(0, 1, _side(one.event.content["answer"]["preferred"]))]
     return [] if one.item.task == "rating" else [(i, j, side) for (_, i, j), side in judgements(one).items()]
@@ -372,13 +371,13 @@ HABITS: dict[str, Callable[[LabelledItem], list[bool]]] = {
 
 
 def _per_day(labels: Iterable[LabelledItem]) -> list[dict[str, Any]]:
-    """Labels per day (UTC) on which there was one."""
+    """Labels per day (UTC), without empty days."""
     days = Counter(one.event.at[:10] for one in labels)
     return [{"day": day, "labels": days[day]} for day in sorted(days)]
 
 
 def _like_the_others(one: LabelledItem, units: Mapping[Unit, Mapping[str, int]]) -> list[bool | None]:
-    """Whether a label says of each unit what most of the others say; None where these are undecided."""
+    """Whether a label agrees with the majority of the others on each unit; None where they are tied."""
     found: list[bool | None] = []
     for unit, value in judgements(one).items():
         others = [said for person, said in units.get(unit, {}).items() if person != one.person.person_id]
@@ -388,7 +387,7 @@ def _like_the_others(one: LabelledItem, units: Mapping[Unit, Mapping[str, int]])
 
 
 def _screening_agreement(own: Sequence[LabelledItem], labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
-    """How far a person's labels of screening items agree with the owner's; None if they share no item."""
+    """Agreement of a person's screening labels with the owner's; None if they share no item."""
     owners: dict[str, LabelledItem] = {}
     for one in labels:
         if one.person.role == "owner" and own and one.person != own[0].person:
@@ -398,7 +397,7 @@ def _screening_agreement(own: Sequence[LabelledItem], labels: Sequence[LabelledI
 
 
 def _as_known(one: LabelledItem) -> list[float]:
-    """How far a label of a gold question agrees with the known answer."""
+    """Agreement of a gold question's label with the known answer."""
     return [] if one.item.gold is None else [_agree(one, one.item.gold)]
 
 
@@ -407,13 +406,13 @@ def _agree(one: LabelledItem, answer: Mapping[str, Any]) -> float:
 
 
 def _followed(one: LabelledItem) -> list[bool]:
-    """Whether an answer says what was suggested, if the page showed a suggestion."""
+    """Whether an answer equals the suggestion, if one was shown."""
     followed = one.event.content.get("suggestion_followed")
     return [] if followed is None else [followed]
 
 
 def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """How often the reward model prefers what people prefer, and the items that they order most differently."""
+    """Agreement of the reward model with people, and the items with the largest disagreement."""
     margins: dict[str, list[float]] = defaultdict(list)
     items, said = {}, defaultdict(list)
     for one in labels:

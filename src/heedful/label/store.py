@@ -1,11 +1,10 @@
 """The store of a project: one SQLite database, events.sqlite, with a row for each event and for each lease.
 
-Rows of events are only ever added, each with a SHA-256 of all that it says. What they add up to (`State`) is kept in memory,
-and is read from the database when a project is opened. One process writes (`Store`), any number read (`Reader`) meanwhile.
+Event rows are only added, each with a SHA-256 of its content. Their sum (`State`) is kept in memory and read from the
+database when a project is opened. One process writes (`Store`), any number of processes read (`Reader`).
 
-Operations that wait at the same time share one transaction. Each caller goes on when it is on the disk (WAL,
-synchronous=FULL). If the disk does not take it, all of them get the error; the same thing sent again, with the same nonce, is
-recorded once.
+Operations that wait at the same time share one transaction. Each caller returns once it is on disk (WAL, synchronous=FULL).
+If writing fails, all of them get the error; a submission repeated with the same nonce is recorded once.
 """
 
 import contextlib
@@ -37,12 +36,12 @@ Row = tuple[int, str, str, str | None, str, str | None, str, str]
 """An event in the database: seq, event_id, at, person, kind, nonce, content (JSON), checksum."""
 Operation = Callable[["Transaction"], Any]
 Outcome = tuple[Any, Exception | None]
-"""What an operation returned, or what it raised."""
+"""Result or exception of an operation."""
 DATABASE = "events.sqlite"
 MOST_AT_ONCE = 256
 """Most operations of one transaction."""
 BUSY_SECONDS = 5.0
-"""How long to wait for another program that has locked the database."""
+"""Seconds to wait while another program locks the database."""
 LEASES = """
 CREATE TABLE IF NOT EXISTS leases (
     kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, until REAL, PRIMARY KEY (kind, key)
@@ -67,9 +66,9 @@ def iso(seconds: float) -> str:
 
 
 def steady() -> Callable[[], float]:
-    """Return a clock that begins with the time of day and then runs on evenly, whatever the system's clock is set to.
+    """Return a clock that starts at the time of day and runs evenly, independent of changes to the system clock.
 
-    Time for which the machine sleeps counts.
+    It includes time in which the machine sleeps.
     """
     began, ticks = time.time(), _ticks()
     return lambda: began + _ticks() - ticks
@@ -83,7 +82,7 @@ def _ticks() -> float:
 
 
 def row_of(event: Event) -> Row:
-    """Return an event as the database keeps it. Raises DataError for what JSON cannot hold."""
+    """Return an event as a database row. Raises DataError for values that JSON cannot hold."""
     fields = (event.seq, event.event_id, event.at, event.person, event.kind, event.nonce)
     content = to_line(event.content)
     return (*fields, content, checksum_of(fields, content))
@@ -95,16 +94,16 @@ def checksum_of(fields: Sequence[Any], content: str) -> str:
 
 
 def event_of(row: Sequence[Any]) -> Event:
-    """Return the event of a row. Raises DataError if its checksum is not that of what it says."""
+    """Return the event of a row. Raises DataError if the checksum does not match."""
     *fields, content, checksum = row
     if checksum_of(fields, content) != checksum:
-        raise DataError(f"event {row[0]} does not have the checksum that it was written with")
+        raise DataError(f"event {row[0]} does not match its checksum")
     seq, event_id, at, person, kind, nonce = fields
     return Event(seq, event_id, at, person, kind, json.loads(content), nonce)
 
 
 def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
-    """Add to a state the events that come next in a database. Raises DataError if one is damaged or missing."""
+    """Add the next events of a database to a state. Raises DataError if one is damaged or missing."""
     with our_words(path):
         try:
             for row in database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (state.seq,)):
@@ -119,7 +118,7 @@ def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open a database to write, made if there is none. Raises DataError if it is damaged, else MachineError."""
+    """Open a database for writing; create it if missing. Raises DataError if it is damaged, else MachineError."""
     with our_words(path), contextlib.ExitStack() as on_failure:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -129,13 +128,13 @@ def open_database(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = FULL")
         database.executescript(SCHEMA)
         check_integrity(database, path)
-        database.execute("DELETE FROM leases WHERE NOT json_valid(value)")  # they have no checksums
+        database.execute("DELETE FROM leases WHERE NOT json_valid(value)")  # leases have no checksums
         on_failure.pop_all()
     return database
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a database that is there, without changing anything. Raises as `open_database`."""
+    """Open an existing database read-only. Raises as `open_database`."""
     with our_words(path), contextlib.ExitStack() as on_failure:
         database = _connect(f"{path.absolute().as_uri()}?mode=ro")
         on_failure.enter_context(contextlib.closing(database))
@@ -148,9 +147,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     database = sqlite3.connect(
         path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
     )
-    database.text_factory = lambda text: text.decode(
-        errors="replace"
-    )  # so that the checksum finds bytes that are no text
+    database.text_factory = lambda text: text.decode(errors="replace")  # so that the checksum detects invalid text
     return database
 
 
@@ -162,7 +159,7 @@ def check_integrity(database: sqlite3.Connection, path: Path) -> None:
 
 
 def read_checked(path: Path) -> State:
-    """Return the state of a database, all of which is checked. Raises DataError if it is damaged, or of no project."""
+    """Check a whole database and return its state. Raises DataError if it is damaged, or not a project's."""
     with contextlib.closing(open_to_read(path)) as database:
         with our_words(path):
             check_integrity(database, path)
@@ -174,17 +171,17 @@ def read_checked(path: Path) -> State:
 def damaged(path: Path, what: str) -> DataError:
     """Return the error for a database that is damaged."""
     return DataError(
-        f"{path} is damaged: {what}; run `heedful label restore {path.parent}`: it puts the newest backup and all that can "
-        "still be read together, and says what is lost"
+        f"{path} is damaged: {what}; run `heedful label restore {path.parent}`: it combines the newest backup with all "
+        "readable events, and reports losses"
     )
 
 
-SEND_AGAIN = "what was sent is not confirmed, send it again later"
+SEND_AGAIN = "the request is not confirmed, send it again later"
 NOT_WRITTEN = "it was not written, try again later"
 
 
 def in_our_words(error: Exception, path: Path, again: str = SEND_AGAIN) -> Exception:
-    """Return what a caller gets for an error of SQLite or of the system: what is wrong, and what to do ``again``."""
+    """Return a readable error for one of SQLite or of the system: the cause, and the fix (``again``)."""
     if isinstance(error, HeedfulError) or not isinstance(error, sqlite3.DatabaseError | OSError):
         return error
     if isinstance(error, OSError):
@@ -194,9 +191,9 @@ def in_our_words(error: Exception, path: Path, again: str = SEND_AGAIN) -> Excep
         return damaged(path, str(error))
     reasons = {
         sqlite3.SQLITE_FULL: "the disk is full; make room",
-        sqlite3.SQLITE_BUSY: f"another program has kept it locked for {BUSY_SECONDS:g} seconds; wait for it or end it",
-        sqlite3.SQLITE_READONLY: "it cannot be written to; look at the permissions of the file and its folder",
-        sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
+        sqlite3.SQLITE_BUSY: f"another program has kept it locked for {BUSY_SECONDS:g} seconds; wait for it or stop it",
+        sqlite3.SQLITE_READONLY: "it cannot be written; check the permissions of the file and its folder",
+        sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check the permissions of the file and its folder",
     }
     reason = f"{reasons[code]} ({error})" if code in reasons else error
     return MachineError(f"{path}: {reason}; {again}")
@@ -204,7 +201,7 @@ def in_our_words(error: Exception, path: Path, again: str = SEND_AGAIN) -> Excep
 
 @contextlib.contextmanager
 def our_words(path: Path, again: str = SEND_AGAIN) -> Iterator[None]:
-    """Raise errors of SQLite and of the system as `in_our_words` has them."""
+    """Convert errors of SQLite and of the system by `in_our_words`."""
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as error:
@@ -212,7 +209,7 @@ def our_words(path: Path, again: str = SEND_AGAIN) -> Iterator[None]:
 
 
 def copy_database(source: sqlite3.Connection, path: Path) -> None:
-    """Copy a database, also while it is written to, into a file that is complete or absent. Raises as `open_database`."""
+    """Copy a database, also during writes; the file is complete or absent. Raises as `open_database`."""
     partial = path.with_name(f".{path.name}.heedful-partial")
     with our_words(path, NOT_WRITTEN), contextlib.ExitStack() as on_failure:
         partial.unlink(missing_ok=True)
@@ -228,7 +225,7 @@ def copy_database(source: sqlite3.Connection, path: Path) -> None:
 
 
 def write_database(path: Path, rows: Sequence[Row], leases_rows: Sequence[Sequence[Any]]) -> None:
-    """Make a database of rows of events and of leases, in a file that is complete or absent. Raises as `open_database`."""
+    """Write a database from event and lease rows; the file is complete or absent. Raises as `open_database`."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.executescript(SCHEMA)
         database.execute("BEGIN")
@@ -238,12 +235,12 @@ def write_database(path: Path, rows: Sequence[Row], leases_rows: Sequence[Sequen
         copy_database(database, path)
 
 
-# What ends by itself or is not kept for ever: leases on items, drafts, invitations, sessions
+# Temporary rows: leases on items, drafts, invitations, sessions
 
 LONGEST = {"lease": 86_400.0, "invitation": 72 * 3600.0, "session": 14 * 86_400.0}
-"""Seconds for which rows without a beginning were given at most; an older heedful did not note when they began."""
+"""Longest lifetime of rows without a start time, which an older heedful did not record."""
 SLACK = 60.0
-"""Seconds by which a clock may be set back without leases ending."""
+"""Seconds by which the clock may be set back without ending leases."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +250,14 @@ class Lease:
     item_id: str
     repeat: bool
     until: float
-    """Seconds since 1970. Afterwards the item is still theirs if nobody else has taken it."""
+    """Seconds since 1970. Later the lease still holds unless somebody else has taken the item."""
     token: str = ""
-    """Drawn when the item is given; an older page of the same item has another one."""
+    """Random, drawn when the item is given; older pages of the item have another one."""
 
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """A lease, draft, invitation or session: what it is, and when it ends in seconds since 1970 (None: never by itself)."""
+    """A lease, draft, invitation or session: its content, and its end in seconds since 1970 (None: no end)."""
 
     value: Any
     until: float | None = None
@@ -272,13 +269,13 @@ class Leases:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         self.now: float | None = None
-        """The time at which rows are put; None before the first `set_time`."""
+        """Start time of new rows; None before the first `set_time`."""
 
     def set_time(self, now: float) -> None:
-        """Set the time. If the clock was set back, rows that began in what is now the future begin now.
+        """Set the time. If the clock was set back, rows that started in the future start now.
 
-        So sessions and invitations last as long as they were given for, and no longer. Leases from then have ended: their
-        items can go to others, and a late label still counts if nobody else has the item.
+        So sessions and invitations keep their lifetime. Leases from the future have ended: their items can go to others, and
+        a late label still counts if nobody else has the item.
         """
         is_back, self.now = self.now is None or now < self.now, now
         if not is_back:
@@ -302,7 +299,7 @@ class Leases:
         return {key: LeaseRow(json.loads(value), until) for key, value, until in found}
 
     def put(self, kind: str, key: str, row: LeaseRow) -> None:
-        """Set a row; one that ends notes when it began (``from``). Raises DataError for what JSON cannot hold."""
+        """Set a row; one with an end records its start (``from``). Raises DataError for values that JSON cannot hold."""
         value = row.value if row.until is None else {**row.value, "from": self.now or 0.0}
         self._database.execute(
             "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?)", (kind, key, to_line(value), row.until)
@@ -313,16 +310,16 @@ class Leases:
         self._database.execute("DELETE FROM leases WHERE kind = ? AND key = ?", (kind, key))
 
     def by_person(self) -> dict[str, Lease]:
-        """Return who holds which item."""
+        """Return the lease of each person."""
         return {person: _lease(row) for person, row in self.rows("lease").items()}
 
     def of(self, person_id: str) -> Lease | None:
-        """Return what a person holds."""
+        """Return a person's lease, or None."""
         row = self.get("lease", person_id)
         return None if row is None else _lease(row)
 
     def hold(self, person_id: str, lease: Lease) -> None:
-        """Give a person an item instead of what they hold."""
+        """Set a person's lease, instead of an earlier one."""
         value = {"item": lease.item_id, "repeat": lease.repeat, "token": lease.token}
         self.put("lease", person_id, LeaseRow(value, lease.until))
 
@@ -333,7 +330,7 @@ class Leases:
             return []
         if isinstance(row.value, dict) and "tabs" in row.value:
             return list(row.value["tabs"])
-        return [{"tab": "", "save": 0, "draft": row.value}]  # an older heedful did not tell tabs apart
+        return [{"tab": "", "save": 0, "draft": row.value}]  # an older heedful did not distinguish tabs
 
     def keep_drafts(self, person_id: str, item_id: str, drafts: Sequence[Mapping[str, Any]]) -> None:
         """Replace a person's drafts of an item."""
@@ -353,20 +350,20 @@ def _lease(row: LeaseRow) -> Lease:
 
 @dataclass
 class Transaction:
-    """What an operation sees and changes, or a question only sees. An operation checks first and changes last."""
+    """State seen and changed by an operation, or only read by a question. An operation checks first and changes last."""
 
     settings: ProjectSettings
     state: State
     leases: "Leases"
     now: float
-    """What leases, sessions and invitations end by."""
+    """The time for the end of leases, sessions and invitations."""
     at: str
     """The time of day, for events."""
     database: sqlite3.Connection | None = None
     """None for a question."""
 
     def add(self, kind: Any, person: str | None, content: Mapping[str, Any], nonce: str | None = None) -> Event:
-        """Append an event and return it as it will be read back."""
+        """Append an event and return it as it reads back."""
         assert self.database is not None
         event = Event(self.state.seq + 1, uuid.uuid4().hex, self.at, person, kind, content, nonce)
         row = row_of(event)
@@ -377,7 +374,7 @@ class Transaction:
 
 
 class _HalfDoneError(Exception):
-    """An operation failed after it had added an event."""
+    """An operation failed after adding an event."""
 
 
 class Store:
@@ -389,13 +386,13 @@ class Store:
         self.time_of_day = clock
         self._clock = steady() if clock is time.time else clock
         self._lock = threading.Lock()
-        """Held while the state changes and until that is on the disk."""
+        """Held while the state changes, until the change is on disk."""
         self._gate = threading.Lock()
-        """Held for a moment to join or to empty the queue."""
+        """Held briefly to join or empty the queue."""
         self._queue: deque[tuple[Operation, Future[Any]]] = deque()
         self._database = open_database(self.path)
         self._state: State | None = None
-        """None if it has to be read from the database."""
+        """None if it must be read from the database."""
         try:
             self._sound_state()
         except BaseException:
@@ -405,9 +402,9 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "label-store")
 
     def do(self, work: Callable[[Transaction], T]) -> T:
-        """Run an operation and return what it returns, once all that it changed is on the disk.
+        """Run an operation and return its result once its changes are on disk.
 
-        Raises what the operation raises, and MachineError if the disk does not take it.
+        Raises the operation's errors, and MachineError if writing fails.
         """
         done: Future[T] = Future()
         with self._gate:
@@ -419,14 +416,14 @@ class Store:
         return done.result()
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """Return what a function finds. It sees no operation half done, and changes nothing."""
+        """Return the result of a read-only function. It never sees a half-done operation."""
         with self._lock, our_words(self.path):
             return work(self._transaction(None))
 
     def close(self) -> None:
-        """Finish what is waiting and close the database. A second time does nothing."""
+        """Finish waiting operations and close the database. A second call does nothing."""
         self._writer.shutdown(wait=True)
-        with contextlib.suppress(sqlite3.Error):  # closed already, or somebody is reading
+        with contextlib.suppress(sqlite3.Error):  # already closed, or being read
             self._database.execute("PRAGMA journal_mode = DELETE")  # so that a closed project is one file
         self._database.close()
 
@@ -443,7 +440,7 @@ class Store:
         return Transaction(self.settings, state, self._leases, now, at, database)
 
     def _write_what_waits(self) -> None:
-        """Do the operations that wait, and tell their callers. Runs once for each; the first does the work of all."""
+        """Run the waiting operations and resolve their callers. Called once for each; the first call does them all."""
         with self._gate:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_AT_ONCE))]
         with self._lock:
@@ -457,7 +454,7 @@ class Store:
     def _write(self, works: Sequence[Operation]) -> list[Outcome]:
         try:
             return self._commit(works)
-        except _HalfDoneError as half:  # of a mistake of our own; the others are done without it
+        except _HalfDoneError as half:  # caused by a bug; run the others without it
             self._state = None
             if len(works) > 1:
                 return [outcome for work in works for outcome in self._write([work])]
@@ -467,7 +464,7 @@ class Store:
             return [(None, in_our_words(error, self.path))] * len(works)
 
     def _commit(self, works: Sequence[Operation]) -> list[Outcome]:
-        """Do operations in one transaction. What one of them raises undoes only that one."""
+        """Run operations in one transaction. An exception undoes only its own operation."""
         outcomes, database, time_before = list[Outcome](), self._database, self._leases.now
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -489,7 +486,7 @@ class Store:
             hit("label.began")
             database.execute("COMMIT")
         except BaseException:
-            self._leases.now = time_before  # what `set_time` did to rows is undone with the others
+            self._leases.now = time_before  # the rollback also undoes `set_time`
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
@@ -501,10 +498,10 @@ class Store:
 
 
 class Reader:
-    """Reads what a store has written, also while it writes. Has the methods of a `Store`, but changes nothing.
+    """Reads a store's database, also during writes. Has the methods of a `Store`, but is read-only.
 
-    Leases are not read: they are for the process that writes. ``state`` is that of a project without a database, which an
-    older heedful wrote; it is not read again.
+    Leases are not read: they belong to the writing process. ``state`` is that of an older heedful's project without a
+    database; it is not read again.
     """
 
     def __init__(
@@ -524,11 +521,11 @@ class Reader:
     def do(self, _work: Operation) -> NoReturn:
         """Refuse to change anything. Raises ConfigError."""
         raise ConfigError(
-            f"the project {self.path.parent} was opened to read only; open it without read_only to change it"
+            f"the project {self.path.parent} was opened read-only; open it without read_only to change it"
         )
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """Return what a function finds in the events that the database has by now."""
+        """Return the result of a function on the current events of the database."""
         with self._lock:
             if self._has_database:
                 self._catch_up()
@@ -536,13 +533,13 @@ class Reader:
             return work(Transaction(self.settings, self._state, self._leases, now, iso(now)))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file stays open."""
 
     def _catch_up(self) -> None:
         last = [(event.event_id,) for event in self._state.events[-1:]]
         with contextlib.closing(open_to_read(self.path)) as database:
             with our_words(self.path):
                 there = database.execute("SELECT event_id FROM events WHERE seq = ?", (self._state.seq,)).fetchall()
-            if there != last:  # another file was put in its place
+            if there != last:  # the file was replaced
                 self._state = State()
             advance(self._state, database, self.path)

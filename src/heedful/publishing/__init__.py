@@ -1,1 +1,1 @@
-"""A run's model on the Hugging Face Hub, with a card that says where it comes from."""
+"""A run's model on the Hugging Face Hub, with a card that documents its origin."""

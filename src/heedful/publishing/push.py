@@ -1,6 +1,6 @@
-"""Send a run's model to the Hugging Face Hub: the model's own files, a card, learning curves, and nothing else of the run.
+"""Push a run's model to the Hugging Face Hub: the model's files, a card and learning curves, nothing else of the run.
 
-The card says what the run's folder knows of the model, without paths of this machine and without secrets.
+The card is written from the run's folder, without local paths and without secrets.
 """
 
 import json
@@ -23,7 +23,7 @@ from heedful.files import blocking_file, complete_or_absent, read_object, to_jso
 from heedful.redact import holds_secret, redact
 
 ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-"""Of the files that a model consists of."""
+"""Names of a model's files."""
 READ_BY_PEOPLE = (
     "config.json",
     "generation_config.json",
@@ -31,43 +31,43 @@ READ_BY_PEOPLE = (
     "tokenizer_config.json",
     "heedful.json",
 )
-"""Files that may hold names of this machine, which are taken out, or secrets, which are refused."""
+"""Files checked before pushing: local names are removed, secrets are refused."""
 TEMPLATES = ".jinja"
-"""The ending of text that people write, which may hold secrets too."""
-DAMAGED = "bring it back, or train the model again"
-"""What to do about a file of a model that cannot be used."""
+"""Extension of text written by people, which may hold secrets too."""
+DAMAGED = "restore it, or train the model again"
+"""How to fix an unusable model file."""
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
 OF_NO_INTEREST = ("track", "track_project", "track_offline", "rollouts", "memory_check")
-"""Settings on which nothing in a model depends."""
+"""Settings with no effect on the model."""
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
-"""An absolute path in a text, or a URL, which is none though it has parts like one."""
+"""Matches an absolute path in a text, or a URL (so that a URL is not taken for a path)."""
 MOST_GENERATIONS = 20
-"""Runs that are followed back to where training began, at most."""
-REMEDY = "bring it back, or name the folder of another run"
+"""Most runs followed back to the start of training."""
+REMEDY = "restore it, or name the folder of another run"
 
 Files = Mapping[str, Path | bytes]
 
 
 def push(config: PushConfig) -> list[str]:
-    """Upload a run's model with its card, or write what would go out. Returns what to tell the user.
+    """Upload a run's model with its card, or write the files locally. Returns messages for the user.
 
-    Nothing of the run changes. The upload is one commit: the repository has all of it, or is as it was.
+    The run is not changed. The upload is one commit: all files or none.
 
     Raises ConfigError, CheckpointError and DataError before anything is sent; ConfigError if the Hub refuses; MachineError
     if it cannot be reached.
     """
     files, stays = outgoing(config)
-    said = [f"stays here: {', '.join(stays)}"] if stays else []
+    said = [f"not pushed: {', '.join(stays)}"] if stays else []
     if config.dry_run:
         write_folder(files, config.dry_run_folder)
-        return [*said, f"what would go out to {config.to} is in {config.dry_run_folder}: {', '.join(sorted(files))}"]
+        return [*said, f"the files for {config.to} are in {config.dry_run_folder}: {', '.join(sorted(files))}"]
     return [*said, f"{len(files)} files are in {_upload(config, files)}"]
 
 
 def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
-    """What goes out, by its name in the repository, and the names of what lies beside the model and stays here.
+    """The files to push, by their names in the repository, and the names of files beside the model that are not pushed.
 
     Raises CheckpointError if the run has no such model, ConfigError, DataError.
     """
@@ -108,15 +108,15 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
 
 
 def _says_reading(files: Files) -> bool:
-    """Whether a reward model's facts say how it reads; an encoder needs nothing said."""
+    """Whether a reward model's facts record its input format; an encoder needs none."""
     facts = files.get("heedful.json", b"{}")
     return isinstance(facts, bytes) and "reads" in json.loads(facts)
 
 
 def write_folder(files: Files, folder: Path) -> None:
-    """Write what would go out. Raises ConfigError if the folder is there already."""
+    """Write the files to push. Raises ConfigError if the folder exists."""
     if folder.exists() or blocking_file(folder) is not None:
-        raise ConfigError(f"--folder {folder} is there already, or cannot be made; name another, or remove it")
+        raise ConfigError(f"--folder {folder} exists or cannot be created; name another, or remove it")
     with complete_or_absent(folder) as partial:
         for name, content in files.items():
             if isinstance(content, bytes):
@@ -128,27 +128,27 @@ def write_folder(files: Files, folder: Path) -> None:
 def _why_not(config: PushConfig) -> str:
     folder = config.model_folder
     if not (config.run / "config.yaml").is_file():
-        return f"{config.run} is no run: it has no config.yaml; name the folder of a run, such as runs/ppo"
+        return f"{config.run} is not a run: it has no config.yaml; name the folder of a run, such as runs/ppo"
     other = config.run / ("final" if config.best else "best")
-    there = f"; {other} is there ({'leave out' if config.best else 'add'} --best)" if other.is_dir() else ""
-    return f"{folder} holds no model: the run is not finished, or kept none{there}"
+    there = f"; {other} exists ({'leave out' if config.best else 'add'} --best)" if other.is_dir() else ""
+    return f"{folder} has no model: the run is not finished, or saved none{there}"
 
 
 def _base_of_adapters(folder: Path, facts: "RunFacts") -> str:
-    """The model on the Hub that adapters lie on, as they say themselves. Raises ConfigError if it is not there.
+    """The base model of adapters, as recorded in them. Raises ConfigError if it is not on the Hub.
 
-    The model with which training began may be another: a run between may have changed all of its weights.
+    Training may have started from another model: a run in between may have changed all weights.
     """
     base = _base_in(folder)
     if _is_adapter(base):
         raise ConfigError(
-            f"{folder} holds adapters whose base is adapters too ({base}), and other tools leave those out; push a plain "
+            f"{folder} has adapters whose base is itself adapters ({base}), which other tools ignore; push a plain "
             f"model (heedful merge --adapter {folder}), or merge the base, push it, and name it with --base-model ORG/NAME"
         )
     local = {source.name for source in facts.models if source.sha256 is not None}
     if not is_on_hub(base) or base in local:
         raise ConfigError(
-            f"{folder} holds adapters of a model that is not on the Hub, so nobody could load them; name it with "
+            f"{folder} has adapters whose base model is not known on the Hub, so they could not be loaded; name it with "
             "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
         )
     return str(base)
@@ -159,24 +159,24 @@ def _base_in(folder: Path) -> Any:
 
 
 def _is_adapter(base: Any) -> bool:
-    """Whether the base of adapters is a folder of adapters itself."""
+    """Whether the base of adapters is itself a folder of adapters."""
     return (Path(str(base)) / "adapter_config.json").is_file()
 
 
 def _cleaned(path: Path, base: str | None) -> bytes:
-    """A JSON file without names of this machine, and with the base of adapters. Raises ConfigError if it holds a secret."""
+    """A JSON file without local names, with the base of adapters. Raises ConfigError if it has a secret."""
     content = read_object(path, DAMAGED)
     for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
         content.pop(name, None)
     if path.name == "adapter_config.json":
         content["base_model_name_or_path"] = base
-    _refuse_secrets(path, _texts(content))  # not by their names: a tokenizer has an eos_token
+    _refuse_secrets(path, _texts(content))  # values, not keys: a tokenizer has an eos_token
     return (to_json(content, indent=2) + "\n").encode()
 
 
 def _refuse_secrets(path: Path, texts: Iterable[str]) -> None:
     if any(map(holds_secret, texts)):
-        raise ConfigError(f"{path} holds what looks like a secret, so nothing is pushed; take it out")
+        raise ConfigError(f"{path} seems to contain a secret, so nothing was pushed; remove it")
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def _curves(run: Path) -> bytes | None:
-    """The learning curves as PNG; None of a run that has logged nothing to draw."""
+    """The learning curves as PNG; None if the run logged no metrics."""
     try:
         drawn = plot.curves(run)
     except (CheckpointError, DataError):
@@ -214,22 +214,20 @@ def _upload(config: PushConfig, files: Files) -> str:
     try:
         address = api.create_repo(config.to, private=config.private, exist_ok=True)
         if config.private and api.repo_info(config.to).private is False:
-            raise ConfigError(
-                f"{config.to} is there already and public; add --no-private to push to it, or name another"
-            )
+            raise ConfigError(f"{config.to} exists and is public; add --no-private to push to it, or name another")
         api.create_commit(config.to, operations, commit_message=config.message)
     except HeedfulError:
         raise
-    except Exception as error:  # of the Hub's client, of its HTTP library, or of the system
+    except Exception as error:  # from the Hub's client, its HTTP library, or the system
         raise _refusal(config, error) from error
     return str(address)
 
 
 def _refusal(config: PushConfig, error: Exception) -> HeedfulError:
-    """What the Hub's answer, or the lack of one, means."""
+    """The error for a refused or failed upload."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     first = redact(next(iter(str(error).strip().splitlines()), type(error).__name__))
-    kept = f"nothing of {config.run} was changed ({first:.200})"
+    kept = f"{config.run} is unchanged ({first:.200})"
     if status == 401:
         return ConfigError(f"the Hub does not know your token (401): run `hf auth login`, or set HF_TOKEN; {kept}")
     if status == 403:
@@ -257,38 +255,38 @@ class CardSource:
 
     name: str
     sha256: str | None
-    """Of its content; None if it was not a local file or folder."""
+    """Hash of its content; None if it was not a local file or folder."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a card says of a run."""
+    """Facts about a run for its card."""
 
     algorithm: str
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
     results: Mapping[str, Mapping[str, Any]]
-    """Of ``heedful evaluate``, by the names of their files."""
+    """Results of ``heedful evaluate``, by file name."""
     models: tuple[CardSource, ...]
     data: tuple[CardSource, ...]
     others: tuple[CardSource, ...]
-    """Functions and files that are no data: code of rewards, a rubric, a chat template."""
+    """Sources other than data: reward code, a rubric, a chat template."""
     base_model: str | None
-    """The model on the Hub that training began with; None if it began with a model that is not there."""
+    """The model on the Hub that training started from; None if that model is not on the Hub."""
     stages: tuple[str, ...]
-    """The algorithms of the runs that led here, this one last, as far as they are on this machine; with the loss behind it
-    if that is not the usual one (``dpo simpo``)."""
+    """Algorithms of the runs that led to this one, this one last, as far as they are on this machine; a loss other than the
+    default is appended (``dpo simpo``)."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What of a model decides how it is loaded and asked."""
+    """Properties of a model that decide how it is loaded and prompted."""
 
     has_adapters: bool
     """LoRA adapters instead of a model."""
     on_adapters: bool
-    """They were trained on a base that is adapters too."""
+    """Their base is itself adapters."""
     has_template: bool
     """The tokenizer has a chat template."""
     reads_pairs: bool
@@ -296,13 +294,13 @@ class Form:
 
 
 def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -> str:
-    """README.md: YAML metadata, how to use the model, what it reached, what it cannot, how it was made.
+    """README.md: YAML metadata, usage, results, limits, and how it was made.
 
     Args:
-        config: where it goes, under which licence.
-        facts: what the run's folder says.
-        form: what decides how the model is loaded.
-        has_curves: whether curves.png goes out too.
+        config: the repository and the licence.
+        facts: read from the run's folder.
+        form: how the model is loaded.
+        has_curves: whether curves.png is pushed too.
     """
     import jinja2
     from huggingface_hub import ModelCard, ModelCardData
@@ -343,7 +341,7 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any) -> str:
-    """A number as a table of the card shows it."""
+    """A number, formatted for a table of the card."""
     if value is None:
         return "not measured"
     if isinstance(value, list | tuple):
@@ -352,7 +350,7 @@ def number(value: Any) -> str:
 
 
 def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
-    """Read a finished run. Raises CheckpointError if the folder is none, DataError for a result that is none."""
+    """Read a finished run. Raises CheckpointError if the folder is not one, DataError for a file that is not a result."""
     settings = _settings(run)
     environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
     measured = {path.name: _result(path) for path in results}
@@ -377,7 +375,7 @@ def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
 
 
 def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The absolute paths that settings name, whole: there may be spaces in them. Those in ``model:PATH`` too."""
+    """The absolute paths in settings, which may contain spaces; also those in ``model:PATH``."""
     for name, value in settings.items():
         for one in value if isinstance(value, list | tuple) else [value]:
             kind, _, rest = str(one).partition(":")
@@ -390,11 +388,11 @@ def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def public(content: Any, paths: Sequence[str] = ()) -> Any:
-    """Content without secrets, and with the last two parts of an absolute path instead of all of it.
+    """Content without secrets, with each absolute path cut to its last two parts.
 
     Args:
         content: text, or lists and mappings of it.
-        paths: those that are known. Others are found in the text, where a path ends at a space. A URL is none.
+        paths: known paths. Others are found in the text, where a path ends at a space. URLs stay.
     """
     if isinstance(content, Mapping):
         return {public(key, paths): public(value, paths) for key, value in redact(content).items()}
@@ -409,18 +407,18 @@ def public(content: Any, paths: Sequence[str] = ()) -> Any:
 
 
 def _end_of(path: str) -> str:
-    """The last two parts of a path; a URL as it is."""
+    """The last two parts of a path; a URL unchanged."""
     path = path.removeprefix("file://")
     return path if "://" in path else "/".join(path.rstrip("/").split("/")[-2:]).lstrip("/")
 
 
 def is_on_hub(name: Any) -> bool:
-    """Whether a setting names something on the Hub: ORG/NAME, and no path that is here."""
+    """Whether a setting names something on the Hub: ORG/NAME, and not a local path."""
     return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
-    """The algorithms that led to a run, and the model on the Hub that the first of them began with."""
+    """The algorithms that led to a run, and the Hub model that the first of them started from."""
     stages: list[str] = []
     for _ in range(MOST_GENERATIONS):
         environment = _object(run / "environment.json")
@@ -448,13 +446,13 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """What a run has written into a file; nothing if the run has not come so far."""
+    """The content of a run's file; empty if it was not written yet."""
     return read_object(path, REMEDY) if path.exists() else {}
 
 
 def _result(path: Path) -> dict[str, Any]:
-    remedy = "--results names files that heedful evaluate --output wrote"
+    remedy = "--results takes files written by heedful evaluate --output"
     content = read_object(path, remedy, needs=["settings"], error=DataError)
     if not isinstance(content["settings"], dict):
-        raise DataError(f"{path}: its settings are no object; {remedy}")
+        raise DataError(f"{path}: settings must be an object; {remedy}")
     return content

@@ -1,13 +1,13 @@
-"""Items scored by rewards, and simulated labellers who go by such scores (``heedful label simulate``).
+"""Reward scores of items, and simulated labellers that use them (``heedful label simulate``).
 
-A simulated labeller goes by a judge's scores and errs. One of two laws says how often:
+A simulated labeller prefers by a judge's scores, with errors. One of two models sets their rate:
 
-    agreement       P(prefers the better one) = a, whatever the scores            (people: 0.63 to 0.77)
+    agreement       P(prefers the better one) = a, for any scores                 (people: 0.63 to 0.77)
     Bradley-Terry   P(prefers i over j) = sigmoid((s_i - s_j) / t)                (Bradley and Terry 1952)
 
-With the first, equal scores are a tie, which is no error. With the second nobody ever says that two answers are equally good.
-Two labellers with agreement a err independently, so they agree with each other on a^2 + (1 - a)^2 of the pairs. The same
-labeller asked about the same item gives the same answer, unless it is a hidden repeat: then it is asked anew.
+In the first, equal scores give a tie, which is not an error. The second never gives a tie. Two labellers with agreement a
+err independently, so they agree with each other on a^2 + (1 - a)^2 of the pairs. A labeller answers the same item the same
+way each time, except a hidden repeat, for which the answer is drawn again.
 """
 
 import math
@@ -30,9 +30,9 @@ from heedful.rewards.resolve import load_rewards
 from heedful.types import MicroBatch, Prompt, plain_response
 
 AT_SCALE = 0.73
-"""How often the better answer is preferred if scores differ by ``--scale``."""
+"""Probability of preferring the better answer if scores differ by ``--scale``."""
 STRENGTH = 2
-"""What a simulated labeller says of every pair that is no tie: it does not know how sure it is."""
+"""Strength of every simulated preference that is not a tie: a simulated labeller has no confidence."""
 Judge = Callable[[Item], Sequence[float]]
 """The score of each candidate of an item; higher is better."""
 Asked = tuple[Any, Sequence[Mapping[str, Any]], Mapping[str, Any]]
@@ -77,14 +77,14 @@ def scores_of_items(judge: Ensemble, items: Sequence[Item]) -> dict[str, list[fl
 
 @dataclass(frozen=True)
 class Labeller:
-    """Somebody who goes by a judge and errs."""
+    """A simulated labeller: prefers by a judge's scores, with errors."""
 
     name: str
     seed: int = 0
     agreement: float = 0.73
-    """Probability of preferring the answer that the judge prefers. Not looked at with a ``temperature``."""
+    """Probability of preferring the answer that the judge prefers. Ignored if ``temperature`` is set."""
     temperature: float | None = None
-    """t of the Bradley-Terry law, in units of the judge's scores; None for the law of a fixed agreement."""
+    """t of the Bradley-Terry model, in units of the judge's scores; None for a fixed agreement."""
 
     def answer(self, item: Item, scores: Sequence[float], *, repeat: bool = False) -> dict[str, Any]:
         """The answer of the label, as `heedful.label.records.Event` describes it.
@@ -97,7 +97,7 @@ class Labeller:
             return {"preferred": preferred, "strength": None if preferred is None else STRENGTH, "both_bad": False}
         if item.task == "ranking" and self.temperature is not None:
             return {"ranks": ranks_by(scores, self.temperature, draw)}
-        wanted = "--temperature, which says how labellers rank" if item.task == "ranking" else "pairs and rankings only"
+        wanted = "--temperature, the noise of their rankings" if item.task == "ranking" else "pairs and rankings only"
         raise DataError(f"item {item.item_id} is a {item.task}: simulated labellers need {wanted}")
 
     def _preferred(self, first: float, second: float, draw: random.Random) -> int | None:
@@ -111,9 +111,9 @@ class Labeller:
 
 
 def ranks_by(scores: Sequence[float], temperature: float, draw: random.Random) -> list[int]:
-    """Ranks, 1 for the best, drawn by Plackett and Luce's law, of which every pair follows Bradley and Terry's.
+    """Ranks, 1 for the best, drawn from the Plackett-Luce model, in which every pair follows Bradley-Terry.
 
-    Each answer gets a score plus Gumbel noise of this scale, and the sums are sorted (Yellott 1977).
+    Gumbel noise of scale ``temperature`` is added to each score, and the sums are sorted (Yellott 1977).
     """
     noisy = [score - temperature * math.log(-math.log(draw.random() or 5e-324)) for score in scores]
     order = sorted(range(len(noisy)), key=lambda i: -noisy[i])
@@ -121,10 +121,10 @@ def ranks_by(scores: Sequence[float], temperature: float, draw: random.Random) -
 
 
 def simulate(config: SimulateConfig) -> tuple[int, list[str]]:
-    """Have simulated people label a project. Returns the number of labels and their names.
+    """Have simulated labellers label a project. Returns the number of labels and the labellers' names.
 
-    People of an earlier call label on. Raises DataError if there are no items, and for items that are neither pairs nor
-    rankings, and what loading and calling rewards raise.
+    Labellers of an earlier call are used again. Raises DataError if there are no items, or for items that are neither pairs
+    nor rankings, and the errors of loading and calling rewards.
     """
     temperature = None if config.scale is None else config.scale / math.log(AT_SCALE / (1 - AT_SCALE))
     names = [f"simulated-{number}" for number in range(1, config.labellers + 1)]
@@ -155,9 +155,9 @@ def simulate(config: SimulateConfig) -> tuple[int, list[str]]:
 def label_project(
     project: Project, labellers: Sequence[tuple[str, Labeller]], judge: Judge, *, labels: int | None = None
 ) -> int:
-    """Have labellers, each with a person id, label what an open project gives them, in turns. Returns the number of labels.
+    """Have labellers, each with a person id, take turns at labelling an open project. Returns the number of labels.
 
-    They stop after ``labels``, or if nobody gets an item.
+    They stop after ``labels`` labels, or when no items are left for them.
     """
     done, left = 0, list(labellers)
     while left and (labels is None or done < labels):
@@ -171,14 +171,14 @@ def label_project(
             item = assignment.item
             answer = labeller.answer(item, judge(item), repeat=assignment.repeat)
             answer |= _by_criteria(project, labeller, item)
-            nonce = secrets.token_hex(16)  # one that was used before would return that event, also if it was taken back
+            nonce = secrets.token_hex(16)  # a nonce used before returns its old event, even a retracted one
             project.label(person, item.item_id, answer, nonce=nonce, seconds=0.0)
             done += 1
     return done
 
 
 def _by_criteria(project: Project, labeller: Labeller, item: Item) -> dict[str, Any]:
-    """What the project's criteria ask of each answer, drawn at random: a judge's score says nothing about them."""
+    """Random values for the project's criteria: a judge's score says nothing about them."""
     asked = project.settings.criteria_asked
     draw = random.Random(f"{labeller.seed} {labeller.name} {item.item_id} criteria")
     said = [{one.name: draw.choice(one.values) for one in asked} for _ in item.candidates]

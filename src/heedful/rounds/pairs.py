@@ -1,12 +1,12 @@
-"""Which pairs of answers to ask people about: those on which reward models disagree, and always some at random.
+"""Select pairs to label: those on which reward models disagree most, and always some at random.
 
 The disagreement of an ensemble about a pair is the standard deviation, over its members m, of the difference of scores
 
     d = sqrt(mean_m (x_m - mean x)^2),        x_m = s_m(answer i) - s_m(answer j)
 
-(Christiano et al. 2017, section 2.2.4, who take the variance of the members' predictions; the difference is what a preference
-depends on, so a constant that a member adds to all its scores changes nothing). What is drawn at random is drawn first and
-from all pairs, so that it can stand for them in any statistic.
+(Christiano et al. 2017, section 2.2.4, use the variance of the members' predictions. A preference depends only on the
+difference, so a constant added to all scores of a member changes nothing). Random pairs are drawn first and from all pairs,
+so they are a representative sample for statistics.
 """
 
 import itertools
@@ -21,9 +21,9 @@ from heedful.label.records import Candidate, Item, item_id, to_line
 LEAST_RANDOM = 0.2
 """Least share of pairs drawn at random."""
 Row = Mapping[str, Any]
-"""A line of what `heedful sample` writes: ``prompt``, ``responses`` and other columns."""
+"""A line written by `heedful sample`: ``prompt``, ``responses`` and other columns."""
 Asked = tuple[str, frozenset[str]]
-"""A prompt, and two texts in no order."""
+"""A prompt, and an unordered pair of texts."""
 
 
 class Pair(NamedTuple):
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A pair to ask about."""
+    """A selected pair."""
 
     prompt: int
     """Index of the prompt."""
@@ -46,7 +46,7 @@ class Choice:
 
 
 def different_pairs(answers: Sequence[str]) -> list[Pair]:
-    """All pairs of different texts, each text by its first answer; white space at the ends is no difference."""
+    """All pairs of different texts, each text by its first answer; white space at the ends is ignored."""
     first: dict[str, int] = {}
     for i, answer in enumerate(answers):
         first.setdefault(answer.strip(), i)
@@ -54,7 +54,7 @@ def different_pairs(answers: Sequence[str]) -> list[Pair]:
 
 
 def compared(item: Item) -> set[Asked]:
-    """Which two texts an item has people compare, whatever their order; white space at the ends is no difference."""
+    """The pairs of texts that an item compares, unordered; white space at the ends is ignored."""
     if item.task not in ("pair", "ranking"):
         return set()
     texts = [
@@ -66,13 +66,13 @@ def compared(item: Item) -> set[Asked]:
 
 
 def new_pairs(row: Row, earlier: set[Asked]) -> list[Pair]:
-    """The different pairs of a prompt's answers that nobody was asked about before."""
+    """The different pairs of a prompt's answers that were not asked before."""
     found = different_pairs([answer["response"] for answer in row["responses"]])
     return [pair for pair in found if not compared(item_of(row, Choice(0, pair, "random", None), 0)) & earlier]
 
 
 def item_of(row: Row, choice: Choice, number: int) -> Item:
-    """The item that asks about a chosen pair in round ``number``."""
+    """The item that asks about a selected pair in round ``number``."""
     candidates = tuple(Candidate(row["responses"][i]["response"], row["responses"][i]["source"]) for i in choice.pair)
     columns = {name: value for name, value in row.items() if name not in ("prompt", "responses")}
     if choice.disagreement is not None:
@@ -89,7 +89,7 @@ def item_of(row: Row, choice: Choice, number: int) -> Item:
 
 
 def disagreement(scores: Sequence[Sequence[float]], pair: Pair) -> float:
-    """The disagreement about a pair, as the module defines it: ``scores`` are each member's of each answer."""
+    """Disagreement d about a pair (see the module); ``scores`` has one row per member, one column per answer."""
     differences = [member[pair.first] - member[pair.second] for member in scores]
     mean = sum(differences) / len(differences)
     return math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences))
@@ -105,7 +105,7 @@ def choose(
 ) -> list[Choice]:
     """Choose ``number`` pairs, or all if there are fewer, in a random order.
 
-    No prompt has two before every prompt that has pairs has one, in the random part and in the other.
+    In each part, every prompt with pairs gets one pair before any prompt gets a second.
 
     Args:
         pairs: the possible pairs of each prompt.

@@ -1,14 +1,14 @@
-"""``heedful round``: take a project from sampling to a measured policy, one step after another; each can be resumed.
+"""``heedful round``: sample, label, train a reward model and a policy, evaluate; every step can be resumed.
 
 PROJECT/rounds.json holds ``rounds`` (how many have begun) and ``settings`` (those of the last one).
 PROJECT/rounds/N/round.json of round N holds
 
-- ``round``: N; ``settings``: those with which it began; ``before``: the policy that its answers come from
-- ``steps``, one object for each step that is done, in order; each has ``seconds``
+- ``round``: N; ``settings``: those at its start; ``before``: the policy that wrote its answers
+- ``steps``, one object per finished step, in order; each has ``seconds``
   - ``sample``: ``prompts``, ``asked`` (pairs), ``random`` and ``active`` (how many of them), ``checkpoint``,
     ``items`` (their ids)
-  - ``label``: ``labels``, ``pairs`` (labelled ones of this round), ``events`` (the number of the project's last event, up to
-    which undo takes no label back any more), ``statistics`` (`heedful.label.statistics`, of this round)
+  - ``label``: ``labels``, ``pairs`` (labelled ones of this round), ``events`` (the number of the project's last event; undo
+    does not reach labels up to it), ``statistics`` (`heedful.label.statistics`, of this round)
   - ``reward``: ``models`` (folders), ``train_pairs``, ``eval_pairs``, ``accuracy`` (mean of the models on held-out labels, or
     null)
   - ``ppo``: ``model`` (folder), ``score_mean`` (held out, by the reward models), ``kl``, ``steps``
@@ -17,9 +17,9 @@ PROJECT/rounds/N/round.json of round N holds
     (the same by ``--judge``, or null), ``kl`` (to the first policy), ``samples`` (ten prompts with the answers of the new and
     the previous policy, and their scores)
 
-A step is noted when all of it is done, so a step that is not there is done again or goes on: training from its last
-checkpoint, answers that were sampled stay, an item is never added twice. The numbers of the step ``label`` are also in
-PROJECT/rounds/N/labels/numbers.json, written with the labels that they count.
+A step is recorded once it is complete; a missing step is run again or resumed: training from its last checkpoint, sampled
+answers are kept, an item is never added twice. The numbers of the step ``label`` are also in
+PROJECT/rounds/N/labels/numbers.json, beside the labels that they count.
 """
 
 import contextlib
@@ -77,45 +77,45 @@ Note = dict[str, Any]
 Say = Callable[[str], None]
 Verdict = Literal["better", "worse", "not distinguishable"]
 OF_THIS_CALL = ("project", "enough", "device", "micro_batch_size")
-"""Settings that may differ when a round goes on."""
+"""Settings that may differ when a round is resumed."""
 FILES = {"reward_config": "reward", "ppo_config": "ppo"}
-"""Files of settings that a flag may replace until the step that reads them is done; the other stays for later rounds."""
+"""Settings files that a flag may replace until their step is done; the other stays for later rounds."""
 FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
-"""Settings that all rounds of a project share: with others, rounds could not be compared."""
+"""Settings fixed for all rounds of a project, so that rounds stay comparable."""
 SAMPLING = (
     "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "cuda_graphs",
     "trust_remote_code", "device", "dtype", "micro_batch_size",
 )  # fmt: skip
-"""Settings of sampling that a round hands on."""
+"""Sampling settings of a round."""
 READ_LATER: Mapping[str, tuple[str, type[str] | type[list[str]]]] = {
     "sample": ("items", list),
     "reward": ("models", list),
     "ppo": ("model", str),
 }
-"""What later steps and rounds read in the notes of a step, and its type."""
-BUSY = "another heedful round is at work on this project ({owner}); wait for it, or end it"
+"""Keys of a step's notes that later steps and rounds read, and their types."""
+BUSY = "another heedful round is running on this project ({owner}); wait for it, or stop it"
 TRAIN, EVAL = "preferences.train.jsonl", "preferences.eval.jsonl"
 COMPARED = ("win_rate", "interval_95", "ties", "score_mean", "baseline_score_mean", "prompts")
 EQUAL = 0.5
-"""The win rate of two policies that are alike."""
+"""The win rate of two equal policies."""
 SHOWN = 10
 """Prompts whose answers are kept."""
 
 
 @dataclass
 class RoundNotes:
-    """What round.json says of a round."""
+    """The content of round.json."""
 
     folder: Path
     number: int
     settings: Mapping[str, Any]
     before: str
-    """The policy that the round's answers come from."""
+    """The policy that wrote the round's answers."""
     steps: dict[str, Note] = field(default_factory=dict)
 
     @property
     def step(self) -> str | None:
-        """The step that is next; None if all are done."""
+        """The next step; None if all are done."""
         return next((name for name in STEPS if name not in self.steps), None)
 
     def write(self) -> None:
@@ -125,13 +125,13 @@ class RoundNotes:
 
 
 def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
-    """Do every step of the project's current round that can be done, and return its notes.
+    """Run the steps of the project's current round as far as possible, and return its notes.
 
-    Settings without a policy are those of the last round, but for what a command's flags gave and what is not at its default.
-    The next round begins if the last one is finished. If the step ``label`` is not done when this returns, people have to
-    label more first.
+    Without ``policy``, the settings are those of the last round, overridden by command-line flags and by values other than
+    the default. The next round begins if the last one is finished. If the step ``label`` is not done on return, more labels
+    are needed.
 
-    Raises ConfigError for settings that do not fit a round that has begun, and what training and measuring raise.
+    Raises ConfigError for settings that differ from those of a begun round, and the errors of training and evaluation.
     """
     if not (config.project / "project.yaml").is_file():
         raise ConfigError(f"{config.project} is no labelling project; make one with heedful label new {config.project}")
@@ -157,15 +157,13 @@ def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
 
 
 def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
-    """The settings and notes of the round that is under way, or of the next one, which then begins. Raises ConfigError."""
+    """Settings and notes of the current round; if it is finished, begin the next one. Raises ConfigError."""
     given = config.given
     state = read_noted(config.project / "rounds.json", "rounds", "settings") or {"rounds": 0, "settings": None}
     number, settings = state["rounds"], state["settings"]
     if not config.policy:
         if settings is None:
-            raise ConfigError(
-                "--policy and --prompts are missing: the project has no round yet whose settings could be used"
-            )
+            raise ConfigError("--policy and --prompts are missing: the project has no earlier round to take them from")
         config = _from_settings(config, settings)
     notes = read_round(config.project, number) if number else None
     if notes is not None and settings is not None and notes.step is not None:
@@ -186,7 +184,7 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
     if settings is not None:
         _refuse_other(config, settings, FIXED)
     _refuse_few_prompts(config)
-    finished_rounds = number if notes is not None else number - 1  # a kill may have come before round.json
+    finished_rounds = number if notes is not None else number - 1  # killed before it wrote round.json
     number = max(finished_rounds, 0) + 1
     before = config.policy
     if number > 1:
@@ -202,17 +200,17 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
 
 
 def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundConfig:
-    """The settings of the last round, with those of this call: what its flags named, and what is not at its default."""
+    """Settings of the last round, overridden by this call's flags and by values other than the default."""
     path, known = config.project / "rounds.json", {one.name: one for one in known_settings(RoundConfig)}
     last: dict[str, Any] = {"project": config.project}
     for name, value in settings.items():
         if was_default(name, value):
             continue
         if name not in known:
-            raise DataError(f"{path}: {name} is no setting of heedful round{answer(name, known)}; {REMEDY}")
+            raise DataError(f"{path}: {name} is not a setting of heedful round{answer(name, known)}; {REMEDY}")
         if not is_plain(value, known[name].hint):
             raise DataError(
-                f"{path}: {name} must be {known[name].values or 'true or false'}, and is {value!r:.80}; {REMEDY}"
+                f"{path}: {name} must be {known[name].values or 'true or false'}, got {value!r:.80}; {REMEDY}"
             )
         last[name] = tuple(value) if isinstance(value, list) else value
     try:
@@ -232,25 +230,25 @@ def _refuse_other(config: RoundConfig, settings: Mapping[str, Any], names: Itera
         now, then = plain_value(getattr(config, name)), settings.get(name)
         if now != then:
             raise ConfigError(
-                f"{flag(name)} is {now!r}, but the project's rounds have {then!r}; use that, leave out --policy and "
-                "--prompts to keep the settings, or make another project"
+                f"{flag(name)} is {now!r}, but the project's rounds use {then!r}; use that, leave out --policy and "
+                "--prompts to keep all settings, or make another project"
             )
 
 
 def _refuse_few_prompts(config: RoundConfig) -> None:
-    """Raise DataError if the prompts are too few to hold some out and keep some, which later steps of a round need."""
+    """Raise DataError if the split leaves no held-out prompts or no others: later steps need both."""
     prompts = read_prompts(config.prompts)
     train, held_out = split_by_prompt(prompts, config.eval_fraction, may_be_one_sided=True)
     if not (train and held_out):
         raise DataError(
             f"{config.prompts}: of {len(prompts)} prompts --eval-fraction {config.eval_fraction:g} holds out "
-            f"{len(held_out)}, but a round needs some that are held out and some that are not; give more prompts, or another "
+            f"{len(held_out)}, but a round needs at least one held out and one not; give more prompts, or another "
             "--eval-fraction"
         )
 
 
 def write_state(project: Path, number: int, settings: Mapping[str, Any]) -> None:
-    """Write rounds.json: a round begins with these settings."""
+    """Write rounds.json when a round begins."""
     write_json(project / "rounds.json", {"rounds": number, "settings": settings})
 
 
@@ -264,12 +262,12 @@ def read_round(project: Path, number: int) -> RoundNotes | None:
     steps = content["steps"]
     missing = next((name for name in STEPS if name not in steps), None)
     if missing and any(name in steps for name in STEPS[STEPS.index(missing) :]):
-        raise DataError(f"{path}: it has no step {missing}, but one that comes after it; {REMEDY}")
+        raise DataError(f"{path}: step {missing} is missing, but a later one is there; {REMEDY}")
     for step, (key, kind) in READ_LATER.items():
         value = steps[step].get(key) if step in steps else kind()
         if not (isinstance(value, kind) and all(isinstance(one, str) for one in value)):
             raise DataError(
-                f"{path}: {key} of the step {step} must be {'a text' if kind is str else 'a list of texts'}; {REMEDY}"
+                f"{path}: {key} of the step {step} must be {'a string' if kind is str else 'a list of strings'}; {REMEDY}"
             )
     return RoundNotes(folder, number, content["settings"], content["before"], content["steps"])
 
@@ -284,7 +282,7 @@ def _finished_round(project: Path, number: int) -> RoundNotes:
 
 
 def _sample(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
-    """Sample answers, choose the pairs to ask about, and add them to the project. Raises DataError if there is none."""
+    """Sample answers, select pairs to label, and add them to the project. Raises DataError if there are none."""
     with Project.open(config.project) as project:
         file = notes.folder / "answers.jsonl"
         if not file.exists():
@@ -330,7 +328,7 @@ def _sample(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
 
 
 def _write_answers(config: RoundConfig, notes: RoundNotes, file: Path) -> None:
-    """Write the answers to a file: the same as heedful sample would, to prompts drawn for this round."""
+    """Sample answers to prompts drawn for this round and write them as heedful sample does."""
     prompts = read_prompts(config.prompts)
     if not config.ask_held_out:
         prompts = split_by_prompt(prompts, config.eval_fraction)[0]
@@ -348,17 +346,17 @@ def _write_answers(config: RoundConfig, notes: RoundNotes, file: Path) -> None:
 
 
 def _read_answers(file: Path) -> list[Row]:
-    """The answers that a round has sampled. Raises DataError for a damaged file."""
-    remedy = "restore it, or remove it to sample the round's answers anew"
+    """The sampled answers of a round. Raises DataError for a damaged file."""
+    remedy = "restore it, or remove it to sample the round's answers again"
     if not file.is_file():
-        raise DataError(f"{file}: it is a folder, not a file; {remedy}")
+        raise DataError(f"{file} is a folder, not a file; {remedy}")
     rows = []
     for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
         if line:
             row = read_record(line) or {}
             answers = row.get("responses")
             if not (isinstance(answers, list) and "prompt" in row and all(map(_is_answer, answers))):
-                raise DataError(f"{file}:{number} is damaged: no answers to a prompt; {remedy}")
+                raise DataError(f"{file}:{number} is damaged: a prompt has no answers; {remedy}")
             rows.append(row)
     return rows
 
@@ -368,29 +366,29 @@ def _is_answer(answer: Any) -> bool:
 
 
 def how_many(config: RoundConfig, *, asked: int, prompts: int) -> str:
-    """How many pairs a round asks about; if they are fewer than --labels, also why, and what would give more."""
+    """A message with the number of pairs; if it is below --labels, also the reason and how to get more."""
     if asked >= config.labels:
         return f"{asked} pairs are ready to be labelled"
     return (
         f"{asked} pairs are ready to be labelled, fewer than --labels {config.labels}: the {config.answers} answers to each "
-        f"of {prompts} prompts give no more pairs that differ and are new. For more in the next round: "
-        f"--pool {math.ceil(10 * config.pool * config.labels / asked) / 10:g} (or more prompts, if these are all), a higher "
-        "--answers or --temperature"
+        f"of {prompts} prompts give no further pairs that are new and differ. For more in the next round: "
+        f"--pool {math.ceil(10 * config.pool * config.labels / asked) / 10:g} (or more prompts, if these are all), or "
+        "a higher --answers or --temperature"
     )
 
 
 def _label(config: RoundConfig, notes: RoundNotes, say: Say) -> Note | None:
-    """Write the labels that reward models learn from, once there are enough. None: people have to label more first.
+    """Write the training labels of the reward models, once there are enough; None if more are needed.
 
-    What is labelled later belongs to the next round. Hidden repeats and labels of held-out and refused people do not count,
-    as nothing is trained on them. Raises DataError if there is nothing to train on.
+    Later labels belong to the next round. Hidden repeats and labels of held-out and refused people do not count, because they
+    are not trained on. Raises DataError if there is nothing to train on.
     """
     folder = notes.folder / "labels"
     counted = read_noted(folder / COUNTED)
     if counted is not None:
         return counted
     with Project.open(config.project, read_only=True) as project:
-        now = project.snapshot()  # what is trained on, and what undo leaves alone for that
+        now = project.snapshot()  # trained on, and therefore out of reach of undo
     asked = set(notes.steps["sample"]["items"])
     labels = [one for one in now.counting() if one.item.item_id in asked]
     done = {
@@ -419,7 +417,7 @@ def _label(config: RoundConfig, notes: RoundNotes, say: Say) -> Note | None:
 
 
 def write_labels(config: RoundConfig, now: Snapshot, folder: Path, numbers: Note) -> None:
-    """Write the files that reward models learn from, and the numbers that count them, once per round.
+    """Write the training files of the reward models and their counts, once per round.
 
     Raises DataError if there is nothing to train on.
     """
@@ -429,7 +427,7 @@ def write_labels(config: RoundConfig, now: Snapshot, folder: Path, numbers: Note
     exported = export(now, ExportOptions(eval_fraction=fraction, margin=config.margin))
     if TRAIN not in exported.files:
         raise DataError(
-            f"{config.project}: no label is left to train on ({_elsewhere(exported)}); add pairs of answers to other "
+            f"{config.project}: there are no labels to train on ({_elsewhere(exported)}); add pairs of answers to other "
             "prompts (heedful label import), have them labelled, and run the command again"
         )
     counted = (to_json(numbers, indent=2) + "\n").encode()
@@ -437,7 +435,7 @@ def write_labels(config: RoundConfig, now: Snapshot, folder: Path, numbers: Note
 
 
 def _elsewhere(exported: Export) -> str:
-    """Where the labels are that are not trained on."""
+    """The reasons why labels are not trained on."""
     beside = {EVAL: "about held-out prompts", "preferences.held-out.jsonl": "of people who label for evaluation only"}
     files = exported.manifest["files"]
     found = [f"{files[name]['records']} {what}" for name, what in beside.items() if name in files]
@@ -445,7 +443,7 @@ def _elsewhere(exported: Export) -> str:
 
 
 def _reward(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
-    """Train the round's reward models, and write PROJECT/scores.jsonl: what they give each candidate."""
+    """Train the round's reward models, and write each candidate's score into PROJECT/scores.jsonl."""
     labels = notes.folder / "labels"
     runs = [reward_config(config, notes, labels, member) for member in range(config.reward_models)]
     summaries = [_finished_or_trained(train_reward, run, "reward") for run in runs]
@@ -462,9 +460,9 @@ def _reward(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
     scores = scores_of_items(load_judge([f"model:{model}" for model in models], options, config), items)
     write_rows(config.project / "scores.jsonl", [{"item": item, "scores": of} for item, of in scores.items()])
     if accuracy is None:
-        found = "; none is held out to measure it"
+        found = "; no held-out labels to evaluate it"
     else:
-        found = f", orders {accuracy:.0%} of {eval_pairs} held-out ones as people did"
+        found = f", agrees with people on {accuracy:.0%} of {eval_pairs} held-out ones"
     say(f"reward model: trained on {train_pairs} labels{found}")
     return {"models": models, "train_pairs": train_pairs, "eval_pairs": eval_pairs, "accuracy": accuracy}
 
@@ -482,7 +480,7 @@ def _ppo(config: RoundConfig, notes: RoundNotes, _: Say) -> Note:
 
 
 def _evaluate(config: RoundConfig, notes: RoundNotes, _: Say) -> Note:
-    """Compare the round's policy with the one before, and by ``--judge`` also with the first, on held-out prompts."""
+    """Compare the round's policy with the one before, and under ``--judge`` also with the first, on held-out prompts."""
     policy = notes.steps["ppo"]["model"]
     models = [f"model:{model}" for model in notes.steps["reward"]["models"]]
     over_previous, samples = _win_rate(config, policy, notes.before, models)
@@ -516,11 +514,11 @@ STAGES: tuple[tuple[str, Callable[[RoundConfig, RoundNotes, Say], Note | None]],
 
 
 def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, member: int) -> RewardConfig:
-    """The settings of one of the round's reward models: those of --reward-config, with the round's in front of them.
+    """Settings of one reward model: those of --reward-config, overridden by the round's.
 
-    ``labels`` is None as long as there are none: then only the file is read.
+    ``labels`` is None before labelling: then only the file is read.
 
-    Raises ConfigError if they need held-out labels and there are none.
+    Raises ConfigError if the settings need held-out labels and there are none.
     """
     name = "reward" if config.reward_models == 1 else f"reward-{member + 1}"
     flags = [f"--model={config.policy}", f"--output={notes.folder / name}", *_machine(config)]
@@ -533,14 +531,14 @@ def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, m
     if settings.early_stopping_patience and not has_held_out:
         raise ConfigError(
             f"{config.reward_config}: early_stopping_patience counts evaluations on held-out labels, and none of the "
-            f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and run the "
+            f"{_lines(labels / TRAIN)} labels so far belongs to a held-out prompt; remove it for this round, and run the "
             "command again"
         )
     return settings
 
 
 def ppo_config(config: RoundConfig, notes: RoundNotes, rewards: Sequence[str]) -> PPOConfig:
-    """The settings of the round's PPO: those of --ppo-config, with the round's in front of them."""
+    """Settings of the round's PPO: those of --ppo-config, overridden by the round's."""
     flags = [
         f"--model={config.policy if config.policy_from == 'first' else notes.before}",
         f"--reference={config.policy}",
@@ -565,7 +563,7 @@ def _machine(config: RoundConfig) -> list[str]:
 
 
 def _read(config_class: type[C], name: str, file: Path | None, flags: Sequence[str]) -> C:
-    """Settings as the command would read them from a file and flags."""
+    """Settings read from a file and flags, as the command reads them."""
     return parse(config_class, [*([str(file)] if file else []), *flags], prog=f"heedful {name}")
 
 
@@ -579,12 +577,12 @@ def _finished_or_trained(train: Callable[[R], TrainingResult], settings: R, name
 
 @contextlib.contextmanager
 def naming_config(name: str) -> Iterator[None]:
-    """Have a ConfigError say where this stage of a round has its settings from."""
+    """Add the source of this stage's settings to a ConfigError."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(
-            f"{error} (here heedful {name} reads its settings from --{name}-config, which you may change and give again)"
+            f"{error} (in a round, heedful {name} reads its settings from --{name}-config: change it and give it again)"
         ) from error
 
 
@@ -593,29 +591,29 @@ def _lines(path: Path) -> int:
 
 
 def check_settings(config: RoundConfig, number: int, before: str) -> None:
-    """Check that PPO and the measurement of round ``number`` could begin, with stand-ins for its reward models.
+    """Check the settings of PPO and evaluation of round ``number``, with placeholders for its reward models.
 
-    Raises what ``heedful reward``, ``heedful ppo`` and ``heedful evaluate win-rate`` raise before they begin.
+    Raises the errors of ``heedful reward``, ``heedful ppo`` and ``heedful evaluate win-rate`` before they start.
     """
     notes = RoundNotes(config.project / "rounds" / str(number), number, {}, before)
     reward_config(config, notes, None, 0)
     win_rate_config(config, config.policy, before, config.judge or ("rule:digits",))
     stand_ins = [f"rule:length:0-{length}" for length in range(1, config.reward_models + 1)]
     settings = ppo_config(config, notes, stand_ins)
-    judges = dict.fromkeys((*settings.selection_rewards, *config.judge))  # so that they score a few answers
+    judges = dict.fromkeys((*settings.selection_rewards, *config.judge))  # a judge scores a few answers as a check
     settings = replace(
         settings,
         selection_rewards=tuple(one for one in judges if one not in stand_ins),
-        critic="separate" if settings.critic == "reward" else settings.critic,  # no critic starts from a stand-in
+        critic="separate" if settings.critic == "reward" else settings.critic,  # a placeholder starts no critic
     )
     with naming_config("ppo"):
         check_space(settings, online.start(settings, ()).learner)
 
 
 def check_pairs(config: RoundConfig, notes: RoundNotes, items: Sequence[Item]) -> None:
-    """Check that a reward model could learn from the pairs among items, whatever people say of them.
+    """Check that a reward model can train on the pairs among items, for any labels.
 
-    Raises what ``heedful reward`` raises before it begins.
+    Raises the errors of ``heedful reward`` before it starts.
     """
     pairs = [one for one in items if one.task == "pair"]
     prompts = [
@@ -626,7 +624,7 @@ def check_pairs(config: RoundConfig, notes: RoundNotes, items: Sequence[Item]) -
     ]
     parts = split_by_prompt(prompts, config.eval_fraction if config.ask_held_out else 0.0, may_be_one_sided=True)
     if not parts[0]:
-        return  # the round says so when there are labels
+        return  # reported by the round once there are labels
     with tempfile.TemporaryDirectory() as folder:
         for name, part in zip((TRAIN, EVAL), parts, strict=True):
             rows = []
@@ -641,7 +639,7 @@ def check_pairs(config: RoundConfig, notes: RoundNotes, items: Sequence[Item]) -
 
 
 def _win_rate(config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]) -> tuple[Note, list[Note]]:
-    """A policy against another under rewards: the numbers, and the first answers of both."""
+    """Win rate of a policy over another under rewards, and the first answers of both."""
     result = evaluate_win_rate(win_rate_config(config, policy, baseline, rewards))
     samples = [
         {
@@ -658,7 +656,7 @@ def _win_rate(config: RoundConfig, policy: str, baseline: str, rewards: Sequence
 
 
 def win_rate_config(config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]) -> WinRateConfig:
-    """The settings with which a round compares two policies."""
+    """Settings for comparing two policies."""
     return WinRateConfig(
         model=policy,
         baseline=baseline,
@@ -680,9 +678,9 @@ def _evaluation(config: RoundConfig) -> dict[str, Any]:
 
 
 def verdict(interval: Sequence[float] | None) -> Verdict:
-    """What the 95 % interval of a win rate says; one half is what two equal policies have.
+    """Verdict from the 95 % interval of a win rate; two equal policies have one half.
 
-    None (too few prompts for an interval) says nothing, as does one with one half in it or at its end.
+    "not distinguishable" if the interval contains one half or is None (too few prompts).
     """
     if interval is None or not all(map(math.isfinite, interval)) or interval[0] <= EQUAL <= interval[1]:
         return "not distinguishable"

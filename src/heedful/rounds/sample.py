@@ -1,11 +1,11 @@
-"""``heedful sample``: several answers to each prompt, in a file for people to compare; and answers for a server.
+"""``heedful sample``: several answers per prompt, in a file for labelling; and answers for the labelling server.
 
-A server that never loads torch starts a process for the answers and speaks to it in JSON lines:
+The server never loads torch. It starts this process for answers and exchanges JSON lines with it:
 
     python -m heedful.rounds.sample FILE.yaml
 
 FILE.yaml holds the settings of `heedful.configs.tools.SampleWorkerConfig`. The first line on standard output is
-``{"ready": {"models": [...]}}``, or ``{"error": sentence}`` if the models cannot be loaded. Then, for each line
+``{"ready": {"models": [...]}}``, or ``{"error": sentence}`` if the models cannot be loaded. Then for each line
 
     {"id": 1, "prompts": [...], "answers": 2}
 
@@ -60,18 +60,18 @@ class Writer:
     """A policy that is ready to answer."""
 
     name: str
-    """As the user called it."""
+    """As given by the user."""
     policy: Policy
     sampler: Sampler
     longest_prompt: int
-    """In tokens, so that there is room for an answer."""
+    """In tokens; leaves room for an answer."""
 
 
 def sample(config: SampleConfig) -> dict[str, int]:
-    """Write answers to prompts into ``config.output``, and return counts of both and of what was left out.
+    """Write answers to prompts into ``config.output``, and return their counts and the counts of dropped ones.
 
     A line has ``prompt``, ``responses`` (each with ``response`` and ``source``) and the record's other columns. An answer
-    that is empty or only white space is left out and counted (``dropped_empty``), as is a prompt that then has none
+    that is empty or only white space is dropped and counted (``dropped_empty``), and so is a prompt without answers
     (``dropped_prompts``). Raises ConfigError, DataError and CheckpointError before anything is written.
     """
     _check_output(config)
@@ -96,13 +96,13 @@ def sample(config: SampleConfig) -> dict[str, int]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write JSON Lines into a file that is complete or absent."""
+    """Write JSON Lines; the file is complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(f"{to_json(row)}\n" for row in rows))
 
 
 def _check_output(config: SampleConfig) -> None:
-    """Check that the output can be written and that no file is lost that nobody gave up. Raises ConfigError."""
+    """Check that the output can be written and overwrites no other file. Raises ConfigError."""
     output = config.output
     check_result_file(output, "a .jsonl file")
     if not output.exists():
@@ -114,7 +114,7 @@ def _check_output(config: SampleConfig) -> None:
         written_by_sample = False
     if not written_by_sample:
         raise ConfigError(
-            f"--output {output} exists and is not what heedful sample writes, so it is left alone; choose another name"
+            f"--output {output} exists and was not written by heedful sample, so it is kept; choose another name"
         )
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
@@ -123,7 +123,7 @@ def _check_output(config: SampleConfig) -> None:
 def sampled_rows(
     writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
 ) -> tuple[list[Row], dict[str, int]]:
-    """The lines of the file, and the counts that `sample` returns."""
+    """The lines of the file, and the counts returned by `sample`."""
     rows = []
     written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
     for prompt, answers in zip(prompts, written, strict=True):
@@ -137,8 +137,8 @@ def sampled_rows(
     cut = sum(answer["source"]["truncated"] for row in rows for answer in row["responses"])
     if cut and config.response_length == "stop":
         say(
-            f"{cut} of {num_answers} answers ({cut / num_answers:.1%}) were cut at --max-new-tokens {config.max_new_tokens}, "
-            "before their end; raise it, or people compare unfinished texts"
+            f"{cut} of {num_answers} answers ({cut / num_answers:.1%}) were cut at --max-new-tokens {config.max_new_tokens}; "
+            "raise it, or people compare unfinished texts"
         )
     return rows, {
         "prompts": len(rows),
@@ -149,9 +149,9 @@ def sampled_rows(
 
 
 def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "literal") -> list[Writer]:
-    """Load the models, which read special tokens in raw prompts as ``special_tokens`` says.
+    """Load the models; ``special_tokens`` sets how they read special tokens in raw prompts.
 
-    Raises ConfigError if the longest answer does not fit into one's context, CheckpointError.
+    Raises ConfigError if the longest answer does not fit into a model's context, and CheckpointError.
     """
     sources = [resolve(name, options) for name in options.models]
     limits = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
@@ -167,10 +167,10 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
 def write_answers(
     writers: Sequence[Writer], prompts: Sequence[Prompt], options: AnswerOptions, *, answers: int, seed: int
 ) -> list[list[Answer]]:
-    """Sample ``answers`` answers to each prompt; the i-th of a prompt is by the i-th writer, counted in a circle.
+    """Sample ``answers`` answers per prompt; the i-th comes from writer i modulo their number.
 
-    The same arguments give the same answers on one machine. Every writer draws with random numbers of its own. A prompt that
-    leaves no room for an answer is cut, as trainers cut it.
+    The same arguments give the same answers on one machine. Each writer has its own random numbers. A prompt that leaves no
+    room for an answer is truncated, as trainers truncate it.
     """
     written: list[dict[int, Answer]] = [{} for _ in prompts]
     for place, writer in enumerate(writers):
@@ -203,7 +203,7 @@ def _as_json(prompt: Text) -> Any:
 
 
 def serve(config: SampleWorkerConfig, requests: IO[str], answers: IO[str]) -> int:
-    """Answer requests until there are no more, and return the exit status."""
+    """Answer requests until the input ends, and return the exit status."""
     try:
         writers = load_writers(config)
     except HeedfulError as error:
@@ -231,12 +231,12 @@ def _read_request(request: Any) -> tuple[list[Prompt], int]:
     """The prompts of a request, and how many answers each gets. Raises DataError."""
     fault = fault_in(request)
     if fault is not None or not isinstance(request, dict):
-        raise DataError(f"a request is an object with id, prompts and answers; {fault or f'got {request!r:.80}'}")
+        raise DataError(f"a request must be an object with id, prompts and answers; {fault or f'got {request!r:.80}'}")
     prompts, count = request.get("prompts"), request.get("answers", 2)
     if not isinstance(prompts, list) or not prompts:
-        raise DataError(f"prompts is {prompts!r:.80}; it must be a list of strings or of conversations")
+        raise DataError(f"prompts must be a list of strings or of conversations, got {prompts!r:.80}")
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_ANSWERS:
-        raise DataError(f"answers is {count!r:.80}; it must be a number from 1 to {MOST_ANSWERS}")
+        raise DataError(f"answers must be a number from 1 to {MOST_ANSWERS}, got {count!r:.80}")
     read = []
     for i, one in enumerate(prompts):
         is_text = isinstance(one, str) and one.strip()
@@ -250,13 +250,13 @@ def _say(answers: IO[str], content: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Answer for a server, with the settings in the file that the command line names."""
+    """Answer a server's requests; the command line names the settings file."""
     try:
         config = parse(SampleWorkerConfig, sys.argv[1:], prog="heedful.rounds.sample")
     except HeedfulError as error:
         _say(sys.stdout, {"error": str(error)})
         return error.status
-    replies, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no reply
+    replies, sys.stdout = sys.stdout, sys.stderr  # keep prints of libraries out of the replies
     requests = open(sys.stdin.fileno(), encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  open to the end
     return serve(config, requests, replies)
 

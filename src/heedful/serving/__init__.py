@@ -1,1 +1,1 @@
-"""What both web servers of heedful stand on: uvicorn with limits on connections, and a check of who asks. No model here."""
+"""Shared by heedful's two web servers: uvicorn with connection limits, and a check of each request's host. No models."""

@@ -1,15 +1,15 @@
-"""uvicorn with the limits on connections that it lacks: for ``heedful serve-reward`` and ``heedful label serve``.
+"""uvicorn with limits on connections, which it lacks: for ``heedful serve-reward`` and ``heedful label serve``.
 
-uvicorn waits for a request's head and body as long as the client likes, and its ``limit_concurrency`` counts connections
-only once a whole head has come: 300 idle ones once used up a server's file descriptors. Here, with S seconds allowed,
+uvicorn waits for a request's head and body without limit, and its ``limit_concurrency`` counts a connection only after a
+complete head: 300 idle ones once used up a server's file descriptors. Here, with a limit of S seconds,
 
-- a head that has not come S seconds after the connection opened, or after its last answer, costs the client its connection;
-- a body that has not come S seconds after its head is a TimeoutError in the application, which answers 408;
-- an answer that the client has not taken after S seconds costs it its connection;
-- if there are as many connections as may be, a new one takes the place of the one that has waited longest for a head, or
-  else for a body. A connection whose whole request is here is never closed to make room.
+- a connection is closed if a head is not complete S seconds after it opened or after its last answer;
+- a body that is not complete S seconds after its head is a TimeoutError in the application, which answers 408;
+- a connection is closed if the client has not received an answer after S seconds;
+- at the maximum number of connections, a new one replaces the one that has waited longest for a head, or else for a body.
+  A connection with a complete request is never closed to make room.
 
-`Connection` uses internals of uvicorn's `H11Protocol`, so pyproject.toml bounds uvicorn's version above.
+`Connection` uses internals of uvicorn's `H11Protocol`, so pyproject.toml sets an upper bound on uvicorn's version.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from heedful.errors import ConfigError
 
 ACCEPTS = 16
-"""The most connections that are taken from the listening socket at a time, before those that are too many are closed."""
+"""Most connections accepted from the listening socket at a time, before excess ones are closed."""
 BACKLOG = 1024
-"""The most connections that wait to be taken; the operating system may allow fewer."""
+"""Most connections that wait to be accepted; the operating system may allow fewer."""
 SPARE_FILES = 96
-"""File descriptors that are not for connections: the interpreter's, and connections that are about to be closed."""
+"""File descriptors not for connections: the interpreter's, and connections about to be closed."""
 DISCARD_SECONDS = 1.0
-"""How long the rest of a refused body is thrown away before the answer: closed at once, the client might never see it."""
+"""Seconds for which the rest of a refused body is read and discarded, so that the client sees the answer."""
 DISCARD_BYTES = 2**28
-"""The most bytes that are thrown away like that."""
+"""Most bytes discarded this way."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -55,14 +55,14 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"--port {port} of --host {host} cannot be listened at: {error.strerror}; choose another, or --port 0 for a "
+            f"--port {port} of --host {host} cannot be used: {error.strerror}; choose another, or --port 0 for a "
             "free one"
         ) from error
     return listening
 
 
 def files_allowed() -> int:
-    """The most files that the system lets this process have open, once it asks for them (``ulimit -Hn``)."""
+    """The hard limit on open files of this process (``ulimit -Hn``)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
@@ -72,10 +72,10 @@ class Server(uvicorn.Server):
 
     Args:
         app: the application.
-        most_connections: how many may be open at a time, if the system allows so many files.
-        receive_seconds: how long a head, a body and the departure of an answer may take, each.
-        end_seconds: how long requests may take to be answered once the server ends.
-        at_end: called in the event loop when the server begins to end.
+        most_connections: how many may be open at a time, if the system allows that many files.
+        receive_seconds: time limit for a head, for a body, and for sending an answer.
+        end_seconds: time limit for open requests once the server stops.
+        at_end: called in the event loop when the server begins to stop.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 proxy_headers=False,
-                log_level="error",  # what clients send is no reason for a line
+                log_level="error",  # do not log what clients send
                 access_log=False,
                 server_header=False,
                 backlog=ACCEPTS,
@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with as many files as the connections need."""
+        """Listen, after raising the limit on open files for the connections."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = self.limits.most + SPARE_FILES
         if soft != resource.RLIM_INFINITY and soft < files:
@@ -116,9 +116,9 @@ class Server(uvicorn.Server):
             listening.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what has no whole request at once, and the rest when it is answered or its time is over."""
+        """Close connections without a complete request at once, others once answered or timed out."""
         self.at_end()
-        for connection in list(self.limits.sending):  # whose request has begun; uvicorn closes those without one
+        for connection in list(self.limits.sending):  # their request has begun; uvicorn closes the others
             connection.drop()
         asyncio.get_running_loop().call_later(self.end_seconds, self.limits.drop_all)
         await super().shutdown(sockets)
@@ -129,7 +129,7 @@ class Connections:
 
     Args:
         most: how many there may be at a time.
-        seconds: how long each may wait for a head, and for its answer to be taken.
+        seconds: time limit for receiving a head and for sending an answer.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
@@ -137,12 +137,12 @@ class Connections:
         self.seconds = seconds
         self.open: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}
-        """Those without a whole head, the longest wait first."""
+        """Those without a complete head, the longest wait first."""
         self.sending: dict[Connection, None] = {}
-        """Those with a head and without a whole body, the longest wait first."""
+        """Those with a head but an incomplete body, the longest wait first."""
 
     def make_room(self) -> bool:
-        """Close a connection if there are too many; False if all of them have a whole request."""
+        """Close a connection if there are too many; False if all have a complete request."""
         if len(self.open) < self.most:
             return True
         oldest = next(iter(self.waiting), None) or next(iter(self.sending), None)
@@ -157,14 +157,14 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with a place among the others and the time that it has."""
+    """uvicorn's connection, with its place among the others and its timers."""
 
     def __init__(self, limits: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.limits = limits
         self.phase: dict[Connection, None] | None = None
         self.timers: dict[str, asyncio.TimerHandle] = {}
-        """What closes it: "head" if it waits for one too long, "answer" if its client does not take it."""
+        """Timers that close it: "head" while it waits for one, "answer" while its client has not received it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place, or close the connection at once if there is none."""
@@ -176,11 +176,11 @@ class Connection(H11Protocol):
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came."""
-        with contextlib.suppress(h11.ProtocolError):  # uvicorn refuses what came, but the answer to it has begun
+        """Parse received bytes."""
+        with contextlib.suppress(h11.ProtocolError):  # uvicorn refuses the bytes, but its answer has begun
             super().data_received(data)
         if self.conn.their_state is h11.ERROR and self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # uvicorn has refused the rest, so nobody waits for the application's answer
+            self.cycle.disconnected = True  # uvicorn has refused the rest: the application's answer is not needed
             self.cycle.message_event.set()
         self._follow()
 
@@ -190,12 +190,12 @@ class Connection(H11Protocol):
         self._follow()
 
     def pause_writing(self) -> None:
-        """Make answers wait until the client takes what was sent, which it must do in time."""
+        """Pause sending until the client has received what was sent, within the time limit."""
         super().pause_writing()
         self._start("answer")
 
     def resume_writing(self) -> None:
-        """Let answers continue."""
+        """Resume sending."""
         super().resume_writing()
         self._stop("answer")
 
@@ -210,7 +210,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _follow(self) -> None:
-        """Take the place and the time that belong to how far the request is."""
+        """Take the place and the timer for the state of the request."""
         phases = {h11.IDLE: self.limits.waiting, h11.SEND_BODY: self.limits.sending}
         phase = phases.get(self.conn.their_state)
         if phase is not self.phase:
@@ -242,9 +242,9 @@ class Connection(H11Protocol):
 
 
 def framing_refusal(headers: Headers, version: str) -> str | None:
-    """What is wrong with a request that does not say clearly where it ends; None if it does.
+    """The reason to refuse a request whose end is ambiguous; None if it is clear.
 
-    A proxy before the server may see its end elsewhere, and take what follows for another request (RFC 9112, section 6.1).
+    A proxy in front may see another end and read the remainder as a second request (RFC 9112, section 6.1).
     """
     if "transfer-encoding" not in headers:
         return None
@@ -254,10 +254,10 @@ def framing_refusal(headers: Headers, version: str) -> str | None:
 
 
 def _in_time(app: ASGIApp, seconds: float) -> ASGIApp:
-    """Return an application in which a body that is late is a TimeoutError.
+    """Return an application in which a late body is a TimeoutError.
 
-    An answer to a request whose body was not read to its end comes after a part of the rest was thrown away, and closes the
-    connection if that was not all.
+    If an answer comes before the whole body was read, a part of the rest is discarded first, and the connection is closed if
+    more is left.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -285,7 +285,7 @@ def _in_time(app: ASGIApp, seconds: float) -> ASGIApp:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_complete:
-                if "expect" not in headers:  # such a client sends its body only once it is asked for
+                if "expect" not in headers:  # such a client sends its body only on request
                     await discard()
                 if not is_complete:
                     message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}

@@ -1,4 +1,4 @@
-"""Which names a server answers to, so that no page of another site reaches it."""
+"""Host names that a server accepts, so that pages of other sites cannot reach it."""
 
 import re
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-"""What a Host header may be: a name or an address, and a port."""
+"""A valid Host header: a name or an address, and a port."""
 Refusal = tuple[int, str]
 """The status and the message of an answer that refuses a request."""
 
 
 class OwnNames(Protocol):
-    """The names by which a server may be called, besides those of this machine's loopback."""
+    """Names of a server, besides those of this machine's loopback."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -21,34 +21,32 @@ class OwnNames(Protocol):
 
     @property
     def any_address(self) -> bool:
-        """An address in digits is a name of it, whichever it is."""
+        """Accept any numeric address."""
 
 
 def host_refusal(headers: Mapping[str, str], own: OwnNames) -> Refusal | None:
-    """Refuse a request that calls the server by a name that is not its own, or that another web site's page has made.
+    """Refuse a request with an unknown Host, or made by a page of another web site.
 
-    A page of a foreign site reaches a server on this machine if the site lets its own name point here (DNS rebinding). Its
-    requests then have that name as their Host. All others that a browser sends for a foreign page have an Origin.
+    A foreign page can reach a server on this machine if its site's name resolves to this machine (DNS rebinding). Its
+    requests then have that name as their Host. All other requests of foreign pages have an Origin.
     """
     host = headers.get("host")
-    if host is None:  # HTTP/1.0, which no browser speaks
+    if host is None:  # HTTP/1.0, which browsers do not use
         return None
-    name = (
-        _name(f"//{host}") if HOST.fullmatch(host) else None
-    )  # no user before an @, which URLs may have and Hosts may not
+    name = _name(f"//{host}") if HOST.fullmatch(host) else None  # no user@: allowed in URLs, not in Host
     if not _is_own(name, own):
         return 421, (
-            f"this server does not answer to the host {host[:80]!r}: call it by the address that it was given as --host, or "
+            f"this server does not accept the host {host[:80]!r}: use the address given as --host, or "
             "start it with --allowed-hosts and this name"
         )
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != host.lower():
-        return 403, f"requests of web pages from elsewhere are refused; the Origin is {origin[:80]!r}"
+        return 403, f"requests from pages of other sites are refused; the Origin is {origin[:80]!r}"
     return None
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name means this machine and can mean no other."""
+    """Whether a host name can only mean this machine."""
     return name == "localhost" or name.endswith(".localhost") or (_is_address(name) and ip_address(name).is_loopback)
 
 

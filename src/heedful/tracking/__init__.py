@@ -1,1 +1,1 @@
-"""Metrics sent to the trackers of others (wandb, trackio, MLflow, SwanLab) while a run trains, and afterwards."""
+"""Send metrics to external trackers (wandb, trackio, MLflow, SwanLab), during a run and after it."""

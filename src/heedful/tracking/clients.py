@@ -1,4 +1,4 @@
-"""Each tracker by its own client. A client is imported only when its tracker is used."""
+"""One client per tracker. A tracker's package is imported only when it is used."""
 
 import contextlib
 import math
@@ -14,18 +14,18 @@ from typing import Any, ClassVar, NamedTuple
 from heedful.redact import redact
 
 HERE = "this machine"
-"""The destination of what is sent nowhere."""
+"""The destination of a run that is not sent."""
 
 
 class NotReadyError(Exception):
-    """A tracker cannot be used as it is. The text says why and what to do."""
+    """A tracker cannot be used. The text has the cause and the fix."""
 
 
 class Place(NamedTuple):
-    """Where a line of metrics.jsonl belongs: its step, and its number among the step's lines (an evaluation may be 1).
+    """Position of a line of metrics.jsonl: its step, and its index among the lines of that step (an evaluation may be 1).
 
-    A resumed run writes some lines again, at other bytes of the file but at the same places, so places tell what a tracker
-    already has.
+    A resumed run writes some lines again, at other bytes of the file but at the same positions, so positions identify the
+    lines that a tracker already has.
     """
 
     step: int
@@ -38,43 +38,43 @@ class MetricLine:
 
     place: Place
     metrics: dict[str, float]
-    """NaN where the file has null, for a number that was not finite."""
+    """NaN where the file has null (a number that was not finite)."""
     milliseconds: int
-    """When it was read, since 1970."""
+    """Time of reading, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker learns about a run when it is opened."""
+    """Facts about a run, sent when a tracker is opened."""
 
     folder: Path
     """For the tracker's own files, inside the run's folder."""
     identity: str
-    """32 hexadecimal digits that name the run, the same after a resume."""
+    """The run's id: 32 hexadecimal digits, unchanged by a resume."""
     project: str
     name: str
     offline: bool
     config: Mapping[str, Any]
     """Settings, versions and hashes, without secrets."""
     known: str | None
-    """What the tracker called this run when it was first opened there; None if it never was."""
+    """The tracker's own id of this run; None if it was never opened there."""
 
 
 class Client(ABC):
-    """A run in a tracker. Making one opens the run there, or resumes it. Any call may raise, hang or be slow."""
+    """A run in a tracker. The constructor opens or resumes the run there. Any call may raise, hang or be slow."""
 
     addresses: ClassVar[tuple[str, ...]]
-    """Environment variables that say where runs go."""
+    """Environment variables that set the destination."""
     default_address: ClassVar[str]
-    """Where they go without those."""
+    """The destination without those variables."""
     batch: ClassVar[int] = 1
-    """Most records of one `log`, which are sent again together if it raises."""
+    """Most records per call of `log`; if it raises, all of them are sent again."""
     known: str
-    """What the tracker calls the run, to find it again."""
+    """The tracker's id of the run, to find it again."""
     where: str
-    """Where to look at the run."""
+    """Where to see the run."""
     later: str | None = None
-    """The tracker's own command that sends what it has kept on this machine."""
+    """The tracker's own command that uploads its local files."""
 
     @abstractmethod
     def __init__(self, run: RunInfo) -> None:
@@ -82,14 +82,14 @@ class Client(ABC):
 
     @classmethod
     def destination(cls, *, offline: bool) -> str:
-        """Where runs go, without secrets. A run that was sent to one destination is not yet at another."""
+        """The destination of runs, without secrets. Each destination has its own progress."""
         given = " ".join(f"{name}={os.environ[name]}" for name in cls.addresses if os.environ.get(name))
         return HERE if offline else redact(given) or cls.default_address
 
     @staticmethod
     @abstractmethod
     def check(*, offline: bool) -> None:
-        """Raise NotReadyError if runs cannot be sent: nobody is logged in, or a part is not installed."""
+        """Raise NotReadyError if runs cannot be sent: not logged in, or a package is missing."""
 
     @abstractmethod
     def log(self, records: Sequence[MetricLine]) -> None:
@@ -97,7 +97,7 @@ class Client(ABC):
 
     @abstractmethod
     def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:
-        """Send the summary and wait until everything has been sent. ``finished`` is False for a run that may be resumed."""
+        """Send the summary and wait until everything is sent. ``finished`` is False if the run may be resumed."""
 
 
 class Wandb(Client):
@@ -116,13 +116,13 @@ class Wandb(Client):
             config=dict(run.config),
             dir=run.folder,
             resume="allow",
-            reinit="create_new",  # a run before this one in the same process may still be open
+            reinit="create_new",  # an earlier run of this process may still be open
             mode="offline" if run.offline else None,
             settings=wandb.Settings(
                 console="off",
                 silent=True,
                 save_code=False,
-                x_disable_meta=True,  # it would send the command line, whose secrets config does not have
+                x_disable_meta=True,  # do not send the command line, which may have secrets
             ),
         )
         self._run.define_metric("step")
@@ -135,7 +135,7 @@ class Wandb(Client):
         import wandb
 
         sends = not offline and os.environ.get("WANDB_MODE", "online") in ("online", "shared")
-        # verify would need a network that may come back later
+        # verify would need a network, which may only be down for now
         if sends and not wandb.login(verify=False, prompt=False):
             raise NotReadyError("you are not logged in: run `wandb login`, or set WANDB_API_KEY")
 
@@ -157,7 +157,7 @@ class Trackio(Client):
     def __init__(self, run: RunInfo) -> None:
         import trackio
 
-        self.known = run.known or f"{run.name}-{run.identity[:8]}"  # trackio knows runs only by their names
+        self.known = run.known or f"{run.name}-{run.identity[:8]}"  # trackio identifies runs by name only
         remote = {name: os.environ.get(name) for name in self.addresses}
         if run.offline:
             for name in remote:
@@ -178,7 +178,7 @@ class Trackio(Client):
     @staticmethod
     def check(*, offline: bool) -> None:
         import huggingface_hub
-        import trackio  # noqa: F401  # that it can be imported
+        import trackio  # noqa: F401  # check that it imports
 
         if not offline and os.environ.get("TRACKIO_SPACE_ID") and huggingface_hub.get_token() is None:
             raise NotReadyError(
@@ -202,10 +202,10 @@ class MLflow(Client):
 
     addresses = ("MLFLOW_TRACKING_URI",)
     default_address = "MLflow's default store"
-    batch = 8  # a request each; a server takes 1000 numbers at a time
+    batch = 8  # one request each; a server accepts 1000 numbers per request
 
     def __init__(self, run: RunInfo) -> None:
-        for variable, value in (("REQUEST_TIMEOUT", "30"), ("REQUEST_MAX_RETRIES", "1")):  # heedful tries again itself
+        for variable, value in (("REQUEST_TIMEOUT", "30"), ("REQUEST_MAX_RETRIES", "1")):  # heedful retries itself
             os.environ.setdefault(f"MLFLOW_HTTP_{variable}", value)
         uri = None
         if run.offline:
@@ -239,11 +239,11 @@ class MLflow(Client):
         if offline:
             return
         try:
-            mlflow.MlflowClient()  # makes its store; a server is not asked yet
+            mlflow.MlflowClient()  # creates its store; does not contact a server yet
         except Exception as error:
             raise NotReadyError(
-                f"what is installed of MLflow cannot write to {redact(mlflow.get_tracking_uri())}; set MLFLOW_TRACKING_URI "
-                "to a server, or install all of it, with its own store: pip install mlflow"
+                f"the installed part of MLflow cannot write to {redact(mlflow.get_tracking_uri())}; set MLFLOW_TRACKING_URI "
+                "to a server, or install the full package: pip install mlflow"
             ) from error
 
     def log(self, records: Sequence[MetricLine]) -> None:
@@ -284,17 +284,17 @@ class SwanLab(Client):
             log_dir=str(files),
             id=run.identity[:21],
             resume="allow",
-            reinit=True,  # an earlier try may have opened the run, and failed then
+            reinit=True,  # an earlier attempt may have opened the run before it failed
             settings=swanlab.Settings(
                 interactive=False,
-                terminal={"proxy_type": "none"},  # what the terminal shows stays here,
-                probe={"runtime": False},  # and so does the command line, whose secrets config does not have
+                terminal={"proxy_type": "none"},  # do not send the terminal's output,
+                probe={"runtime": False},  # nor the command line, which may have secrets
             ),
         )
         newest = max(files.glob("run-*"), default=files)
         self.known, self.later = run.identity[:21], f"swanlab sync {shlex.quote(os.path.relpath(newest))}"
         self.where = os.path.relpath(newest)
-        with contextlib.suppress(ValueError):  # there is no address offline
+        with contextlib.suppress(ValueError):  # no address offline
             self.where = self._run.url or self.where
 
     @staticmethod
@@ -315,11 +315,11 @@ class SwanLab(Client):
 
 
 CLIENTS: Mapping[str, type[Client]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": MLflow, "swanlab": SwanLab}
-"""By the name of the tracker, which is that of its package."""
+"""Clients by tracker name, which is also the package name."""
 
 
 def flat(prefix: str, content: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings, as ``prefix/name/name``; lists are leaves, and what is None or not finite is text."""
+    """The leaves of nested mappings, as ``prefix/name/name``; lists are leaves; None and non-finite numbers become text."""
     if isinstance(content, Mapping):
         for name, value in content.items():
             yield from flat(f"{prefix}/{name}" if prefix else str(name), value)
@@ -330,7 +330,7 @@ def flat(prefix: str, content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def name_for_mlflow(name: str) -> str:
-    """A name that MLflow takes: only letters and digits of ASCII and ``_-. :/``, and no empty part.
+    """A name valid in MLflow: only ASCII letters, digits and ``_-. :/``, and no empty part.
 
     Other characters become codes.
     """

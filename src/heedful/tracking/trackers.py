@@ -1,7 +1,7 @@
-"""Trackers of a run: a thread for each follows metrics.jsonl and sends what is new. Training never waits for one.
+"""Trackers of a run: one thread per tracker follows metrics.jsonl and sends new lines. Training never waits for them.
 
-The file is the queue: nothing is dropped, and no memory fills up while a tracker is slow. ``tracking/NAME.json`` in the run's
-folder notes what was sent, so that a resumed run, or ``heedful track``, sends the rest.
+The file is the queue: no line is dropped, and a slow tracker does not fill memory. ``tracking/NAME.json`` in the run's
+folder records the lines sent, so that a resumed run, or ``heedful track``, sends the rest.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ from heedful.redact import redact
 from heedful.tracking.clients import CLIENTS, Client, MetricLine, NotReadyError, Place, RunInfo
 
 THREAD = "heedful tracker "
-"""How the names of the threads begin, by which the command sees that a tracker still hangs when it is done."""
+"""Prefix of thread names; the command uses it to find trackers that still hang at its end."""
 LONGEST_CHECK = 30.0
-"""Seconds to wait for a tracker's answer whether it can be used; without one the run starts, as a tracker stops none."""
+"""Seconds to wait for the check of a tracker; without an answer the run starts, because trackers never stop a run."""
 POLL, PAUSE = 0.5, 10.0
-"""Seconds until the next look at metrics.jsonl, and until the next try after a failure."""
+"""Seconds between reads of metrics.jsonl, and until a retry after a failure."""
 SILENCE = 60.0
-"""Seconds without an answer after which a tracker is reported to hang."""
+"""Seconds without an answer until a tracker is reported as hanging."""
 BEHIND = 5.0
-"""Seconds by which tracking/NAME.json stays behind: a process that is killed loses what its clients have not sent yet."""
+"""Delay of tracking/NAME.json in seconds: a killed process loses the unsent queue of its clients."""
 AT_THE_END = 60.0
 """Longest wait in seconds at the end of a run."""
 AFTER_AN_INTERRUPTION = 10.0
 """Longest wait in seconds at the end of a run that was interrupted."""
 START = Place(-1, -1)
-"""Before everything."""
+"""Before the first line."""
 
 
 def check_trackers(config: TrackingOptions, *, offline_flag: str = "--track-offline") -> None:
@@ -58,28 +58,28 @@ def check_trackers(config: TrackingOptions, *, offline_flag: str = "--track-offl
             reasons[name] = f"{error}; or add {offline_flag} to send nothing"
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {redact(str(error))}"
-            reasons[name] = f"it is installed, but cannot be used: {reason:.300}; install it again"
+            reasons[name] = f"it is installed but does not work: {reason:.300}; install it again"
 
     for name in config.track:
         thread = threading.Thread(target=check, args=[name], name=THREAD + name, daemon=True)
         thread.start()
         thread.join(LONGEST_CHECK)
         if thread.is_alive():
-            say(f"--track {name} has not answered for {LONGEST_CHECK:.0f} s; the run begins all the same")
+            say(f"--track {name} has not answered for {LONGEST_CHECK:.0f} s; the run starts anyway")
         if name in reasons:
             raise ConfigError(f"--track {name}: {reasons[name]}")
 
 
 class Records:
-    """Reads the lines of a metrics.jsonl behind a place, as they are written."""
+    """Reads the lines of metrics.jsonl after a position, as they are written."""
 
     def __init__(self, path: Path, sent: Place) -> None:
         self._path, self._sent, self._offset, self._last = path, sent, 0, START
 
     def read(self, most: int | None = None) -> list[MetricLine]:
-        """The next lines. One torn by a kill is left out, a last one without its line feed is left for later.
+        """The next lines. A line cut off by a kill is skipped; a last one without a line feed is read later.
 
-        What is no number is left out too. If the file cannot be read, the same lines are next again.
+        Values other than numbers are skipped. If the file cannot be read, the next call starts at the same line.
         """
         records: list[MetricLine] = []
         offset, last = self._offset, self._last
@@ -102,7 +102,7 @@ class Records:
 
 @dataclass
 class Progress:
-    """What was sent of a run to one destination: to the same address and project."""
+    """Lines of a run sent to one destination (address and project)."""
 
     address: str
     """See `Client.destination`."""
@@ -110,15 +110,15 @@ class Progress:
     name: str
     """Name of the run there."""
     known: str | None = None
-    """What the tracker calls the run."""
+    """The tracker's id of the run."""
     sent: Place = START
-    """The last line that its client was given."""
+    """The last line given to its client."""
     complete: bool = False
     """True once its client has sent everything."""
 
 
 def read_progress(path: Path, identity: str) -> list[Progress]:
-    """What tracking/NAME.json says of a run: every destination, the last one last. A file that is damaged says nothing."""
+    """The destinations in tracking/NAME.json, the latest one last; none if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["run"] == identity:
@@ -129,7 +129,7 @@ def read_progress(path: Path, identity: str) -> list[Progress]:
 
 
 def identity_of(run: Path) -> str:
-    """The 32 hexadecimal digits that name a run, from its run.json; without that file, from the path of its folder."""
+    """The run's id, 32 hexadecimal digits, from run.json; without that file, from the path of its folder."""
     try:
         return str(json.loads((run / "run.json").read_text(encoding="utf-8"))["run"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
@@ -139,11 +139,11 @@ def identity_of(run: Path) -> str:
 class Follower(threading.Thread):
     """Sends the lines of a run's metrics.jsonl to one tracker, in order.
 
-    Only this thread calls the tracker's client. One that hangs holds up this thread alone, which ends with the process.
+    Only this thread calls the tracker's client. A hanging client blocks only this thread, which ends with the process.
 
     Args:
         tracker: its name.
-        config: where the run is sent.
+        config: the destination.
         run: the run's folder.
         identity: see `identity_of`.
         name: of the run there.
@@ -168,9 +168,9 @@ class Follower(threading.Thread):
         self._failures, self._reported = 0, set[str]()
 
     def run(self) -> None:
-        """Send what is new until the run has ended. What fails is tried again later, and once more at the end."""
+        """Send new lines until the run has ended. Failures are retried later, and once more at the end."""
         while not self.abandoned:
-            has_ended = self.ended.is_set()  # before the file is read, so that all of it is read then
+            has_ended = self.ended.is_set()  # checked before reading, so that the last read has all lines
             pause = POLL
             try:
                 self._send()
@@ -185,17 +185,17 @@ class Follower(threading.Thread):
             self.ended.wait(pause)
 
     def abandon(self) -> None:
-        """Wait for it no longer: it ends as soon as its client lets it, and changes no file."""
+        """Stop waiting: it ends as soon as its client returns, and changes no file."""
         self._note(self.progress.sent, is_last=True)
 
     def report(self, text: str, kind: str | None = None) -> None:
-        """Tell the user, but once of a kind."""
+        """Print a message, once per kind."""
         if kind not in self._reported:
             self._reported |= {kind} if kind else set()
             say(f"{self.tracker}: {harmless(redact(text))}")
 
     def lacks(self, waited: float) -> str:
-        """What the tracker does not have, and how to send it."""
+        """A message about unsent lines, and how to send them."""
         progress = self.progress
         words = ["heedful", "track", str(self._run), self.tracker]
         words += ["--project", progress.project, "--name", progress.name, *["--offline"] * self._offline]
@@ -203,7 +203,7 @@ class Follower(threading.Thread):
         try:
             places = [record.place for record in Records(self._run / "metrics.jsonl", START).read()]
         except OSError as error:
-            what = f"what it lacks is not known, as the run's files cannot be read ({error})"
+            what = f"unsent records are not known, because the run's files cannot be read ({error})"
             return f"{self.tracker}: {what}. Send it: {again}"
         sent = sum(place <= progress.sent for place in places)
         what = f"it has {sent} of {len(places)} records"
@@ -211,10 +211,10 @@ class Follower(threading.Thread):
             what, again = "its last records may not have been sent", self._later or again
         failures = f"{self._failures} failed {'try' if self._failures == 1 else 'tries'}"
         failed = f", after {failures}" if self._failures else f" after {waited:.0f} s"
-        return f"{self.tracker}: {what}{failed}; the run's own files have all. Send the rest: {again}"
+        return f"{self.tracker}: {what}{failed}; all are in the run's files. Send the rest: {again}"
 
     def _send(self) -> None:
-        """Open the tracker if it is not open, and send all new lines."""
+        """Open the tracker if needed, and send all new lines."""
         self.calling_since = time.monotonic()
         if self._client is None:
             self._client = self._open()
@@ -256,37 +256,37 @@ class Follower(threading.Thread):
     def _fail(self, error: BaseException) -> None:
         """Count a failure, write it to tracking/NAME.log, and report it if it is the first of its kind."""
         self._failures += 1
-        kind, text = type(error).__name__, redact(str(error))  # which may repeat an address with its password
+        kind, text = type(error).__name__, redact(str(error))  # may contain an address with a password
         log = self._path.with_suffix(".log")
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"{kind}: {text}", file=file)
         reason = " ".join(text.split()) or kind
-        more = f"the run continues without it, and unsent metrics are sent later; {log} has more"
+        more = f"the run continues without it, and unsent metrics are sent later; details in {log}"
         self.report(f"failed: {reason:.300} ({kind}); {more}", kind)
 
     def _note_settled(self) -> None:
-        """Every few seconds, note what was sent by the time before: it has left the client's own queue since then."""
+        """Every few seconds, record the lines sent by the previous time: they have left the client's queue by now."""
         if time.monotonic() - self._noted > BEHIND:
             settled, self._settled = self._settled, self.progress.sent
             self._note(settled)
 
     def _note(self, sent: Place, *, is_last: bool = False) -> None:
-        """Write tracking/NAME.json. A full disk is no reason to send nothing."""
+        """Write tracking/NAME.json. A full disk does not stop sending."""
         self._noted = time.monotonic()
         every = [*map(asdict, self._elsewhere), {**asdict(self.progress), "sent": sent}]
-        with self._writing, contextlib.suppress(OSError):  # the main thread notes the end
+        with self._writing, contextlib.suppress(OSError):  # the main thread records the end
             if not self.abandoned:
                 self.abandoned = is_last
                 write_json(self._path, {"run": self._identity, "destinations": every})
 
 
 class Trackers:
-    """Feeds the trackers that a run's settings name from its metrics.jsonl. No call waits for a tracker but `close`.
+    """Feeds the trackers that a run's settings name from its metrics.jsonl. Only `close` waits for a tracker.
 
     Args:
-        config: which trackers, and what they are told.
+        config: the trackers and their settings.
         run: the run's folder, which this process holds.
-        name: of the run in the trackers; None is that of its folder.
+        name: of the run in the trackers; None: the name of its folder.
     """
 
     def __init__(self, config: TrackingOptions, run: Path, name: str | None = None) -> None:
@@ -295,7 +295,7 @@ class Trackers:
         self._followers: list[Follower] = []
 
     def follow(self) -> None:
-        """Have trackers follow the run, if they do not yet, and report those that hang."""
+        """Start the trackers if needed, and report those that hang."""
         if not self._followers:
             for tracker in self._config.track:
                 self._followers.append(Follower(tracker, self._config, self._run, self._identity, self._name))
@@ -306,13 +306,13 @@ class Trackers:
                 follower.report(f"has not answered for {SILENCE:.0f} s; the run continues without it", "hangs")
 
     def close(self, *, finished: bool, wait: float | None = None) -> list[str]:
-        """Wait, in bounds, until trackers have everything. Returns what they do not have, and how to send it.
+        """Wait, with a time limit, until everything is sent. Returns messages about unsent lines and how to send them.
 
         Args:
             finished: whether the run is complete; if not, it may be resumed, and its trackers with it.
-            wait: seconds; None is a minute, but little for a run that was interrupted.
+            wait: seconds; None: a minute, less for an interrupted run.
         """
-        if finished:  # a run that was resumed after its last step has not started them yet
+        if finished:  # not started yet if the run was resumed after its last step
             self.follow()
         if wait is None:
             wait = AT_THE_END if finished else AFTER_AN_INTERRUPTION
@@ -330,16 +330,16 @@ class Trackers:
 
 
 def send_run(config: TrackConfig) -> None:
-    """Send a run's metrics to a tracker: what it lacks.
+    """Send a run's unsent metrics to a tracker.
 
-    Project and name that are not given are those to which the tracker was sent last, or else that of the run's settings and
-    that of its folder.
+    Project and name default to those of the last time; for the first time, to the project in the run's settings and the name
+    of its folder.
 
-    Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything is sent in time.
+    Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything was sent in time.
     """
     if not (config.run / "metrics.jsonl").is_file() or not (config.run / "config.yaml").is_file():
         raise ConfigError(
-            f"{config.run} is no run: it has no metrics.jsonl with a config.yaml; name the folder of a run"
+            f"{config.run} is not a run: it needs metrics.jsonl and config.yaml; name the folder of a run"
         )
     settings = read_settings(config.run)
     last = read_progress(config.run / "tracking" / f"{config.to}.json", identity_of(config.run))[-1:]
@@ -358,9 +358,9 @@ def send_run(config: TrackConfig) -> None:
 
 
 def config_of(run: Path) -> dict[str, Any]:
-    """What a tracker shows as a run's configuration: its settings, versions, and hashes of data and models; no secrets."""
+    """A run's configuration for a tracker: its settings, versions, and hashes of data and models; no secrets."""
     path = run / "environment.json"
-    facts = read_object(path, "bring it back") if path.exists() else {}
+    facts = read_object(path, "restore it") if path.exists() else {}
     about = {name: facts[name] for name in ("command", "versions", "revision", "data", "models") if name in facts}
     config: dict[str, Any] = redact({**read_settings(run), "heedful": about})
     return config
@@ -368,4 +368,4 @@ def config_of(run: Path) -> dict[str, Any]:
 
 def read_settings(run: Path) -> dict[str, Any]:
     """The settings of a run. Raises ConfigError."""
-    return read_object(run / "config.yaml", "bring it back, or name the folder of another run", error=ConfigError)
+    return read_object(run / "config.yaml", "restore it, or name the folder of another run", error=ConfigError)

@@ -25,14 +25,14 @@ def test_a_message_that_is_never_answered_is_not_sent_without_end(serve, item):
     box = mei.page.get_by_label("Your message")
     box.fill("fail")
     mei.press("Control+Enter")
-    said = mei.page.locator("#banner").get_by_text("The model does not answer this message")
+    said = mei.page.locator("#banner").get_by_text("The model did not answer this message")
     for _ in range(100):
         if said.is_visible():
             break
         mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")  # as "Try now" does
         mei.page.wait_for_timeout(50)
     said.wait_for()
-    assert "the server's owner sees why" in said.text_content()
+    assert "the server's owner can see the reason" in said.text_content()
     assert (len(sent), len({body["nonce"] for body in sent})) == (4, 1)
     assert box.input_value() == "fail"
     box.fill("换一个问题 😀")

@@ -25,7 +25,7 @@ def test_an_address_that_is_not_for_one_leads_back(serve, item, path, status):
     reply = mei.page.goto(f"{mei.served.url}{path}")
     assert (reply.status, reply.headers["content-type"].partition(";")[0]) == (status, "text/html")
     assert str(status) in mei.page.title()
-    said = {404: "这里没有内容", 403: "你的角色不能使用此功能"}[status]
+    said = {404: "没有这个页面", 403: "你的角色不能使用此功能"}[status]
     assert mei.page.locator("p[lang=zh-CN]").get_by_text(said).is_visible()
     mei.page.get_by_role("link", name="To the project").click()
     mei.page.get_by_role("heading", name="Which answer is better?").wait_for()

@@ -41,7 +41,7 @@ def test_files_are_looked_at_refused_and_added(serve, tmp_path):
     banner = choose(owner, tmp_path / "不 JSON.jsonl", good + b"{not JSON}\n")
     banner.get_by_text("不 JSON.jsonl:2").wait_for()
     banner = choose(owner, tmp_path / "表.xlsx", b"PK")
-    banner.get_by_text("表.xlsx ends in none of .jsonl, .json, .csv and .tsv").wait_for()
+    banner.get_by_text("表.xlsx does not end in .jsonl, .json, .csv or .tsv").wait_for()
 
     lines = [{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}, {"prompt": 7, "responses": ["a", "b"]}]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -73,7 +73,7 @@ def test_labels_are_corrected(served):
     assert (label.person.name, label.event.content["answer"]["preferred"]) == ("Ada", 0)
     assert label.event.content["answer"]["criteria"] == [{"有用": 3}, {"有用": 5}]
     owner.page.get_by_role("button", name="Back to the list").press("Enter")
-    owner.page.get_by_text("No label fits.").wait_for()
+    owner.page.get_by_text("No label matches.").wait_for()
 
     owner.open("/labels")
     owner.page.get_by_role("link", name="写").click()

@@ -89,7 +89,7 @@ def test_a_tab_with_a_label_that_was_taken_back(serve, item):
     mei.press("2", "6")
     elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False}, undo=True)
     mei.press("Enter")
-    mei.page.locator("#missing").get_by_text("You do not hold this item").wait_for()
+    mei.page.locator("#missing").get_by_text("You no longer hold this item").wait_for()
     assert mei.labels == []
     pressed = mei.page.locator("[aria-pressed=true]").all_inner_texts()
     assert pressed[1].endswith("Negligibly"), "what was said elsewhere is on the screen"
@@ -122,7 +122,7 @@ def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     mei = served.labeller(locale=language)
     assert mei.page.locator("main.task-pair").count() == 1
     mei.then_next("1", "3", "Enter")
-    said = {"en": "What is left for you are chats", "zh-CN": "留给你的都是对话"}[language]
+    said = {"en": "Only chats are left for you", "zh-CN": "留给你的都是对话"}[language]
     mei.page.get_by_text(said).wait_for()
     if language == "en":
         owner = served.labeller("Olga", "owner", "/people")

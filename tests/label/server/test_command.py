@@ -112,7 +112,7 @@ def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(p
         process.kill()
         process.communicate()
     assert said.splitlines()[-1] == "False 0"
-    assert "1 chat is given to nobody, because there is no model to talk to" in " ".join(warned.split())
+    assert "1 chat is not assigned, because there is no model to talk to" in " ".join(warned.split())
 
 
 @contextlib.contextmanager

@@ -515,8 +515,8 @@ def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served
         until(lambda: not buffer.left)
     assert [item.prompt for item in server.project.items()] == ["a", "b", "c", "d"]
     said = capsys.readouterr().err
-    assert "failed 3 times to answer it: 'fail'" in said
-    assert "failed 3 times to answer it: 'die'" in said
+    assert "failed 3 times on it: 'fail'" in said
+    assert "failed 3 times on it: 'die'" in said
 
 
 def test_the_server_ends_while_somebody_waits_for_the_policy(tmp_path, served, monkeypatch):

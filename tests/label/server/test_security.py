@@ -54,7 +54,7 @@ class TestOtherSites:
                 for origin in ("http://evil.example", "null", f"http://localhost:{server.port + 1}", "file://"):
                     answer = ada.post(rule.path, body, Origin=origin)
                     assert answer.status == 403, (rule.path, origin)
-                    assert "elsewhere" in answer.error
+                    assert "pages of other sites" in answer.error
         assert nothing_labelled(server)
         assert ada.post("/api/label", body).status == 200
 
@@ -438,7 +438,7 @@ class TestPaths:
     def test_only_what_is_in_the_table_is_there(self, served, path):
         answer = served().signed_in("Ada", "owner").get(path)
         assert answer.status == 404
-        assert answer.error == "there is nothing here"
+        assert answer.error == "there is no such page"
 
     def test_names_of_people_are_only_names(self, served):
         server = served()

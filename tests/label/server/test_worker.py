@@ -119,7 +119,7 @@ def test_a_server_ends_once_everything_is_labelled_though_the_disk_could_not_be_
     project.skip("p2", project.next_item("p2").item.item_id, "", [], "n")
     watching.join(5)
     assert server.should_exit
-    assert capsys.readouterr().err.count("whether everything is labelled cannot be seen") == 1
+    assert capsys.readouterr().err.count("cannot check whether everything is labelled") == 1
 
 
 def test_nobody_waits_without_end(tmp_path):

@@ -90,7 +90,7 @@ def test_answers_that_are_taken(task, answer):
         ("pair", {**PAIR, "strength": None}, "strength must be"),
         ("pair", {**PAIR, "strength": 2.0}, "strength must be"),
         ("pair", {**PAIR, "preferred": None}, "null with a tie"),
-        ("pair", {**PAIR, "both_bad": True}, "only with a tie"),
+        ("pair", {**PAIR, "both_bad": True}, "only allowed with a tie"),
         ("pair", {**PAIR, "both_bad": 0}, "true or false"),
         ("ranking", {"ranks": [1, 2, 3]}, "a list of 4"),
         ("ranking", {"ranks": [1, 2, 3, 5]}, "a rank must be"),
@@ -103,8 +103,8 @@ def test_answers_that_are_taken(task, answer):
         ("rating", {"rating": 5, "flags": ["hallucination"] * 2}, "at most once"),
         ("rating", {"rating": 5, "flags": [["x"]]}, "flags must be"),
         ("demonstration", {"text": " \n"}, "empty"),
-        ("demonstration", {"text": None}, "a text"),
-        ("correction", {"text": "answer 0"}, "as it was"),
+        ("demonstration", {"text": None}, "a string"),
+        ("correction", {"text": "answer 0"}, "equals the original answer"),
         ("chat", {**TURN, "messages": []}, "role user"),
         ("chat", {**TURN, "messages": [{"role": "assistant", "content": "x"}]}, "role user"),
         ("chat", {**TURN, "messages": ["你好"]}, "a list of messages"),
@@ -121,7 +121,7 @@ def test_answers_that_are_refused(task, answer, fragment):
 
 def test_a_correction_of_a_message_differs_from_its_text():
     message = Item("i", "correction", "p", (Candidate({"role": "assistant", "content": "猫"}),))
-    with pytest.raises(DataError, match="as it was"):
+    with pytest.raises(DataError, match="equals the original answer"):
         check_answer(message, {"text": "猫"})
 
 
@@ -129,7 +129,7 @@ def test_a_correction_of_a_message_differs_from_its_text():
 def test_other_line_breaks_are_no_correction(was, sent):
     """A browser's text field has one kind of them."""
     lines = Item("i", "correction", "p", (Candidate(was),))
-    with pytest.raises(DataError, match="as it was"):
+    with pytest.raises(DataError, match="equals the original answer"):
         check_answer(lines, {"text": sent})
     assert check_answer(lines, {"text": f"{sent}。\r\n"}) == {"text": f"{sent}。\r\n"}
 
@@ -144,7 +144,7 @@ def test_the_strength_of_an_imported_preference_may_be_unknown():
 @pytest.mark.parametrize(
     ("wrong", "fragment"),
     [
-        (item("pair", 3), "a pair has 2 answers to show, got 3"),
+        (item("pair", 3), "a pair needs 2 answers, got 3"),
         (item("ranking", 1), "2 to 9"),
         (item("ranking", 10), "2 to 9"),
         (item("chat", 1), "0 answers"),

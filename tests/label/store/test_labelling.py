@@ -217,9 +217,9 @@ def test_a_turn_is_answered_once(memory):
     project.next(person)
     first = turn(None, "你好")
     project.label(person, item.item_id, first)
-    with pytest.raises(NotHeldError, match="answered already"):
+    with pytest.raises(NotHeldError, match="already answered"):
         project.label(person, item.item_id, first)
-    with pytest.raises(NotHeldError, match="answered already"):
+    with pytest.raises(NotHeldError, match="already answered"):
         project.label(person, item.item_id, turn(None, "something else"))
     project.label(person, item.item_id, turn(first, "再见"))
 
@@ -320,7 +320,7 @@ def test_the_last_owner_stays(memory):
         ({"name": "\udc00"}, "surrogate"),
         ({"role": "admin"}, "owner, annotator, viewer"),
         ({"standing": "late"}, "screening, active, refused"),
-        ({"role": "viewer", "standing": "held-out"}, "a standing of annotators"),
+        ({"role": "viewer", "standing": "held-out"}, "is for annotators only"),
     ],
 )
 def test_people_that_cannot_be(memory, fields, fragment):

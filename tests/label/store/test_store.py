@@ -334,7 +334,7 @@ def test_a_full_database(project):
 
 def test_a_database_that_cannot_be_written(project):
     project._store._database.execute("PRAGMA query_only = 1")
-    with pytest.raises(MachineError, match="cannot be written to; look at the permissions"):
+    with pytest.raises(MachineError, match="cannot be written; check the permissions"):
         send(project, "n")
     project._store._database.execute("PRAGMA query_only = 0")
     send(project, "n")
@@ -415,13 +415,13 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
     how(project.folder / "events.sqlite")
     for call in (Project.open, lambda folder: Project.open(folder, read_only=True).labels()):
         with pytest.raises(
-            DataError, match=r"events\.sqlite is damaged: .*; run `heedful label restore .*`: it puts the newest"
+            DataError, match=r"events\.sqlite is damaged: .*; run `heedful label restore .*`: it combines the newest"
         ):
             call(project.folder)
     assert main(["label", "stats", str(project.folder)]) == 2
     assert "heedful label restore" in capsys.readouterr().err.replace("\n", "")
     said = restored(project.folder)
-    assert any("is lost; how many events is not known" in line for line in said)
+    assert any("are lost; their number is unknown" in line for line in said)
     assert any(f"events are from the backup {backup}" in line for line in said)
     with Project.open(project.folder) as again:
         kept = again.events()
@@ -463,10 +463,10 @@ def test_only_damaged_events_are_lost(project, has_backup):
     with database_of(project.folder) as database:
         database.execute(f"UPDATE events SET content = CAST(x'7bff7d' AS TEXT) WHERE seq = {last.seq}")
         held = database.execute("SELECT * FROM leases").fetchall()
-    with pytest.raises(DataError, match=f"event {first.seq} does not have the checksum that it was written with; run"):
+    with pytest.raises(DataError, match=f"event {first.seq} does not match its checksum; run"):
         Project.open(project.folder)
     said = "\n".join(restored(project.folder))
-    assert f"2 events are lost, or cannot be without one that is: {first.seq}, {last.seq}\n" in said
+    assert f"2 events are lost, or depend on a lost one: {first.seq}, {last.seq}\n" in said
     with Project.open(project.folder) as again:
         kept = [one for one in labels if one.event.nonce not in ("after 0", "after 5")]
         assert again.labels() == kept
@@ -492,7 +492,7 @@ def test_what_cannot_be_without_a_lost_event_is_lost_too(project):
     ):
         Project.open(project.folder)
     assert any(
-        f"2 events are lost, or cannot be without one that is: {item.seq}, {lost.event.seq}" in line
+        f"2 events are lost, or depend on a lost one: {item.seq}, {lost.event.seq}" in line
         for line in restored(project.folder)
     )
     with Project.open(project.folder) as again:
@@ -519,7 +519,7 @@ def test_who_holds_a_lost_item_or_is_lost_holds_nobody_up(project, items):
         ]
     change(project.folder, f"UPDATE events SET at = '' WHERE seq IN ({', '.join(map(str, lost))})")
     said = restored(project.folder)
-    assert "leases, drafts, invitations and sessions were kept, but for 5 of items or people that are lost" in said
+    assert "leases, drafts, invitations and sessions were kept, except 5 of lost items or people" in said
     with Project.open(project.folder) as again:
         assert again.session(sessions["p2"]).person_id == "p2"
         assert again.session(sessions[newcomer]) is None
@@ -538,7 +538,7 @@ def test_an_earlier_damage_is_not_read_as_this_one(project):
     gone(project.folder / "events.sqlite")
     said = "\n".join(restored(project.folder))
     assert "were read from the damaged file" not in said
-    assert f"what came after event {len(kept)}, if anything, is lost; how many events is not known" in said
+    assert f"events after {len(kept)}, if any, are lost; their number is unknown" in said
     with Project.open(project.folder) as again:
         assert again.events() == kept
     check_sound(project.folder)
@@ -792,7 +792,7 @@ def test_readers_see_what_was_confirmed_while_the_server_writes(project):
     assert reader.content_hash() == project.content_hash()
     assert (reader.items(), reader.people(), reader.instructions()) == (project.items(), project.people(), (0, ""))
     for change in (lambda: reader.next_item("p2"), lambda: reader.add_items([]), lambda: reader.set_instructions("")):
-        with pytest.raises(ConfigError, match="opened to read only"):
+        with pytest.raises(ConfigError, match="opened read-only"):
             change()
     reader.close()
 

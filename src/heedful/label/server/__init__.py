@@ -1,1 +1,1 @@
-"""The web server on which people label: its pages, its JSON API, and who may ask for what. One process."""
+"""The labelling web server: pages, JSON API, access rules. One process."""

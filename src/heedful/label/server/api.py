@@ -1,7 +1,7 @@
-"""What people who label ask for: to sign in and out, the next item, and to label, skip, undo, keep a draft, talk.
+"""The API for labellers: sign in and out, get the next item, label, skip, undo, save a draft, chat.
 
-What the browser sees of an item is in `shown_item`, and nothing else: not its sources, not its round, not why it was chosen,
-not whether it is a repeat or belongs to the screening set.
+The browser gets of an item only the fields in `shown_item`: not its sources, its round, or the reason for its selection, and
+not whether it is a repeat or a screening item.
 """
 
 import dataclasses
@@ -22,34 +22,34 @@ from heedful.label.server.security import csrf_token
 
 Answer = dict[str, Any]
 LONGEST_DRAFT = 500_000
-"""Characters of a draft."""
+"""Most characters of a draft."""
 WHY_NONE = {
-    "viewer": "You are here to read: viewers get nothing to label.",
+    "viewer": "You are a viewer: viewers do not label.",
     "removed": "You are no longer part of this project.",
     "refused": "Your answers to the first items differed too much from the owner's. Thank you for trying.",
     "screening": "Your first items are done or not ready yet; the owner has to look at them.",
     "empty": "There is nothing to label yet.",
     "sampling": "The model is writing the next answers.",
-    "no-model": "What is left for you are chats, and there is no model to talk to.",
-    "others": "Others are working on the items that you could still get.",
+    "no-model": "Only chats are left for you, and there is no model to talk to.",
+    "others": "Other people hold the items that are left for you.",
     "second": "Nothing is left for you. Other people in the project still have to label some items.",
-    "people": "Nothing is left for you. Some items need more people than label now: the owner can invite somebody on the "
-    "page People. What is labelled can be exported already.",
+    "people": "Nothing is left for you. Some items need more labellers: the owner can invite somebody on the "
+    "page People. Finished labels can be exported already.",
     "done": "Everything is labelled. Thank you.",
     "through": "You have been through every item. Thank you.",
-    "closing": "Every item was labelled or skipped, and this server ends. Go back to the terminal.",
+    "closing": "Every item was labelled or skipped, and this server stops. Go back to the terminal.",
 }
-"""Why there is no item for somebody, by reason."""
+"""Messages for a person without an item, by reason."""
 
 
 def join(site: Site, request: ApiRequest) -> Response:
-    """``POST /api/join``: a link's token for a session, once."""
+    """``POST /api/join``: exchange a link's token for a session, once."""
     fields.only(request.body, "token")
     session = site.project.redeem(fields.text(request.body, "token", most=200))
     person = None if session is None else site.project.session(session)
     if session is None or person is None or person.standing == "removed":
         site.audit.note("refused", person=None, address=request.address)
-        reason = "this link has been used, has expired, or is not one of this project; ask the owner for a new one"
+        reason = "this link has been used, has expired, or belongs to another project; ask the owner for a new one"
         raise Refused(401, reason, "link_used")
     site.audit.note("signed in", person=person.person_id, address=request.address)
     cookie = site.access.set_cookie(session, round(3600 * SESSION_HOURS))
@@ -83,7 +83,7 @@ def me(site: Site, request: ApiRequest) -> Answer:
 
 
 def next_item(site: Site, request: ApiRequest) -> Answer:
-    """``GET /api/next``: the item that the person holds, or the next one; why there is none if there is none."""
+    """``GET /api/next``: the item that the person holds, or the next one, or the reason why there is none."""
     project, person = site.project, request.caller.person_id
     assignment = project.next_item(person, chats=site.worker is not None)
     answer: Answer = {"item": None, "progress": project.progress(person)}
@@ -100,7 +100,7 @@ def next_item(site: Site, request: ApiRequest) -> Answer:
 
 
 def label(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/label``: the answer names places on the screen; for a turn of a chat it has the ``turn``."""
+    """``POST /api/label``: the answer uses places on the screen; for a chat it has the ``turn``."""
     body, person = request.body, request.caller.person_id
     fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "active", "comment", "flags", "version")
     item, answer = fields.identifier(body, "item"), fields.answer(body)
@@ -135,7 +135,7 @@ def skip(site: Site, request: ApiRequest) -> Answer:
 
 
 def undo(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/undo``: take the last label or skip since this sign-in back; its item comes again, with the old answer."""
+    """``POST /api/undo``: take back the last label or skip since sign-in; its item returns with the old answer."""
     fields.only(request.body, "nonce")
     return _moved(
         site, request, site.project.undo(request.caller.person_id, fields.nonce(request.body), session=request.session)
@@ -143,13 +143,13 @@ def undo(site: Site, request: ApiRequest) -> Answer:
 
 
 def redo(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/redo``: put the last label or skip that undo took back there again, as it was."""
+    """``POST /api/redo``: restore the last label or skip that undo took back."""
     fields.only(request.body, "nonce")
     return _moved(site, request, site.project.redo(request.caller.person_id, fields.nonce(request.body)))
 
 
 def _moved(site: Site, request: ApiRequest, moved: tuple[Event, Assignment | None] | None) -> Answer:
-    """What an undo or a redo came to: ``done`` is what was taken or put back, null if there was nothing."""
+    """The reply to an undo or redo: ``done`` is the id of the event taken back or restored, or null."""
     person = request.caller.person_id
     assignment = None if moved is None else moved[1]
     return {
@@ -161,15 +161,15 @@ def _moved(site: Site, request: ApiRequest, moved: tuple[Event, Assignment | Non
 
 
 def draft(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/draft``: keep what is not decided yet; a null keeps only the item. ``others`` is what other tabs have."""
+    """``POST /api/draft``: save a draft; null only renews the item. ``others`` are the drafts of other tabs."""
     body, person = request.body, request.caller.person_id
     fields.only(body, "item", "assignment", "draft", "tab", "save", "from")
     value = body.get("draft")
     if value is not None and not isinstance(value, dict):
         raise Refused(422, f"draft must be an object or null, got {value!r:.60}")
     if value and isinstance(value.get("answer"), dict) and "responses" in value["answer"]:
-        # undo keeps them in drafts of its own
-        raise Refused(422, "a draft holds what the page shows, and no responses")
+        # only undo writes responses into drafts
+        raise Refused(422, "a draft must not contain responses")
     if len(repr(value)) > LONGEST_DRAFT:
         raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
     item, token = fields.identifier(body, "item"), fields.identifier(body, "assignment")
@@ -178,7 +178,7 @@ def draft(site: Site, request: ApiRequest) -> Answer:
 
 
 def chat(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/chat``: two answers to the conversation so far, in the order of the screen."""
+    """``POST /api/chat``: two answers to the conversation so far, in screen order."""
     body, person = request.body, request.caller.person_id
     fields.only(body, "nonce", "item", "messages")
     nonce = fields.nonce(body)
@@ -189,14 +189,14 @@ def chat(site: Site, request: ApiRequest) -> Answer:
             raise Refused(409, "you no longer hold this chat; reload the page", "chat_gone")
         messages = body.get("messages")
         if read_conversation("chat", "messages", messages)[-1].role != "user":
-            raise Refused(422, "the last message must be the person's")
+            raise Refused(422, "the last message must be the person's (role user)")
         assert isinstance(messages, list)
         if messages[:-1] != _so_far(held):
             raise Refused(
                 409, "the server has another version of this conversation; reload the page to continue", "chat_changed"
             )
         if site.worker is None:
-            # it was given while there was one
+            # the chat was given while there was a model
             raise Refused(409, "there is no model to talk to now; skip this chat", "no_model")
         responses = site.worker.answers([messages], 2)[0]
         turn = site.turns.add(Turn(person, item, nonce, messages, responses, held.order))
@@ -210,7 +210,7 @@ def instructions(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  ev
 
 
 def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
-    """Everything that the browser is told about an item."""
+    """All fields of an item that the browser gets."""
     item, is_formatted = assignment.item, site.project.settings.markdown
     version, text = site.project.instructions()
     answers = [] if item.task == "chat" else [shown_answer(item, index) for index in assignment.order]
@@ -232,12 +232,12 @@ def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
 
 
 def shown_criteria(site: Site) -> list[Answer]:
-    """What the page asks about each answer."""
+    """The criteria that the page asks about each answer."""
     return [dataclasses.asdict(one) for one in site.project.settings.criteria_asked]
 
 
 def shown_answer(item: Item, index: int) -> Any:
-    """A candidate as people see it: its text, or its message without keys that no message has."""
+    """A candidate as shown: its text, or its message with only the keys of messages."""
     response = item.candidates[index].response
     if not isinstance(response, Mapping):
         return response
@@ -246,20 +246,20 @@ def shown_answer(item: Item, index: int) -> Any:
 
 
 def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An answer about a turn of a chat, in terms of its responses."""
+    """An answer about a turn of a chat, with its responses filled in."""
     fields.only(answer, "turn", "preferred", "strength", "both_bad", "last")
     turn = site.turns.get(person, fields.identifier(answer, "turn"))
     if turn is None or turn.item != item:
-        gone = "these answers are no longer here (the server has started anew); send the message again"
+        gone = "these answers are gone (the server was restarted); send the message again"
         raise Refused(409, gone, "answers_gone")
     choice = from_screen({name: value for name, value in answer.items() if name != "turn"}, turn.order)
     return {"messages": list(turn.messages), "responses": list(turn.responses), **choice}
 
 
 def _so_far(held: Assignment) -> list[Any]:
-    """The conversation before the person's next message: the item's prompt, or the turns that they have chosen in.
+    """The conversation before the person's next message: the item's prompt, or the turns answered so far.
 
-    A prompt that ends with a message of the person's is a proposal for their first one.
+    If the prompt ends with a user message, that message is a proposal for the person's first one.
     """
     if held.turns:
         last = held.turns[-1].content
@@ -273,9 +273,9 @@ def _so_far(held: Assignment) -> list[Any]:
 
 
 def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
-    """Where a chat stands: what the page saved, a turn that was taken back, or what follows from the turns so far.
+    """State of a chat: the saved draft, a turn taken back by undo, or the conversation so far.
 
-    A turn that was taken back has its answers' sources in it; the page gets the texts under the id of a turn.
+    A turn taken back contains the sources of its answers; the page gets only the texts and a turn id.
     """
     draft, item = assignment.draft, assignment.item.item_id
     answer = draft.get("answer") if isinstance(draft, Mapping) else None

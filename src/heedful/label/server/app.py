@@ -1,10 +1,9 @@
-"""The web application: one table of what can be asked for and by whom, and the checks that every request passes in order.
+"""The web application: one table of routes and their roles, and the checks that every request passes, in this order.
 
-Host and origin, then the address's rate limit, the session, its rate limit, the role, the CSRF token, the size of the body;
-only then does a handler see it. What is not in the table is not there. Handlers wait for the disk, so they run in threads.
+Host and origin, rate limit per address, session, rate limit per session, role, CSRF token, size of the body; only then is
+the handler called. Other paths are 404. Handlers wait for the disk, so they run in threads.
 
-Pages are shells that scripts fill; they and the files that they load are read when the server starts, so no name that a
-request has is ever a path.
+Pages are shells filled by scripts; all files are read when the server starts, so a path in a request never opens a file.
 """
 
 import hashlib
@@ -47,35 +46,35 @@ READERS = frozenset({"owner", "viewer"})
 OWNERS = frozenset({"owner"})
 
 SMALL = 10**6
-"""Bytes of a request's body."""
+"""Most bytes of a request body."""
 LARGE = 64 * 10**6
-"""Bytes of a file to import."""
+"""Most bytes of a file to import."""
 THREADS = 64
-"""Requests that wait for the disk at a time."""
+"""Most requests that wait for the disk at a time."""
 
 Handler = Callable[[Site, ApiRequest], Response | dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class RouteRule:
-    """Something that can be asked for."""
+    """A route."""
 
     method: str
     path: str
     allows: frozenset[str] | None
-    """Roles that may ask for it; `ANYONE` needs no session."""
+    """Roles allowed to use it; `ANYONE` needs no session."""
     handler: Handler
     most_bytes: int = SMALL
     is_costly: bool = False
-    """It takes the policy's or the disk's time, so few per minute are enough."""
+    """Costs time of the policy or the disk, so only a few per minute are allowed."""
 
 
 class Application:
-    """Answers requests as the rules say.
+    """Answers requests by the rules.
 
     Args:
-        site: what handlers work with.
-        rules: all that can be asked for, `all_rules` if it is None; nobody may ask for anything else.
+        site: the project as served.
+        rules: all routes; None: `all_rules`.
     """
 
     def __init__(self, site: Site, rules: tuple[RouteRule, ...] | None = None) -> None:
@@ -84,11 +83,11 @@ class Application:
         self.rules = {(rule.method, rule.path): rule for rule in rules}
         assert len(self.rules) == len(rules)
         self.by_address = RateLimit(per_second=100, burst=2000)
-        """What needs no session, so that a whole office behind one address can load the pages at once."""
+        """Limit for routes without a session; high, so that an office behind one address can load the pages at once."""
         self.failed = RateLimit(per_second=0.1, burst=10)
         """Failed sign-ins, by address."""
         self.unknown = RateLimit(per_second=0.1, burst=10)
-        """Unknown sessions, by address: apart, since sessions that have ended must keep nobody from signing in again."""
+        """Unknown sessions, by address; separate, so that an expired session does not prevent signing in."""
         self.by_person = RateLimit(per_second=20, burst=100)
         self.costly = RateLimit(per_second=1, burst=10)
         self.refusal = load_refusal()
@@ -112,7 +111,7 @@ class Application:
         await response(scope, receive, send)
 
     def _refused(self, request: Request, error: Exception) -> Response:
-        """A page for a browser that went to an address, JSON for scripts."""
+        """A refusal as a page for browsers, as JSON for scripts."""
         refused, path = _refusal(error), request.url.path
         if isinstance(error, Refused) and refused.status == 401 and not path.startswith("/api/"):
             return RedirectResponse("/join", 303)
@@ -145,7 +144,7 @@ class Application:
             _wait(self.by_person.seconds_to_wait(person.person_id))
             if person.role not in rule.allows:
                 allowed = " and ".join(sorted(rule.allows))
-                raise Refused(403, f"this is for {allowed}s; your role is {person.role}", "other_role")
+                raise Refused(403, f"this is only for {allowed}s; your role is {person.role}", "other_role")
             if is_post:
                 _refuse(csrf_refusal(headers, session), "old_page")
             if rule.is_costly:
@@ -170,11 +169,11 @@ class Application:
             return rule
         others = sorted(other for other, known in self.rules if known == path)
         if others:
-            raise Refused(405, f"{path} takes {' and '.join(others)}")
-        raise Refused(404, "there is nothing here", "nothing_here")
+            raise Refused(405, f"{path} accepts {' and '.join(others)}")
+        raise Refused(404, "there is no such page", "nothing_here")
 
     async def _signed_in(self, request: Request, address: str) -> tuple[Person, str]:
-        """Return who asks, and the session's token."""
+        """Return the person and the session's token."""
         session = _cookie(request.headers, self.site.access.cookie)
         if session is None:
             raise Refused(401, "you are not signed in; open your invitation's link", "not_signed_in")
@@ -191,12 +190,12 @@ class Application:
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(THREADS)
-        # at the server's end, nobody waits for a chat's answers that are still being written
+        # when the server stops, unfinished chat answers are not waited for
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads, abandon_on_cancel=True)
 
 
 def _refusal(error: Exception) -> Refused:
-    """What is answered to a request that was refused, or that could not be done."""
+    """The reply to a request that was refused or failed."""
     match error:
         case Refused():
             refused = error
@@ -210,11 +209,11 @@ def _refusal(error: Exception) -> Refused:
             refused = Refused(400, str(error))
         case TimeoutError():
             refused = Refused(408, "the request did not arrive in time; send it again", "late")
-        case OSError():  # the page keeps what was not acknowledged
+        case OSError():  # the page keeps unconfirmed requests
             said = "the server cannot write to its disk now, so nothing was confirmed; try again"
             refused = Refused(503, said, "disk")
         case _:
-            refused = Refused(500, "the server made a mistake; its log says which", "mistake")
+            refused = Refused(500, "internal server error; see the server's log", "mistake")
     return refused
 
 
@@ -238,7 +237,7 @@ def _cookie(headers: Mapping[str, str], name: str) -> str | None:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Read a body, and stop at the first byte that is too many."""
+    """Read a body, and stop at the first byte over the limit."""
     length = request.headers.get("content-length", "0")
     body = bytearray()
     if length.isdigit() and int(length) > most:
@@ -254,7 +253,7 @@ def _fields(body: bytes) -> dict[str, Any]:
     try:
         fields = parse_json(body.decode())
         fault = fault_in(fields)
-    except ValueError as error:  # also not UTF-8
+    except ValueError as error:  # also for invalid UTF-8
         raise Refused(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise Refused(400, "the body must be a JSON object")
@@ -277,7 +276,7 @@ PAGES = {
     "/rounds": READERS,
     "/instructions": EVERYBODY,
 }
-"""Who may see each page. Its template has its name; that of the first one is work.html."""
+"""Roles for each page. The template has the page's name; that of the first is work.html."""
 TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -293,7 +292,7 @@ TEMPLATES = Environment(
 
 
 def load_refusal() -> Callable[[Refused], str]:
-    """Return what makes the page for an address that is not there or not for the person, in both languages."""
+    """Return a function that renders the page for a refused request, in both languages."""
     template = TEMPLATES.get_template("refused.html")
     words = json.loads((FOLDER / "words" / "zh.json").read_text(encoding="utf-8"))
 
@@ -306,7 +305,7 @@ def load_refusal() -> Callable[[Refused], str]:
     return page
 
 
-# What can be asked
+# Routes
 
 API = (
     RouteRule("POST", "/api/join", ANYONE, api.join),
@@ -336,7 +335,7 @@ API = (
 
 
 def all_rules() -> tuple[RouteRule, ...]:
-    """The API, the pages and their files. Pages are the same for everybody, because all that differs comes from the API."""
+    """The API, the pages and their files. Pages are the same for everybody; all differences come from the API."""
     rules, static = [*API], FOLDER / "static"
     for page, allows in PAGES.items():
         name = page[1:] or "work"

@@ -1,8 +1,8 @@
-"""Model text as Markdown, for projects that switch it on: rendered without raw HTML, then sanitised to a list of plain tags.
+"""Model text as Markdown, for projects that enable it: rendered without raw HTML, then sanitised to a list of plain tags.
 
-Nothing that is rendered can load or lead anywhere: links and images become their text with the address behind it. Nothing
-that people have to judge may vanish: LaTeX and line breaks stay, a mark inside a word (``2*3*4``, ``__init__``) is no
-emphasis, a backslash goes only before the marks of Markdown, and lists keep the numbers that were written.
+The result loads nothing and has no links: links and images become their text followed by the address. No text to be judged
+may be lost: LaTeX and line breaks stay, a mark inside a word (``2*3*4``, ``__init__``) is not emphasis, a backslash is
+removed only before Markdown marks, and lists keep their numbers as written.
 """
 
 import re
@@ -16,7 +16,7 @@ TAGS = {
     *("p", "br", "hr", "em", "strong", "s", "code", "pre", "blockquote", "ul", "ol", "li"),
     *("h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
 }
-"""What may be left in the page; none of it has attributes."""
+"""Allowed tags, without attributes."""
 INLINE_MATH = re.compile(
     r"\$\$(?:(?!\n[ \t]*\n)[^$]){1,2000}\$\$"
     r"|\\\[(?:(?!\n[ \t]*\n).){1,2000}?\\\]"
@@ -24,15 +24,15 @@ INLINE_MATH = re.compile(
     r"|\$(?![\s$])(?:\\.|(?!\n[ \t]*\n)[^$\\`]){1,2000}(?<!\s)\$(?![\d$])",
     re.DOTALL,
 )
-"""LaTeX in a line: ``$...$`` without spaces at its ends and no digit behind it (so that prices are none), ``$$...$$``,
-``\\(...\\)``, ``\\[...\\]``; over several lines, but not over an empty one. At most 2,000 characters, so that a text full of
-openings takes no time."""
+"""Inline LaTeX: ``$...$`` without spaces at its ends or a digit after it (which excludes prices), ``$$...$$``,
+``\\(...\\)``, ``\\[...\\]``; over several lines, but not over an empty one. At most 2,000 characters, so that a text with
+many openings stays fast."""
 BLOCK_MATH = re.compile(r"(?:(\$\$)|(\\\[)|\\begin\{(\w+\*?)\})")
-"""How LaTeX that has lines of its own begins; what is between may look like lists, headings and quotes."""
+"""Openings of block LaTeX, whose content may look like lists, headings and quotes."""
 LONGEST_MATH = 200
-"""Lines of such LaTeX."""
+"""Most lines of block LaTeX."""
 ESCAPABLE = "*_`~|#$"
-"""Before these a backslash says that they are no marks; before anything else it is text, as in ``\\,`` of LaTeX or a path."""
+"""A backslash escapes these marks; before other characters it is text, as in ``\\,`` of LaTeX or a path."""
 
 
 def markdown_to_html(text: str) -> str:
@@ -49,7 +49,7 @@ def _parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
-    parser.disable(["lheading", "reference"])  # a line of dashes is one, and a line "[1]: address" is text
+    parser.disable(["lheading", "reference"])  # a line of dashes is a rule, and a line "[1]: address" is text
     parser.block.ruler.before("code", "math", _block_math, {"alt": ["paragraph", "blockquote", "list"]})
     parser.inline.ruler.before("escape", "math", _inline_math)
     parser.inline.ruler.at("escape", _escape)
@@ -58,7 +58,7 @@ def _parser() -> "MarkdownIt":
 
 
 def _block_math(state: Any, start: int, end: int, silent: bool) -> bool:
-    """LaTeX from the beginning of a line to the end of one, as a block of code with its delimiters."""
+    """LaTeX that starts and ends with whole lines, as a code block with its delimiters."""
     begin = state.bMarks[start] + state.tShift[start]
     opened = BLOCK_MATH.match(state.src, begin)
     if opened is None or state.sCount[start] - state.blkIndent >= 4:
@@ -69,7 +69,7 @@ def _block_math(state: Any, start: int, end: int, silent: bool) -> bool:
         closed = state.src.find(closing, at, state.eMarks[line])
         if closed >= 0:
             if state.src[closed + len(closing) : state.eMarks[line]].strip(" \t.,;:"):
-                return False  # something follows, so it is part of a sentence
+                return False  # text follows, so it is part of a sentence
             break
     else:
         return False
@@ -106,7 +106,7 @@ def _escape(state: Any, silent: bool) -> bool:
 
 
 def _emphasis(state: Any, silent: bool) -> bool:
-    """Emphasis by stars that are not within a word; underscores are text. Languages without spaces may have it anywhere."""
+    """Emphasis by stars outside words; underscores are text. In languages without spaces, anywhere."""
     from markdown_it.rules_inline.emphasis import tokenize
 
     if state.src[state.pos] != "*":
@@ -125,21 +125,19 @@ def _emphasis(state: Any, silent: bool) -> bool:
 
 
 def _in_word(character: str, brackets: str) -> bool:
-    """True for letters and digits, but those of Chinese, Japanese and Korean, and for brackets, as in (a)*b*(c)."""
+    """True for letters and digits, except Chinese, Japanese and Korean, and for brackets, as in (a)*b*(c)."""
     return (character.isalnum() and ord(character) < 0x2E80) or character in brackets
 
 
 def _numbered(tokens: list[Any]) -> list[Any]:
-    """Write the numbers of lists into their items, as they were given, and the addresses of links behind them."""
+    """Write list numbers into the items as given, and addresses after their links."""
     kept: list[Any] = []
     number: list[Any] = []
     for token in tokens:
         if token.type == "inline":
             token.children = _without_addresses([*number, *token.children])
             number = []
-        elif (
-            number and token.type != "paragraph_open"
-        ):  # an item that begins with something else: code, a list, nothing
+        elif number and token.type != "paragraph_open":  # the item begins with code or a list, or is empty
             kept += number
             number = []
         kept.append(token)
@@ -155,7 +153,7 @@ def _text(content: str) -> list[Any]:
 
 
 def _without_addresses(children: list[Any]) -> list[Any]:
-    """Replace links and images by what they say, with their address behind it in parentheses."""
+    """Replace links and images by their text, followed by the address in parentheses."""
     kept: list[Any] = []
     addresses: list[str] = []
     for token in children:

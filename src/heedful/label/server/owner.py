@@ -1,4 +1,4 @@
-"""What owners, and partly viewers, ask for: people and their links, instructions, import, export, statistics, rounds."""
+"""The API for owners, partly for viewers: people and their links, instructions, import, export, statistics, rounds."""
 
 import contextlib
 import gc
@@ -30,15 +30,15 @@ LONGEST_INSTRUCTIONS = 100_000
 LONGEST_IMPORT = 64 * 10**6
 LONGEST_FILE_NAME = 1000
 PAGE = 50
-"""Labels on a page of the list."""
+"""Labels per page of the list."""
 _ONE_AT_A_TIME = threading.Lock()
 COMPUTED: WeakKeyDictionary[Project, tuple[int, dict[Hashable, Mapping[str, Any]]]] = WeakKeyDictionary()
-"""The statistics and the manifests of exports of each open project, with the number of its last event."""
+"""Cached statistics and export manifests of each open project, with the number of its last event."""
 
 
 def people(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
-    """``GET /api/people``: everybody but whom imported labels are kept under; how the policy's process is, and how many chats
-    nobody gets because there is none."""
+    """``GET /api/people``: all people except the one for imported labels; the policy's process, and the number of chats that
+    wait for a model."""
     people = [_shown(site, person) for person in site.project.people() if not is_import(person)]
     worker = site.worker
     policy = None if worker is None else {"ready": worker.is_ready, "starts": worker.starts, "problem": worker.problem}
@@ -46,7 +46,7 @@ def people(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every ha
 
 
 def change_people(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/people``: add a person (``name``), or change or invite one again (``person``); a link if one was made."""
+    """``POST /api/people``: add a person (``name``), or change or re-invite one (``person``); returns a new link, if any."""
     body, project = request.body, site.project
     name = fields.text(body, "name", most=LONGEST_NAME).strip() if "name" in body or "person" not in body else None
     role = cast(Role, fields.one_of(body, "role", get_args(Role))) if "role" in body else None
@@ -67,7 +67,7 @@ def change_people(site: Site, request: ApiRequest) -> Answer:
 
 
 def set_instructions(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/instructions``: what labellers are asked to do, from now on."""
+    """``POST /api/instructions``: set new instructions for labellers."""
     fields.only(request.body, "text")
     text = fields.text(request.body, "text", most=LONGEST_INSTRUCTIONS, least=0)
     return {"version": site.project.set_instructions(text), "text": text}
@@ -75,10 +75,10 @@ def set_instructions(site: Site, request: ApiRequest) -> Answer:
 
 @contextlib.contextmanager
 def heavy() -> Iterator[None]:
-    """Do what concerns everything at once (an import, an export, statistics) without stopping those who label: one such work
-    at a time, and without Python's search for unreachable objects.
+    """Run work on all data (an import, an export, statistics) without blocking labellers: one at a time, and without Python's
+    cyclic garbage collection.
 
-    The search stops all threads, with a million objects for a second. What is there afterwards is left out of later searches.
+    A collection stops all threads, for a second with a million objects. Existing objects are frozen for later collections.
     """
     with _ONE_AT_A_TIME:
         gc.disable()
@@ -90,9 +90,9 @@ def heavy() -> Iterator[None]:
 
 
 def import_text(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/import``: items from the text of a file; with ``preview``, what it holds and what is wrong with it.
+    """``POST /api/import``: add items from the text of a file; with ``preview``, only its contents and errors.
 
-    The file's ``name`` is for messages only.
+    The file's ``name`` is used in messages only.
     """
     body = request.body
     fields.only(body, "text", "name", "format", "task", "columns", "screening", "gold", "labels", "drop", "preview")
@@ -120,9 +120,9 @@ def import_text(site: Site, request: ApiRequest) -> Answer:
 
 
 def export(site: Site, request: ApiRequest) -> Response:
-    """``GET /api/export``: a zip archive of the files that trainers read; with ``preview``, only its manifest.
+    """``GET /api/export``: a zip archive of training files; with ``preview``, only its manifest.
 
-    ``without`` names people whose labels are left out, by their ids, with commas in between.
+    ``without`` lists ids of people to leave out, separated by commas.
     """
     query, project = request.query, site.project
     fields.only(query, "eval_fraction", "margin", "flagged", "without", "gold", "withdrawn", "preview")
@@ -144,7 +144,7 @@ def export(site: Site, request: ApiRequest) -> Response:
 
 
 def _computed(project: Project, key: Hashable, work: Callable[[], Answer | Mapping[str, Any]]) -> Any:
-    """What ``work`` returns, computed once for the same events and key."""
+    """The result of ``work``, computed once for the same events and key."""
     then, known = COMPUTED.get(project, (0, {}))
     seq = then + len(project.events(then))
     if then != seq or key not in known:
@@ -155,7 +155,7 @@ def _computed(project: Project, key: Hashable, work: Callable[[], Answer | Mappi
 
 
 def stats(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
-    """``GET /api/stats``: computed again only if something happened since the last time."""
+    """``GET /api/stats``: recomputed only if there are new events."""
     scores = site.project.folder / "scores.jsonl"
     written = (scores.stat().st_mtime_ns, scores.stat().st_size) if scores.is_file() else None
     found: Answer = _computed(site.project, ("statistics", written), lambda: project_statistics(site.project))
@@ -165,8 +165,8 @@ def stats(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every han
 def labels(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/labels``: a page of the labels, the newest first.
 
-    They are of a ``person``, of items on which people ``differ``, of items with a text or id (``search``). With ``items``, it
-    is a page of all items instead, the last one first, also those without labels.
+    Filters: a ``person``, items on which people ``differ``, items with a text or id (``search``). With ``items``, a page of
+    all items instead, the last one first, including those without labels.
     """
     query, project = request.query, site.project
     fields.only(query, "person", "differ", "search", "items", "page")
@@ -202,7 +202,7 @@ def batches(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every h
 
 
 def withdraw(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/withdraw``: take the items of a ``batch``, or one ``item``, out of the project, or put them ``back``."""
+    """``POST /api/withdraw``: withdraw the items of a ``batch``, or one ``item``, or put them ``back``."""
     body, person = request.body, request.caller.person_id
     fields.only(body, "batch", "item", "back", "reason")
     batch = fields.text(body, "batch", most=300, least=0, default="")
@@ -214,7 +214,7 @@ def withdraw(site: Site, request: ApiRequest) -> Answer:
 
 
 def item(site: Site, request: ApiRequest) -> Answer:
-    """``GET /api/item``: an item with what everybody says, and what owners changed of that. Not what wrote its answers."""
+    """``GET /api/item``: an item with everybody's labels and owners' corrections, without the sources of its answers."""
     fields.only(request.query, "item")
     project, identity = site.project, fields.identifier(request.query, "item")
     found = next((one for one in project.items(also_withdrawn=True) if one.item_id == identity), None)
@@ -250,7 +250,7 @@ def _with_history(site: Site, one: LabelledItem, names: Mapping[str, str]) -> An
 
 
 def correct(site: Site, request: ApiRequest) -> Answer:
-    """``POST /api/correct``: another answer in place of a label's. ``closed``: its round was trained on already."""
+    """``POST /api/correct``: replace a label's answer. ``closed``: a round has already trained on it."""
     body, project, person = request.body, site.project, request.caller.person_id
     fields.only(body, "nonce", "label", "answer", "reason")
     answer, label = fields.answer(body), fields.identifier(body, "label")

@@ -1,8 +1,8 @@
-"""Answers that a policy writes while people label: its process, the items that it keeps ready, and the turns of chats.
+"""Answers from a policy while people label: its process, a buffer of ready items, and the turns of chats.
 
-The process (`heedful.rounds.sample`) holds the model, so the server never loads one: JSON lines go to its standard
-input and come from its standard output. One that dies is started again, after a wait that doubles each time; what it says
-besides is in PROJECT/policy.log.
+The process (`heedful.rounds.sample`) holds the model, so the server never loads one: it exchanges JSON lines over standard
+input and output. If it dies it is restarted, after a wait that doubles each time; its standard error is in
+PROJECT/policy.log.
 """
 
 import contextlib
@@ -27,33 +27,33 @@ from heedful.label.project import Project
 from heedful.label.records import Candidate, Item, Task, item_id
 
 FIRST_WAIT = 1.0
-"""Seconds until a process that died is started again for the first time."""
+"""Seconds until the first restart of a process that died."""
 LONGEST_WAIT = 60.0
 LASTED = 60.0
-"""Seconds after which a process counts as having worked, so that the next wait is the first one again."""
+"""Seconds of running after which the wait before a restart is reset."""
 ANSWER_SECONDS = 120.0
-"""The most that somebody waits for an answer."""
+"""Longest wait for an answer, in seconds."""
 END_SECONDS = 5.0
-"""How long the process has to end by itself."""
+"""Seconds for the process to end by itself."""
 MODULE = "heedful.rounds.sample"
 AT_A_TIME = 4
-"""Prompts per request of the buffer, few so that somebody who talks to the policy does not wait for many."""
+"""Prompts per request of the buffer; few, so that a chat does not wait long."""
 LOOK_SECONDS = 0.5
-"""How often to look whether items are missing."""
+"""Seconds between checks of the buffer."""
 AWAY_SECONDS = 10.0
-"""How long to wait for a disk that takes nothing."""
+"""Seconds to wait after a disk error."""
 TRIES = 3
-"""How often the policy may fail or die over a prompt; the prompts beside it are then asked for one by one."""
+"""Attempts per prompt; after a failure, the prompts of a request are sent one by one."""
 KEPT_TURNS = 4
-"""Turns of chats that are kept per person: the open one, and those of other tabs and resent requests."""
+"""Chat turns kept per person: the open one, and those of other tabs and resent requests."""
 
 Answers = list[list[dict[str, Any]]]
 
 
 class AwayError(MachineError):
-    """There are no answers now. The message is for people who label, so it names no model; `PolicyWorker.problem` may.
+    """No answers are available now. Labellers see the message, so it names no model; `PolicyWorker.problem` may.
 
-    ``code`` lets their page say it in its own language.
+    ``code`` lets the page translate it.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -65,16 +65,16 @@ class PolicyWorker:
     """A process that answers prompts, used as a context.
 
     Args:
-        settings: the YAML file with its settings.
-        log: the file for what it says.
-        command: what to run before the settings' name.
+        settings: its YAML file of settings.
+        log: the file for its standard error.
+        command: the command, without the settings file.
     """
 
     def __init__(self, settings: Path, log: Path, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
         self.command = (*command, str(settings))
         self.log = log
         self.problem: str | None = None
-        """Why there is no process that answers; None while there is one, or the first is starting."""
+        """Why no process answers; None while one runs or the first is starting."""
         self.is_ready = False
         self.starts = 0
         self._ids = itertools.count(1)
@@ -117,7 +117,7 @@ class PolicyWorker:
                 self._process.stdin.flush()
             except OSError:
                 del self._pending[identity]
-                raise AwayError("the model has just ended; it is started again", "model_ended") from None
+                raise AwayError("the model has just ended and is restarted", "model_ended") from None
         try:
             return future.result(seconds)
         except TimeoutError:
@@ -131,11 +131,11 @@ class PolicyWorker:
         while not self._ends.is_set():
             began = time.monotonic()
             try:
-                problem = f"the process of the policy has ended: {self._run()}"
-            except OSError as error:  # no more processes or files
-                problem = f"the process of the policy cannot be started: {error}"
+                problem = f"the policy process has ended: {self._run()}"
+            except OSError as error:  # the limit on processes or files
+                problem = f"the policy process cannot be started: {error}"
             wait = FIRST_WAIT if time.monotonic() - began > LASTED else wait
-            problem += f"; it is started again in {wait:g} s ({self.log.name} in the project's folder says more)"
+            problem += f"; restart in {wait:g} s (see {self.log.name} in the project's folder)"
             if not self._ends.is_set():
                 say(problem)
             with self._lock:
@@ -143,13 +143,13 @@ class PolicyWorker:
                 pending, self._pending = self._pending, {}
             for future in pending.values():
                 future.set_exception(
-                    AwayError("the model ended while it answered, and is started again; try again", "model_ended")
+                    AwayError("the model ended while it answered and is restarted; try again", "model_ended")
                 )
             self._ends.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _run(self) -> str:
-        """Run the process to its end, hand out what it answers, and return how it ended."""
+        """Run the process to its end, pass on its answers, and return how it ended."""
         with open(self.log, "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 self.command,
@@ -159,7 +159,7 @@ class PolicyWorker:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                process_group=0 if os.name == "posix" else None,  # Ctrl-C in a terminal is for the server only
+                process_group=0 if os.name == "posix" else None,  # Ctrl-C in a terminal stops only the server
             )
         with process:
             with self._lock:
@@ -185,7 +185,7 @@ class PolicyWorker:
         return said or f"status {status}"
 
     def _take(self, line: str) -> str | None:
-        """Act on a line; return what it says if it is why the process cannot go on. What a library prints is passed over."""
+        """Handle a line; return its message if it is a fatal error. Prints of libraries are ignored."""
         content = read_record(line)
         if content is None:
             return None
@@ -200,7 +200,7 @@ class PolicyWorker:
         if future is not None and "error" in content:
             say(f"the policy could not answer: {content['error']}")
             future.set_exception(
-                AwayError("the model could not answer this; the server's owner sees why", "model_failed")
+                AwayError("the model could not answer this; the server's owner can see the reason", "model_failed")
             )
         elif future is not None:
             future.set_result(content["answers"])
@@ -208,14 +208,14 @@ class PolicyWorker:
 
 
 class Buffer:
-    """Keeps items ready, in a thread of its own, used as a context: while fewer than ``size`` wait for somebody who labels,
-    the policy answers the next prompts, in the order of their file.
+    """Keeps items ready, in its own thread, used as a context: while fewer than ``size`` wait for a labeller, the policy
+    answers the next prompts, in file order.
 
-    A prompt that a policy has answered for this project before is not answered again.
+    A prompt already answered by a policy in this project is not answered again.
 
     Args:
         project: where items are added.
-        worker: what writes the answers.
+        worker: writes the answers.
         prompts: text or lists of messages.
         answers: how many per prompt.
         size: how many items to keep ready.
@@ -228,7 +228,7 @@ class Buffer:
         self.size = size
         answered = {_key(item.prompt) for item in project.items(also_withdrawn=True) if item.chosen_by != "import"}
         self.left = [prompt for prompt in prompts if _key(prompt) not in answered]
-        """Prompts that have no answers yet."""
+        """Prompts without answers."""
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="buffer", daemon=True)
 
@@ -256,9 +256,9 @@ class Buffer:
                 if len(prompts) > 1 or failures < TRIES:
                     self._ends.wait(LOOK_SECONDS)
                     continue
-                times = f"the policy failed {failures} times to answer it"
-                say(f"a prompt is left out, because {times}: {prompts[0]!r:.100}")
-            except (HeedfulError, OSError) as error:  # of the project's disk
+                times = f"the policy failed {failures} times on it"
+                say(f"a prompt is skipped, because {times}: {prompts[0]!r:.100}")
+            except (HeedfulError, OSError) as error:  # from the project's disk
                 say(f"no new items could be added: {error}")
                 self._ends.wait(AWAY_SECONDS)
                 continue
@@ -267,11 +267,11 @@ class Buffer:
 
 
 def _item_of(prompt: Any, answers: Sequence[dict[str, Any]]) -> Item | None:
-    """An item of the answers that differ; None if all are the same, so that there is nothing to choose."""
+    """An item of the different answers; None if all are equal, so there is nothing to compare."""
     distinct = {_key(one["response"]): Candidate(one["response"], one["source"]) for one in reversed(answers)}
     candidates = tuple(reversed(distinct.values()))
     if len(candidates) < 2:
-        say("a prompt has the same answer twice, so it is left out")
+        say("a prompt got only equal answers, so it is skipped")
         return None
     task: Task = "pair" if len(candidates) == 2 else "ranking"
     return Item(item_id(task, prompt, candidates), task, prompt, candidates, chosen_by="random")
@@ -283,35 +283,35 @@ def _key(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Turn:
-    """Two answers to a conversation that wait for a choice. What wrote them stays here until it is saved with the label."""
+    """Two answers that wait for a choice. Their sources stay on the server until they are saved with the label."""
 
     person: str
     item: str
     nonce: str
     messages: Sequence[Mapping[str, Any]]
-    """The conversation up to and with the person's message."""
+    """The conversation, up to and including the person's message."""
     responses: Sequence[Mapping[str, Any]]
     """Two objects with ``response`` and ``source``."""
     order: tuple[int, ...]
     """The response at each place on the screen."""
     turn_id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
-    """What the page calls it; it says nothing."""
+    """Its id on the page; random."""
 
     @property
     def shown(self) -> list[Any]:
-        """The texts, in the order of the screen."""
+        """The texts, in screen order."""
         return [self.responses[index]["response"] for index in self.order]
 
 
 class Turns:
-    """The turns that wait, by person. They are lost when the server ends: the page then asks again."""
+    """Waiting turns, by person. They are lost when the server stops: the page then asks again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_person: dict[str, dict[str, Turn]] = {}
 
     def same(self, person: str, nonce: str) -> Turn | None:
-        """The turn that was made for this nonce, if the request has come before."""
+        """The turn made for this nonce, if the request was received before."""
         with self._lock:
             turns = self._by_person.get(person, {}).values()
             return next((one for one in turns if one.nonce == nonce), None)
@@ -326,6 +326,6 @@ class Turns:
         return turn
 
     def get(self, person: str, turn_id: str) -> Turn | None:
-        """A turn of this person; nobody sees another's."""
+        """A turn of this person, never of another."""
         with self._lock:
             return self._by_person.get(person, {}).get(turn_id)

@@ -1,6 +1,6 @@
-"""A request to the labelling server that has passed every check: what handlers get, and how they read its fields and answer.
+"""A request to the labelling server after all checks, and how handlers read its fields and answer.
 
-Whatever is wrong with a field is said with its name.
+Every error about a field has its name.
 """
 
 import json
@@ -26,36 +26,36 @@ NONCE = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 @dataclass(frozen=True)
 class Site:
-    """A project, as it is served."""
+    """A served project."""
 
     project: Project
     access: Access
     worker: PolicyWorker | None = None
-    """The process that writes answers; None if the project has only imported ones."""
+    """The process that writes answers; None without a policy."""
     buffer: Buffer | None = None
-    """What keeps items ready for it."""
+    """The buffer of ready items."""
     closing: Any = None
-    """`heedful.label.server.run.Closing`, which ends the server once everything is labelled; None if nothing does."""
+    """`heedful.label.server.run.Closing`, which stops the server once all is labelled; None without ``--until-done``."""
     turns: Turns = field(default_factory=Turns)
-    """Answers of chats that wait for a choice."""
+    """Chat answers that wait for a choice."""
 
     @cached_property
     def audit(self) -> Audit:
-        """Where it is noted who signed in, and what owners did."""
+        """Log of sign-ins and of owners' actions."""
         return Audit(self.project.folder / "audit.jsonl")
 
 
 class Json(JSONResponse):
-    """An answer as JSON, with text as it is. A value that JSON cannot hold is a mistake of ours."""
+    """A JSON answer with unescaped Unicode. A value that JSON cannot hold is a bug."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-class Refused(Exception):  # noqa: N818  an answer, not a mistake
-    """A request that is answered with a status and a sentence.
+class Refused(Exception):  # noqa: N818  a reply, not an error of ours
+    """Refuse a request with a status and a message.
 
-    ``code`` and ``values`` let the page say the sentence in its own language (``said_...`` in pages/words).
+    ``code`` and ``values`` let the page translate the message (``said_...`` in pages/words).
     """
 
     def __init__(self, status: int, message: str, code: str = "", **values: int | str) -> None:
@@ -68,10 +68,10 @@ class Refused(Exception):  # noqa: N818  an answer, not a mistake
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A request that has passed every check: who asks, and what with."""
+    """A request after all checks: the person and the fields."""
 
     person: Person | None
-    """Who asks; None only for what needs no session."""
+    """The person; None only for routes without a session."""
     session: str | None
     """The token of the session."""
     body: Mapping[str, Any]
@@ -81,20 +81,20 @@ class ApiRequest:
     address: str
     """The client's address."""
     host: str
-    """What it calls this server: host and port."""
+    """The Host header: host and port."""
 
     @property
     def caller(self) -> Person:
-        """Who asks, where a session is needed."""
+        """The person, for routes with a session."""
         assert self.person is not None
         return self.person
 
 
 def only(fields: Mapping[str, Any], *names: str) -> None:
-    """Refuse fields that are not known: a misspelt one would be lost."""
+    """Refuse unknown fields, so that a misspelt one is not lost."""
     unknown = sorted(fields.keys() - set(names))
     if unknown:
-        raise Refused(422, f"unknown field {listed(unknown)}; there are {', '.join(names)}")
+        raise Refused(422, f"unknown field {listed(unknown)}; the fields are {', '.join(names)}")
 
 
 def text(fields: Mapping[str, Any], name: str, *, most: int, least: int = 1, default: str | None = None) -> str:
@@ -113,15 +113,15 @@ def identifier(fields: Mapping[str, Any], name: str) -> str:
 
 
 def nonce(fields: Mapping[str, Any]) -> str:
-    """Return the number that a page makes once per thing sent."""
+    """Return the nonce, which a page draws for each submission."""
     value = fields.get("nonce")
     if not isinstance(value, str) or not NONCE.fullmatch(value):
-        raise _wrong(fields, "nonce", "8 to 64 letters, digits, _ or -, made anew per label")
+        raise _wrong(fields, "nonce", "8 to 64 letters, digits, _ or -, new for each label")
     return value
 
 
 def answer(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer, of which the store checks the rest."""
+    """Return an answer; the store checks its content."""
     value = fields.get("answer")
     if not isinstance(value, dict):
         raise _wrong(fields, "answer", "an object")
@@ -129,10 +129,10 @@ def answer(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved(fields: Mapping[str, Any]) -> Saved:
-    """Return which draft is saved: the how manyth of which tab, and from which draft it began."""
+    """Return the identity of a draft: its tab, its number there, and the draft that it started from."""
     tab, save, begun = fields.get("tab", ""), fields.get("save", 0), fields.get("from")
     if not isinstance(tab, str) or not TAB.fullmatch(tab):
-        raise _wrong(fields, "tab", "up to 64 letters, digits, _ or -, drawn anew per page")
+        raise _wrong(fields, "tab", "up to 64 letters, digits, _ or -, new for each page")
     if type(save) is not int or not 0 <= save < 10**9:
         raise _wrong(fields, "save", "a whole number from 0")
     found = DRAFT.fullmatch(begun) if isinstance(begun, str) else None
@@ -142,7 +142,7 @@ def saved(fields: Mapping[str, Any]) -> Saved:
 
 
 def switch(fields: Mapping[str, Any], name: str) -> bool:
-    """Return true or false; false if it is not there."""
+    """Return true or false; false if absent."""
     value = fields.get(name, False)
     if not isinstance(value, bool):
         raise _wrong(fields, name, "true or false")
@@ -150,7 +150,7 @@ def switch(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
-    """Return one of some words."""
+    """Return one of the allowed words."""
     value = fields.get(name, default)
     if value not in allowed:
         raise _wrong(fields, name, f"one of {', '.join(allowed)}")

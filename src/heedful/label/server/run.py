@@ -41,13 +41,13 @@ from heedful.types import Prompt
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 MOST_CONNECTIONS = 1024
 RECEIVE_SECONDS = 60.0
-"""The most that a request's arrival, or an answer's departure, may take: a file of 64 MB over a slow line."""
+"""Seconds to receive a request or send an answer: enough for 64 MB over a slow line."""
 END_SECONDS = 5.0
-"""How long requests may take to be answered once the server ends."""
+"""Seconds for open requests once the server stops."""
 UNSEEN_SECONDS = 60.0
-"""How long a server that ends by itself waits for a page to ask what is next: the tab may have been closed."""
+"""Seconds for which a server that stops by itself waits for a page to ask for the next item (its tab may be closed)."""
 LOOK_SECONDS = 0.1
-"""How often it looks whether it may end."""
+"""Seconds between checks whether it may stop."""
 
 
 def show(text: str) -> None:
@@ -60,10 +60,10 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
 
     Args:
         config: the project, the address, and the policy if one writes answers.
-        announce: is called with each line for the user. The first has the owner's one-time link, if standard output is a
+        announce: called with each line for the user. The first has the owner's one-time link, only if standard output is a
             terminal: a log would keep the link.
 
-    Raises ConfigError if the server cannot listen at the address or a policy is not there; DataError if there is no such
+    Raises ConfigError if the server cannot listen at the address or a policy does not exist; DataError if there is no such
     project, or another process writes to it.
     """
     _check_policies(config.policy)
@@ -75,38 +75,38 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
         with _policy(config, project) as (worker, buffer):
             closing = None if config.until_done is None else Closing(project, config.until_done)
             app = Application(Site(project, access, worker, buffer, closing))
-            gc.freeze()  # what was loaded stays: searching it for unreachable objects would stop everybody
-            listening.listen(BACKLOG)  # a link that is opened at once waits instead of being refused
+            gc.freeze()  # loaded objects stay: collecting them would block everybody
+            listening.listen(BACKLOG)  # a link opened at once waits and is not refused
             if sys.stdout.isatty():
                 announce(f"{project.settings.name}: sign in as the owner, {_owners_link(config.project, address)}")
             else:
                 command = f"heedful label invite {shlex.quote(str(config.project))} --owner --url {address}"
                 announce(
-                    f"{project.settings.name}: {address}; no link is printed, as this is no terminal. Get one for the "
-                    f"owner, on this machine, with: {command}"
+                    f"{project.settings.name}: {address}; no link is printed, because the output is no terminal. Get one for "
+                    f"the owner, on this machine, with: {command}"
                 )
             if worker is None and (chats := project.chats_left()):
                 count = f"{chats} chats are" if chats > 1 else "1 chat is"
-                say(f"warning: {count} given to nobody, because there is no model to talk to; name one with --policy")
-            itself = "" if closing is None else "it ends by itself once everything is labelled; "
-            announce(f"{itself}Ctrl-C ends it; what was labelled is on the disk as soon as the page says so")
+                say(f"warning: {count} not assigned, because there is no model to talk to; name one with --policy")
+            itself = "" if closing is None else "the server stops by itself once everything is labelled; "
+            announce(f"{itself}Ctrl-C stops it; a label is on disk as soon as the page confirms it")
             if not is_loopback(config.host) and not access.is_encrypted:
-                say("warning: others can reach this server, and nothing encrypts what they send; see docs/labelling.md")
+                say("warning: others can reach this server, and connections are not encrypted; see docs/labelling.md")
             _run(make_server(app), listening, closing)
     announce("the server has ended")
 
 
 @dataclass
 class Closing:
-    """Ends a server once everything is labelled (``--until-done``), and a page has said so."""
+    """Stops a server once everything is labelled (``--until-done``) and a page has shown it."""
 
     project: Project
     seconds: float
-    """How long the last label can be taken back after a page was told that nothing is left."""
+    """Seconds in which the last label can be taken back after a page was told that nothing is left."""
     over_at: float | None = None
-    """When everything was found labelled."""
+    """Time at which everything was labelled."""
     told_at: float | None = None
-    """When a page was told."""
+    """Time at which a page was told."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self) -> float | None:
@@ -119,7 +119,7 @@ class Closing:
             return max(0.0, self.seconds - (now - self.told_at))
 
     def watch(self, server: uvicorn.Server) -> None:
-        """Have a server end when it may; returns when it does. A disk that cannot be read is reported once."""
+        """Stop a server when it may stop; returns then. An unreadable disk is reported once."""
         reported = ""
         while not server.should_exit:
             try:
@@ -128,7 +128,7 @@ class Closing:
                 reported = ""
             except HeedfulError as error:
                 if str(error) != reported:
-                    say(f"whether everything is labelled cannot be seen: {error}")
+                    say(f"cannot check whether everything is labelled: {error}")
                 reported = str(error)
             time.sleep(LOOK_SECONDS)
 
@@ -144,7 +144,7 @@ class Closing:
 
 
 def _run(server: uvicorn.Server, listening: socket.socket, closing: Closing | None) -> None:
-    """Serve until Ctrl-C, or until everything is labelled if the server is to end then."""
+    """Serve until Ctrl-C, or with ``closing`` until everything is labelled."""
     watching = None if closing is None else threading.Thread(target=closing.watch, args=(server,), name="closing")
     if watching is not None:
         watching.start()
@@ -158,25 +158,25 @@ def _run(server: uvicorn.Server, listening: socket.socket, closing: Closing | No
 
 
 def _check_policies(policies: Sequence[str]) -> None:
-    """Refuse a policy that can be no model, which its process would otherwise try to load again and again."""
+    """Refuse a policy that cannot be a model; its process would try to load it again and again."""
     for name in policies:
         folder = Path(name)
         if folder.is_dir():
             if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
                 raise ConfigError(
-                    f"--policy {name} is a folder without a config.json, so it is no model; name a model's folder"
+                    f"--policy {name} is a folder without a config.json, so it is not a model; name a model's folder"
                 )
         elif not name.startswith(MODELSCOPE) and (not HUB_NAME.fullmatch(name) or Path(folder.parts[0]).is_dir()):
             raise ConfigError(
-                f"--policy {name}: there is no such folder, and it is not ORG/NAME, as a model on the Hub is called (gpt2 is "
+                f"--policy {name}: there is no such folder, and it is not ORG/NAME, the name of a model on the Hub (gpt2 is "
                 "openai-community/gpt2)"
             )
 
 
 def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None:
-    """Add a person, if there is none of that name, and print the link. Raises ConfigError if another process writes.
+    """Add a person, if the name is new, and print the link. Raises ConfigError if another process writes.
 
-    The owner's link needs no right but to write to the folder, and is for a server that runs as well.
+    The owner's link only needs write access to the folder, and also works while a server runs.
     """
     if config.owner:
         read_settings(config.project)
@@ -198,7 +198,7 @@ def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None
 
 
 def make_server(app: Application) -> Server:
-    """Return what serves an application, with limits on connections and on the time that each may take."""
+    """Return a server for an application, with limits on connections and on their time."""
     return Server(app, most_connections=MOST_CONNECTIONS, receive_seconds=RECEIVE_SECONDS, end_seconds=END_SECONDS)
 
 
@@ -220,7 +220,7 @@ def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[Policy
     prompts = [] if config.prompts is None else [_as_json(one) for one in read_prompts(config.prompts)]
     worker = PolicyWorker(config.project / "policy.yaml", config.project / "policy.log")
     buffer = Buffer(project, worker, prompts, config.answers, config.buffer)
-    with buffer, worker:  # the worker ends first, so that the buffer does not wait for its answers
+    with buffer, worker:  # the worker stops first, so that the buffer does not wait for its answers
         yield worker, buffer
 
 

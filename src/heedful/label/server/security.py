@@ -1,6 +1,6 @@
-"""What a request must have before its body is read: this server's name and origin, a session, a CSRF token.
+"""Checks before a request's body is read: host and origin, session, CSRF token.
 
-Nothing here knows what is labelled. The store compares tokens as hashes; what is compared here is compared in constant time.
+Nothing here knows about labelling. The store compares tokens as hashes; comparisons here take constant time.
 """
 
 import hashlib
@@ -33,23 +33,23 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""What every answer has; static files say themselves how long they may be kept."""
+"""Headers of every answer; static files set their own cache time."""
 MOST_KEYS = 10_000
-"""How many sessions or addresses a rate limit remembers; beyond it those that have asked least recently are forgotten."""
+"""Most sessions or addresses in a rate limit; beyond it the least recently used are forgotten."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """By which names the server may be called, and how its sessions are kept."""
+    """The names of the server and its session cookie."""
 
     hosts: tuple[str, ...]
     """Host names, besides those of this machine's loopback, in lower case."""
     public_url: str | None
-    """Where a reverse proxy serves it, such as https://label.example.org; None if there is none."""
+    """Public address at a reverse proxy, such as https://label.example.org; None without one."""
     cookie: str
-    """The name of the session's cookie: one per project, because a browser sends a host's cookies to all of its ports."""
+    """Name of the session cookie: one per project, because a browser sends a host's cookies to all ports."""
     any_address: bool = False
-    """Never true here: an address in digits has to be named like every other, so that only what was meant is answered."""
+    """Always False here: a numeric address must be listed like any other name."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -57,13 +57,13 @@ class Access:
         return (self.public_url or "").startswith("https://")
 
     def set_cookie(self, session: str, seconds: int) -> str:
-        """The header that gives a browser its session; 0 seconds takes it away."""
+        """The Set-Cookie header of a session; 0 seconds removes the cookie."""
         secure = "; Secure" if self.is_encrypted else ""
         return f"{self.cookie}={session}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
 def access_of(folder: Path, host: str, allowed_hosts: tuple[str, ...], public_url: str | None) -> Access:
-    """Return the access to a project's server. An address of all interfaces is the name of none of them."""
+    """Return the access to a project's server. An address such as 0.0.0.0 adds no name."""
     names = [name.lower().strip("[]") for name in (host, *allowed_hosts)]
     public = [] if public_url is None else [urlsplit(public_url).hostname or ""]
     hosts = tuple(name for name in (*names, *public) if name not in ("0.0.0.0", "::"))
@@ -72,19 +72,19 @@ def access_of(folder: Path, host: str, allowed_hosts: tuple[str, ...], public_ur
 
 
 def page_refusal(headers: Mapping[str, str], access: Access) -> Refusal | None:
-    """Refuse a request that calls the server by a name that is not its own, or that comes from another site's page."""
+    """Refuse a request with an unknown Host, or from a page of another site."""
     if headers.get("host") is None:
         return 400, "the request has no Host header"
     refusal = host_refusal(headers, access)
     if refusal is None and access.is_encrypted and headers.get("origin", "https:").lower().startswith("http:"):
-        return 403, "this server is reached by https only, and the request comes from a page that was not"
+        return 403, "this server accepts https only, and the request comes from a page without it"
     return refusal
 
 
 def post_refusal(headers: Mapping[str, str]) -> Refusal | None:
-    """Refuse a POST that a form of another site could send: only scripts of our own pages send JSON from our origin."""
+    """Refuse a POST that a form of another site could send: only our scripts send JSON from our origin."""
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        return 403, "requests of web pages from elsewhere are refused"
+        return 403, "requests from pages of other sites are refused"
     kind = headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "application/json":
         return 415, f"the Content-Type must be application/json, got {kind[:80]!r}"
@@ -92,7 +92,7 @@ def post_refusal(headers: Mapping[str, str]) -> Refusal | None:
 
 
 def csrf_token(session: str) -> str:
-    """The token that a session's pages send with each POST; it says nothing about the session's own token."""
+    """The token that a session's pages send with each POST; it does not reveal the session's token."""
     return hmac.new(session.encode(), b"heedful csrf", hashlib.sha256).hexdigest()
 
 
@@ -106,9 +106,9 @@ def csrf_refusal(headers: Mapping[str, str], session: str) -> Refusal | None:
 
 
 def client_address(headers: Mapping[str, str], peer: str, access: Access) -> str:
-    """Who asks, for rate limits and the audit: the address that a reverse proxy on this machine has seen, or the peer's.
+    """The client's address, for rate limits and the audit: as seen by a reverse proxy on this machine, or the peer's.
 
-    Of ``X-Forwarded-For`` only the last part counts, which the proxy itself has added, and only with a public URL.
+    Only the last part of ``X-Forwarded-For`` is used, which the proxy added, and only with a public URL.
     """
     forwarded = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
     try:
@@ -120,11 +120,11 @@ def client_address(headers: Mapping[str, str], peer: str, access: Access) -> str
 
 
 class RateLimit:
-    """So many requests per second and key, and some at once (a token bucket).
+    """A token bucket per key: a rate of requests, and a burst.
 
     Args:
-        per_second: how fast a key's allowance grows back.
-        burst: the most that it holds.
+        per_second: refill rate of a key's allowance.
+        burst: the most that the allowance holds.
     """
 
     def __init__(self, per_second: float, burst: float) -> None:
@@ -132,10 +132,10 @@ class RateLimit:
         self.burst = burst
         self._lock = threading.Lock()
         self._left: dict[str, tuple[float, float]] = {}
-        """What is left for a key, and when that was so; the key that has asked least recently is first."""
+        """Allowance of each key and its time; the least recently used key is first."""
 
     def seconds_to_wait(self, key: str, *, take: bool = True) -> float:
-        """Take one request from a key's allowance, or only look; 0 if there was one, else the seconds until there is."""
+        """Take one request from a key's allowance, or only look; returns 0, or the seconds until one is free."""
         now = time.monotonic()
         with self._lock:
             left, then = self._left.pop(key, (self.burst, now))
@@ -148,14 +148,14 @@ class RateLimit:
 
 
 class Audit:
-    """Who signed in, from where, and what owners did with people: a line of JSON each, in PROJECT/audit.jsonl. No tokens."""
+    """Log of sign-ins, their addresses and owners' actions: JSON lines in PROJECT/audit.jsonl. No tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
 
     def note(self, what: str, *, person: str | None, address: str, **more: str) -> None:
-        """Write a line. A disk that is full is said on standard error: nobody is kept out by it."""
+        """Write a line. A full disk is reported on standard error and locks nobody out."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"at": at, "what": what, "person": person, "address": address, **more}, ensure_ascii=False)
         try:

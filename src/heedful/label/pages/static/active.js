@@ -1,6 +1,6 @@
-// How long somebody works on an item: the time in which the page is visible, has the focus, and is used now and then.
+// Working time on an item: the time in which the page is visible, has the focus, and is used now and then.
 
-/** ms after the last key, click, scroll or move of the pointer until time stops to count: a text is read without touching anything. */
+/** ms without key, click, scroll or pointer move until time stops counting; long enough to read a text. */
 const IDLE = 60_000;
 
 let total = 0;
@@ -9,7 +9,7 @@ let last = since;
 let focused = document.hasFocus();
 let on = false;
 
-/** Counts what has passed since the last call; `used` says that somebody has just done something. */
+/** Adds the time since the last call; `used`: the person has just done something. */
 function tick(used = false) {
   const now = performance.now();
   if (on) total += Math.max(0, Math.min(now, last + IDLE) - since);
@@ -34,5 +34,5 @@ tick();
 
 /** ms of work since the page was loaded. */
 export const activeTime = () => tick();
-/** ms since somebody did something on the page. */
+/** ms since the last use of the page. */
 export const idleTime = () => performance.now() - last;

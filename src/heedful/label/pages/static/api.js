@@ -1,6 +1,6 @@
 // Talks to the server. Every request that changes something carries the session's CSRF token.
 
-/** The server said no: `status` and the sentence it gave. */
+/** A refusal by the server: `status` and its message. */
 export class Refused extends Error {
   constructor(status, message, body = {}) {
     super(message);
@@ -9,7 +9,7 @@ export class Refused extends Error {
   }
 }
 
-/** There was no usable reply: offline, the server is restarting, or it asks for patience. Trying again later is right. */
+/** No usable reply: offline, server restarting, or too many requests. Retry later. */
 export class Unreachable extends Error {
   constructor(message, wait = 0, body = null) {
     super(message);

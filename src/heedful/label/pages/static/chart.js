@@ -1,8 +1,8 @@
-// Small charts as inline SVG, drawn from numbers. Each has its numbers as text for those who do not see it.
+// Small charts as inline SVG, drawn from numbers. Each has its numbers as text for screen readers.
 import { svg } from "./dom.js";
 import { number, percent } from "./words.js";
 
-/** Units of a chart's width: fewer on a phone, where the same letters would be half as large. */
+/** Width of a chart in units: fewer on a phone, so that letters keep their size. */
 const isNarrow = () => matchMedia("(max-width: 759px)").matches;
 const widthNow = () => (isNarrow() ? 340 : 560);
 const COLOURS = 6; // style.css has them
@@ -45,7 +45,7 @@ export function intervals(label, rows, references = []) {
     }));
 }
 
-/** Curves. `series` are {name, points: [[x, y], ...]}; each has a colour, and its name in it at its end. */
+/** Curves. `series` are {name, points: [[x, y], ...]}; each has a colour, with its name at the end of the line. */
 export function curves(label, series, { from, to } = {}) {
   const [width, height] = [widthNow(), 190];
   const [left, right, top, bottom] = [52, width - 84, 12, height - 26];

@@ -2,7 +2,7 @@
 import { el, key } from "./dom.js";
 import { t } from "./words.js";
 
-const FIRST = 3; // the key of the least strength; 1 and 2 are the two answers whatever was chosen before
+const FIRST = 3; // the key of the least strength; 1 and 2 always choose the two answers
 
 /** `cards` are the two answers on the screen, marked when chosen; `changed` is called when the choice changes. */
 export function pairChoice(cards, changed) {
@@ -26,7 +26,7 @@ export function pairChoice(cards, changed) {
   };
   function choose(name) {
     const preferred = { left: 0, right: 1, tie: null, bad: null }[name];
-    if (preferred === null || preferred !== state.preferred) state.strength = null; // it was said of another answer
+    if (preferred === null || preferred !== state.preferred) state.strength = null; // it belonged to the other answer
     state.preferred = preferred;
     state.both_bad = name === "bad";
     draw();
@@ -54,7 +54,7 @@ export function pairChoice(cards, changed) {
   draw();
   return {
     element,
-    /** A single key; true if it meant something here. 1 and 2 are the answers, 3 to 6 how much better the chosen one is. */
+    /** A single key; true if it was used. 1 and 2 are the answers, 3 to 6 how much better the chosen one is. */
     onKey(event) {
       const one = event.key.toLowerCase();
       if (one === "t") choose("tie");

@@ -1,11 +1,11 @@
-// Shows prompts and answers. Text is text: it keeps its line breaks, and its direction does not leak into the page.
+// Shows prompts and answers. Text keeps its line breaks, and its direction does not affect the page.
 import { el, memory } from "./dom.js";
 import { known, t } from "./words.js";
 
 const FENCE = /^\s*(`{3,}|~{3,})/;
 const ROW = /^\s*\|.*\|/;
 const RULE = /^\s*[-:+|=][-:+|=\s]*$/; // a line between the head and the rows of a table, which may lack its outer bars
-const INDENTED = /^(\t| {4,})\s*(?!\s|[-*+•] |\d+[.)] )\S/; // code, and no list within a list
+const INDENTED = /^(\t| {4,})\s*(?!\s|[-*+•] |\d+[.)] )\S/; // code, not a nested list
 const CODE = /(`+)(?!`)[^\n]*?[^`\n]\1(?!`)/g;
 
 /** How each block of text on the page is drawn: formatted, or every character as it was written. */
@@ -13,7 +13,7 @@ const drawn = new WeakMap();
 let raw = memory.get("raw") === true;
 export const isRaw = () => raw;
 
-/** Shows all text of the page as it was written, in letters of one width, or formatted again. */
+/** Shows all text of the page as written, in a monospace font, or formatted again. */
 export function toggleRaw() {
   raw = !raw;
   memory.set("raw", raw);
@@ -21,7 +21,7 @@ export function toggleRaw() {
   markScrolling();
 }
 
-/** What is wider than its place is scrolled in it, with the keyboard too. */
+/** Makes overflowing content scrollable, also by keyboard. */
 export function markScrolling() {
   for (const node of document.querySelectorAll(".text .sideways")) {
     if (node.scrollWidth > node.clientWidth) node.setAttribute("tabindex", "0");
@@ -29,7 +29,7 @@ export function markScrolling() {
   }
 }
 
-/** A block of model or human text. `html` is sanitised HTML that the server made of it: the one place where markup is taken. */
+/** A block of model or human text. `html` is its HTML, sanitised by the server: the only place that accepts markup. */
 export function text(value, html = null) {
   const node = el("div", { class: "text", dir: "auto" });
   const draw = () => {
@@ -52,7 +52,7 @@ function markup(html) {
   return [...body.childNodes];
 }
 
-/** Text as nodes with exactly its characters: code and tables are in letters of one width, all else is as it is. */
+/** Text as nodes with exactly its characters; code and tables are in a monospace font. */
 function blocks(value) {
   const lines = value.split(/(?<=\n)/);
   const kinds = kindsOf(lines);
@@ -93,7 +93,7 @@ function kindsOf(lines) {
   return kinds;
 }
 
-/** Text with what is between backticks, which stay, in letters of one width. */
+/** Text with the parts between backticks in a monospace font; the backticks stay. */
 function spans(value) {
   const nodes = [];
   let done = 0;
@@ -106,7 +106,7 @@ function spans(value) {
 
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-/** The text in a message's content: a string, or a list of parts of which the texts are joined and the others shown as JSON. */
+/** The text in a message's content: a string, or a list of parts: texts are joined, others are shown as JSON. */
 function contentOf(content) {
   if (!Array.isArray(content)) return plain(content ?? "");
   return content.map((part) => (typeof part?.text === "string" ? part.text : plain(part))).join("\n");
@@ -119,7 +119,7 @@ export function asText(value) {
   return value && "content" in value ? contentOf(value.content) : plain(value);
 }
 
-/** One message: who says it, the text, and whatever else it has (reasoning, tool calls), which is shown and not dropped. */
+/** One message: role, text, and all other fields (reasoning, tool calls), which are shown too. */
 function message(one) {
   const { role, content, ...rest } = one;
   const extra = Object.entries(rest).filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -129,7 +129,7 @@ function message(one) {
     content === null || content === undefined ? null : text(contentOf(content)));
 }
 
-/** A conversation with who says what. */
+/** A conversation with the role of each message. */
 export const conversation = (messages) => el("div", { class: "messages" }, messages.map(message));
 
 /** A prompt: raw text or a conversation. */
@@ -149,7 +149,7 @@ export function answer(value, html = null) {
   return conversation(messages);
 }
 
-/** What an answer to an item that is no text says, as words: which answer is better, the order (best first), or the rating. */
+/** A non-text answer in words: the better answer, the order (best first), or the rating. */
 export function judgement(said) {
   if ("preferred" in said) return [said.preferred === null ? t(said.both_bad ? "both_bad" : "tie") : t("answer_n_better", { n: said.preferred + 1 }), ...(said.strength ? [t(`strength_${said.strength}`)] : [])];
   if ("ranks" in said) {

@@ -1,4 +1,4 @@
-// What is asked about each answer besides which is better: a scale or labels for each criterion, as radio buttons.
+// Criteria about each answer, besides the preference: a scale or labels per criterion, as radio buttons.
 import { el, key } from "./dom.js";
 import { t } from "./words.js";
 
@@ -6,7 +6,7 @@ let groups = 0;
 
 /** Puts the criteria below each answer's card. `done` is called when the last one was given by a digit. */
 export function criteria(asked, cards, { changed, done }) {
-  let byKeys = true; // after a click, digits are for the question again
+  let byKeys = true; // after a click, digits answer the question again
   const sets = cards.flatMap((card, place) => asked.map((one) => ({ ...one, place, node: group(one, place, cards.length) })));
   const on = { pointerdown: () => { byKeys = false; }, focusout: () => { byKeys = true; } };
   for (const [place, card] of cards.entries()) if (asked.length) card.append(el("div", { class: "criteria", on }, sets.filter((one) => one.place === place).map((one) => one.node)));
@@ -31,7 +31,7 @@ export function criteria(asked, cards, { changed, done }) {
   return {
     /** True if a key is for the radio button that has the focus. */
     has: (node, name) => (byKeys || name.startsWith("Arrow")) && sets.some((one) => one.node.contains(node)),
-    /** To the first criterion that is not answered, or the first of all. */
+    /** Focuses the first unanswered criterion, or the first of all. */
     enter: () => sets.length > 0 && (focus(sets.find((one) => !chosen(one)) ?? sets[0]), true),
     onKey(event) {
       const at = current();

@@ -1,4 +1,4 @@
-// Makes elements. What models and people wrote becomes text nodes only: nothing here parses markup.
+// Makes elements. Text of models and people becomes text nodes only: nothing here parses markup.
 
 /** An element with attributes and children. Strings among the children are text; null and false are left out.
  *  `on` has event handlers, `class`, `data` and `aria` what their names say; true sets an attribute without a value. */
@@ -27,10 +27,10 @@ function fill(node, attributes) {
   }
 }
 
-/** A short key as it is written on a keyboard. */
+/** The label of a key. */
 export const key = (name) => el("kbd", { aria: { hidden: "true" } }, name);
 
-/** The key as on a Latin keyboard: letters as they are written there, also with another layout (Cyrillic, say) or caps lock;
+/** The key as on a Latin keyboard, also with another layout (Cyrillic, say) or caps lock;
  *  digits by their place, since a French keyboard writes "&" where others write 1. Digits of a keypad come as they are. */
 export function latin(event) {
   const { key: name, code = "" } = event;
@@ -40,7 +40,7 @@ export function latin(event) {
   return (name.codePointAt(0) < 128 ? name : code.replace(/^(Key|Digit)/, "")).toLowerCase();
 }
 
-/** 128 random bits as hex. `crypto.randomUUID` is missing on pages that come over plain HTTP from another machine. */
+/** 128 random bits as hex. `crypto.randomUUID` is missing on pages served over plain HTTP from another machine. */
 export function nonce() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -77,7 +77,7 @@ export const memory = {
       // Full or forbidden: `fallback` has it.
     }
   },
-  /** Forgets everything whose name begins so. */
+  /** Forgets everything with a name that begins with this. */
   forget(beginning) {
     const names = [...fallback.keys()];
     try {

@@ -1,4 +1,4 @@
-// Giving out the labels as the files that the trainers read. What will be in the archive is shown before it is made.
+// Exports labels as training files. The archive's content is shown before the download.
 import { get, Refused } from "./api.js";
 import { el } from "./dom.js";
 import { attempt, ready, start } from "./shell.js";
@@ -22,7 +22,7 @@ function draw(people) {
   let wanted = 0, drawn = Promise.resolve();
   show();
 
-  /** Draws what the form says last: what it said while an answer was awaited is not asked for. */
+  /** Draws the form's latest state; states in between, while a reply is awaited, are skipped. */
   function show() {
     const mine = ++wanted;
     drawn = drawn.then(() => mine === wanted && preview());
@@ -43,7 +43,7 @@ function draw(people) {
   }
 }
 
-/** Of what the form has, only the share can be refused (few prompts, say): that is said beside it. */
+/** Only the share can be refused (too few prompts, say): the message is shown beside it. */
 function shareIsWrong(error) {
   if (error instanceof Refused && error.status === 422) return { fault: error.message };
   throw error;

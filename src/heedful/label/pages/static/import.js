@@ -1,4 +1,4 @@
-// Taking in a file: read in the browser, looked at before anything is added, errors with their lines.
+// Imports a file: read in the browser, previewed before anything is added, errors with their lines.
 import { get, post } from "./api.js";
 import { answer, prompt } from "./content.js";
 import { el } from "./dom.js";
@@ -43,7 +43,7 @@ function draw() {
   main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_import")), el("span", { class: "hint" }, t("import_hint"))), options, el("div", { id: "result", class: "preview" }), el("div", { id: "earlier" }));
 }
 
-/** The imports so far, each of which can be withdrawn. */
+/** The imports so far; each can be withdrawn. */
 async function earlier() {
   const found = await attempt(() => get("/api/batches"), { keepBanner: true });
   if (!found?.batches.length) return;
@@ -72,7 +72,7 @@ async function take(chosen) {
   return preview();
 }
 
-/** The ending of a file's name that says how it is read; undefined for another, such as that of what was pasted. */
+/** The extension of a file, which sets its format; undefined for others, such as pasted records. */
 const ending = (name) => ENDINGS.find((one) => name.toLowerCase().endsWith(one));
 
 const body = (more) => {
@@ -105,7 +105,7 @@ function short(value) {
   if (Array.isArray(value)) return value.map(short);
   if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, short(part)]));
   if (typeof value !== "string" || value.length <= SHOWN) return value;
-  const characters = [...value]; // not halves of an emoji
+  const characters = [...value]; // code points, so that no emoji is cut
   if (characters.length <= SHOWN) return value;
   return `${characters.slice(0, SHOWN).join("")} ${t("import_more_characters", { n: number(characters.length - SHOWN) })}`;
 }

@@ -1,4 +1,4 @@
-// What labellers are asked to do. The owner writes it; each version is kept, and every label says which one it was made under.
+// Instructions for labellers, written by the owner; all versions are kept, and every label records its version.
 import { get, post } from "./api.js";
 import { el } from "./dom.js";
 import { attempt, ready, start, toast } from "./shell.js";

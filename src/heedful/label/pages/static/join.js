@@ -1,5 +1,5 @@
-// Signing in: the link's token is behind the #, so it is in no log and no Referer; it is taken out of the address at once.
-// A browser that is signed in goes on as that person: links work once, and a link from another site comes without the cookie.
+// Signing in: the link's token is behind the #, so it is in no log and no Referer; it is removed from the address at once.
+// A signed-in browser continues as that person: links work once, and a link from another site comes without the cookie.
 import { get, post, Refused, Unreachable } from "./api.js";
 import { el } from "./dom.js";
 import { languageSwitch, ready, said, showBanner, themeSwitch } from "./shell.js";
@@ -10,7 +10,7 @@ await loadWords();
 document.title = `${t("page_join")} · heedful`;
 document.getElementById("top").replaceChildren(el("strong", { class: "project" }, "heedful"), el("div", { class: "progress" }), el("div", { class: "switches" }, languageSwitch(), themeSwitch()));
 await take();
-window.addEventListener("hashchange", take); // a link opened in a tab that is here already changes only what is behind the #
+window.addEventListener("hashchange", take); // a link opened in an open tab changes only the part behind the #
 ready();
 
 async function take() {
@@ -22,7 +22,7 @@ async function take() {
   else draw(token, me);
 }
 
-/** Who this browser is signed in as; null if nobody, or if the server does not say (too many sessions that have ended, say). */
+/** The person signed in with this browser; null if nobody, or if the server refuses (too many expired sessions, say). */
 async function signedIn() {
   try {
     return await get("/api/me");

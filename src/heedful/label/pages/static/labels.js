@@ -1,4 +1,4 @@
-// Single labels for the owner: a list to search, an item with what everybody says, and corrections, which stay visible.
+// Single labels for the owner: a list to search, an item with everybody's labels, and corrections, which stay visible.
 import { get, post } from "./api.js";
 import { answerCards } from "./tasks/pair.js";
 import { asText, conversation, judgement, prompt, text } from "./content.js";
@@ -12,7 +12,7 @@ const EXCERPT = 120; // characters of a text in the list
 const when = (at) => new Date(at).toLocaleString(language === "zh" ? "zh-CN" : "en", { dateStyle: "short", timeStyle: "short" });
 const query = () => new URLSearchParams(location.search);
 
-/** Shows what the address says: a page of the list, or an item. */
+/** Shows a page of the list or an item, by the address. */
 async function show() {
   const asked = query();
   const shown = asked.get("item") ? await attempt(() => get(`/api/item?${new URLSearchParams({ item: asked.get("item") })}`)) : await attempt(() => get(`/api/labels?${asked}`));
@@ -57,7 +57,7 @@ const link = (one) => el("a", { href: `/labels?item=${one.item}`, on: { click: (
 const mark = (one) => [one.repeat && el("span", { class: "hint" }, ` (${t("a_repeat")})`), one.corrected_by && el("span", { class: "hint" }, ` (${t("corrected_mark")})`)].filter(Boolean);
 const short = (value) => { const all = [...asText(value)]; return all.length > EXCERPT ? `${all.slice(0, EXCERPT).join("")} …` : all.join(""); };
 
-/** What an answer says, in words; a text is cut off. */
+/** An answer in words; a text is cut off. */
 function said({ answer }) {
   const parts = "text" in answer ? [short(answer.text)] : judgement(answer);
   const names = [...new Set((answer.criteria ?? []).flatMap(Object.keys))];
@@ -97,7 +97,7 @@ function labelCard(found, one) {
 const select = (label, values, chosen) => el("label", { class: "field" }, el("span", {}, label), el("select", {}, values.map(([value, words]) => el("option", { value, selected: String(value) === String(chosen) }, words))));
 const valueOf = (field) => field.querySelector("select, textarea").value;
 
-/** The fields of a correction, and what gives the answer that they say. */
+/** The fields of a correction, and a function that returns their answer. */
 function fieldsOf(found, { answer, responses }) {
   const count = (responses ?? found.answers).length;
   if ("preferred" in answer) {
@@ -123,7 +123,7 @@ function fieldsOf(found, { answer, responses }) {
 }
 
 function criteriaFields(found, { answer }) {
-  if (!answer.criteria) return [[], () => ({})]; // it was not asked then
+  if (!answer.criteria) return [[], () => ({})]; // criteria were not asked then
   const rows = found.answers.map((_, place) => found.criteria.map((one) => ({ one, field: select(`${t("answer_n", { n: place + 1 })}: ${one.name}`, [["", "–"], ...one.values.map((value, at) => [at, String(value)])], one.values.indexOf(answer.criteria[place]?.[one.name])) })));
   return [rows.flat().map((one) => one.field), () => ({ criteria: rows.map((row) => Object.fromEntries(row.filter(({ field }) => valueOf(field) !== "").map(({ one, field }) => [one.name, one.values[valueOf(field)]]))) })];
 }

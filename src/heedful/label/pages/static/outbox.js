@@ -1,9 +1,9 @@
-// What was decided but has not reached the server yet. It survives a lost connection and a closed tab: it is kept in the
-// browser and sent again under the same nonce, so that the server counts it once however often it arrives.
+// Decisions that have not reached the server yet. They survive a lost connection and a closed tab: they are kept in the
+// browser and sent again with the same nonce, so that the server counts each once.
 import { post, Refused, Unreachable } from "./api.js";
 import { memory } from "./dom.js";
 
-const DELAYS = [1, 2, 4, 8, 10]; // seconds between attempts; the last one goes on
+const DELAYS = [1, 2, 4, 8, 10]; // seconds between attempts; the last one repeats
 
 /** An outbox for one person in one project. `waiting(true, error)` is called when something could not be sent, `waiting(false)` when it was. */
 export function outbox(owner, waiting) {
@@ -30,12 +30,12 @@ export function outbox(owner, waiting) {
   }
 
   return {
-    /** Keeps a request, with words for what it is about, and sends it until the server answers; throws `Refused` if it says no. */
+    /** Keeps a request, with a description, and sends it until the server answers; throws `Refused` if it refuses. */
     send(path, body, about) {
       memory.set(name, { path, body, about });
       return deliver(path, body);
     },
-    /** Sends what an earlier visit left. Returns that with the `error` if the server says no, else null. */
+    /** Sends the request left by an earlier visit. Returns it with the `error` if the server refuses, else null. */
     async flush() {
       const left = memory.get(name);
       try {

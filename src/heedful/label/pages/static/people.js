@@ -1,4 +1,4 @@
-// Who may label: names, roles, where they stand, links to invite them.
+// People: names, roles, standings, invitation links.
 import { get, post } from "./api.js";
 import { el } from "./dom.js";
 import { ask, attempt, ready, showBanner, start, toast } from "./shell.js";
@@ -62,7 +62,7 @@ function made() {
   const box = el("input", { type: "text", readonly: true, value: link.link, aria: { label: t("link_for", { name: link.name }) }, on: { focus: () => box.select() } });
   const copy = async () => {
     box.select();
-    await navigator.clipboard?.writeText(link.link).catch(() => {}); // not there without HTTPS; the text is selected then
+    await navigator.clipboard?.writeText(link.link).catch(() => {}); // missing without HTTPS; then the text is selected
     toast(t("copied"));
   };
   return el("section", { class: "card link-made" }, el("strong", {}, t("link_for", { name: link.name })), box, el("div", { class: "row" }, el("button", { type: "button", class: "main", on: { click: copy } }, t("copy")), el("span", { class: "hint" }, t("link_once"))));

@@ -46,7 +46,7 @@ function charts(rounds) {
   return [...found.values()].filter((one) => one.series.length).map(({ title, unit, series }) => el("section", { class: "card" }, el("h2", {}, `${title} (${named("unit", unit)})`), curves(title, series)));
 }
 
-/** Ten answers of each round, beside what the policy before it wrote to the same prompt. */
+/** Ten answers of each round, beside the previous policy's answer to the same prompt. */
 function samples(rounds) {
   const score = (value, judge) => [value, judge].some((one) => typeof one === "number") ? ` · ${[typeof value === "number" ? t("score_n", { score: number(value, 2) }) : "", typeof judge === "number" ? t("judge_n", { score: number(judge, 2) }) : ""].filter(Boolean).join(" · ")}` : "";
   return [...rounds].reverse().filter((one) => one.answers?.length).map((one, at) => el("details", { class: "card changes", open: at === 0 }, el("summary", {}, t("answers_of", { n: one.round })),

@@ -1,4 +1,4 @@
-// What every page has: the bar at the top, the language and theme switches, the live region, dialogs.
+// Parts of every page: the bar at the top, the language and theme switches, the live region, dialogs.
 import { get, post, Refused, setCsrf, Unreachable } from "./api.js";
 import { el, key, memory } from "./dom.js";
 import { pause } from "./outbox.js";
@@ -18,20 +18,20 @@ const page = document.body.dataset.page;
 const live = document.getElementById("live");
 const banner = document.getElementById("banner");
 
-/** Says something to screen readers; the same sentence twice is said twice. */
+/** Announces a text to screen readers, also the same text twice. */
 export function announce(text) {
   live.textContent = "";
   setTimeout(() => { live.textContent = text; }, 30);
 }
 
-/** A line across the page that stays: trouble, and what can be done about it. `null` takes it away. */
+/** A lasting line across the page: a problem and its fix. `null` removes it. */
 export function showBanner(text, { kind = "bad", button = null } = {}) {
   banner.hidden = text === null;
   banner.className = `banner ${kind}`;
   banner.replaceChildren(...(text === null ? [] : [el("span", {}, text), ...(button ? [button] : [])]));
 }
 
-/** A short notice that goes by itself: in the bar at the bottom, where it covers nothing, or above the page if there is no bar. */
+/** A short notice that disappears by itself: in the bar at the bottom, or above the page if there is no bar. */
 export function toast(text, kind = "") {
   document.querySelector(".toast")?.remove();
   const bar = document.getElementById("missing");
@@ -48,7 +48,7 @@ export function toast(text, kind = "") {
   setTimeout(() => node.remove(), 5000);
 }
 
-/** Signs in from the cookie and draws the bar; a page that the role may not see says so and returns null. */
+/** Signs in from the cookie and draws the bar; null, with a message, if the role may not see the page. */
 export async function start() {
   let me = null;
   while (me === null) {
@@ -85,7 +85,7 @@ export async function start() {
 
 export const projectName = (me) => me.project?.name ?? me.project ?? "heedful";
 
-/** The banner for a lost connection. `kept` is the sentence about what waits to be sent. */
+/** The banner for a lost connection. `kept` is the message about unsent requests. */
 export function offline(is, kept = t("offline")) {
   const again = el("button", { type: "button", on: { click: () => window.dispatchEvent(new Event("heedful:retry")) } }, t("try_now"));
   showBanner(is ? kept : null, { kind: "warn", button: again });
@@ -109,7 +109,7 @@ function drawTop(me) {
 /** Ends the session on the server and in this browser. */
 export async function leave() {
   if ((await attempt(() => post("/api/leave", {}))) === null) return;
-  memory.forget("draft."); // the server has them; the next person at this browser need not
+  memory.forget("draft."); // the server has them; do not show them to the next person
   location.assign("/join");
 }
 
@@ -168,17 +168,17 @@ export function ask(title, fields, confirm = null, ready = null) {
   return dialog;
 }
 
-/** The page shows what it is about; until then screen readers are told to wait. */
+/** The page is ready; until then screen readers wait (aria-busy). */
 export const ready = () => document.getElementById("main").setAttribute("aria-busy", "false");
 
-/** What the server said, in the page's language where it sent a code for it; `otherwise` if it said nothing. */
+/** The server's message, translated if it has a code; `otherwise` if there is none. */
 export function said(error, otherwise = t("unreachable")) {
   const { code, values } = error.body ?? {};
   if (code && known(`said_${code}`)) return t(`said_${code}`, values);
-  return (error.body !== null && error.message) || otherwise; // without a reply the browser's own words say little
+  return (error.body !== null && error.message) || otherwise; // without a reply, the browser's own message does not help
 }
 
-/** Runs something that talks to the server; what goes wrong is shown in the banner. Returns null then. */
+/** Runs a function that calls the server; an error is shown in the banner, and null returned. */
 export async function attempt(action, { keepBanner = false } = {}) {
   try {
     const result = await action();

@@ -1,4 +1,4 @@
-// What the labels say about people, the page and the reward model. Every share has its 95 % interval and its count.
+// Statistics of labels: on people, the page and the reward model. Every share has its 95 % interval and its count.
 import { get } from "./api.js";
 import { bars, intervals } from "./chart.js";
 import { answer, asText, prompt } from "./content.js";
@@ -9,7 +9,7 @@ import { known, number, percent, t } from "./words.js";
 const range = (share) => (share ? `${percent(share.low)} – ${percent(share.high)} · n\u00a0${number(share.count)}` : "");
 const tile = (label, value, below = "") => el("div", { class: "tile" }, el("h2", {}, label), el("div", { class: "value" }, value), el("div", { class: "range" }, below));
 const shareTile = (stats, label, name, note) => tile(label, percent(stats[name]?.value), [range(stats[name]), note, ...apart(stats, name)].filter(Boolean).join(" · "));
-/** A share of each task, if several have one: a ranking has many comparisons, and would hide what the pairs say. */
+/** A share by task, if several have one: rankings have many comparisons and would outweigh pairs. */
 function apart(stats, name) {
   const tasks = Object.entries(stats.by_task ?? {}).filter(([, one]) => one[name]);
   return tasks.length > 1 ? tasks.map(([task, one]) => `${t(`task_${task}`)} ${percent(one[name].value, 0)}`) : [];

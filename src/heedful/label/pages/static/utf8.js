@@ -1,6 +1,6 @@
-// Bytes as text, or the place of the first byte that is not UTF-8: a character put in its stead would be a false record.
+// Bytes as text, or the position of the first byte that is not UTF-8: a replacement character would falsify the record.
 
-/** `text`, or null and a `fault` with the `byte` (from 1) and the `line` where the text ends to be UTF-8. */
+/** `text`, or null and a `fault` with the `byte` (from 1) and the `line` where the text stops being UTF-8. */
 export function decoded(bytes) {
   try {
     return { text: new TextDecoder("utf-8", { fatal: true }).decode(bytes), fault: null };
@@ -10,7 +10,7 @@ export function decoded(bytes) {
   }
 }
 
-/** The text before the first fault: the longest beginning that is UTF-8, but for a last character that is cut off. */
+/** The text before the first fault: the longest prefix in UTF-8, without a last character that is cut off. */
 function beginning(bytes) {
   const read = (count) => {
     try {

@@ -1,4 +1,4 @@
-// Taking items out of the project, those of an import or a single one, and putting them back.
+// Withdraws items, those of an import or a single one, and puts them back.
 import { post } from "./api.js";
 import { el } from "./dom.js";
 import { ask, attempt, toast } from "./shell.js";

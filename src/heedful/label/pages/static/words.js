@@ -13,7 +13,7 @@ export async function loadWords(preferred) {
   words = await reply.json();
 }
 
-/** The words for a key, with {name} replaced, and {name|one|many} by the word that fits the number of that name. A key without words shows itself, so that it is noticed. */
+/** The words for a key, with {name} replaced, and {name|one|many} by the singular or plural for that number. A missing key shows itself, so that it is noticed. */
 export function t(name, values = {}) {
   return (words[name] ?? name)
     .replace(/\{(\w+)\|([^|}]*)\|([^}]*)\}/g, (_, field, one, many) => (String(values[field]) === "1" ? one : many))
@@ -26,7 +26,7 @@ export const known = (name) => name in words;
 /** The words for a name that the program uses, or the name itself. */
 export const named = (prefix, name) => (known(`${prefix}_${name}`) ? t(`${prefix}_${name}`) : String(name ?? ""));
 
-/** A number in the language's way; null is "n/a", which is also what the statistics call what cannot be computed. */
+/** A number in the language's way; null is "n/a", as in the statistics for undefined values. */
 export function number(value, digits = 0) {
   if (value === null || value === undefined) return t("not_available");
   return value.toLocaleString(language === "zh" ? "zh-CN" : "en", { minimumFractionDigits: digits, maximumFractionDigits: digits });

@@ -1,4 +1,4 @@
-// The page on which people label: takes an item, shows it, sends what was decided, takes the next.
+// The page on which people label: takes an item, shows it, sends the decision, takes the next.
 import { activeTime, idleTime } from "./active.js";
 import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, isRaw, judgement, markScrolling, prompt, text, toggleRaw } from "./content.js";
@@ -17,11 +17,11 @@ const TASKS = { pair, ranking, rating, demonstration, correction, chat };
 const ITEM_FLAGS = ["personal-data", "unsafe", "broken"];
 const SKIP_REASONS = ["unclear", "not-my-field", "cannot-decide", "other"];
 const RENEW = 4 * 60_000; // ms between renewals of an item's lease (15 minutes by default)
-const STILL_THERE = 10 * 60_000; // ms after which somebody who does nothing counts as gone
+const STILL_THERE = 10 * 60_000; // ms without activity after which a person counts as gone
 const LOOK_AGAIN = 20; // seconds between looks for new items when there are none
 const MOST_TABS = 8; // whose drafts this browser keeps
-const MOST_TRIES = 4; // of a message that the server takes but the model does not answer
-const MOST_ABOUT = 120; // characters of a prompt that say which item something was about
+const MOST_TRIES = 4; // of a message that the server accepts but the model does not answer
+const MOST_ABOUT = 120; // characters of a prompt that identify an item in a message
 
 const main = document.getElementById("main");
 const tabs = "BroadcastChannel" in window ? new BroadcastChannel("heedful") : null;
@@ -32,7 +32,7 @@ let out = null;
  *  `from` (the draft that it began with, as tab.save), `past` (that, and what that began with), `others` (what was written in other tabs). */
 let now = null;
 let sending = false;
-/** The server has ended because everything is labelled: there is nothing more to ask it. */
+/** The server has stopped because everything is labelled: no more requests. */
 let over = false;
 let draftTimer = 0;
 
@@ -44,7 +44,7 @@ async function next() {
   if (reply !== null) show(reply);
 }
 
-/** Asks until there is a reply. Null if the server refuses, or has said `most` times that it cannot now, which is shown. */
+/** Asks until there is a reply. Null, with a message, if the server refuses or could not answer `most` times. */
 async function insist(action, most = Infinity) {
   for (let wait = 1, left = most; ; wait = Math.min(10, 2 * wait)) {
     try {
@@ -100,7 +100,7 @@ function show(reply) {
   announce(t(`question_${item.task}`));
 }
 
-/** The prompt; and its beginning, for as long as long answers have pushed it off the screen: a click goes back to it. */
+/** The prompt, and its beginning in a bar while the prompt is scrolled off the screen; a click scrolls back. */
 function promptParts(said) {
   const card = el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(said));
   const button = el("button", { type: "button", hidden: true, tabindex: "-1", on: { click: () => window.scrollTo(0, 0) } }, el("b", {}, t("prompt")), el("span", { dir: "auto" }, excerpt(said)));
@@ -124,7 +124,7 @@ function showNothing({ reason, why, count, seconds: left }) {
   return pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
 }
 
-/** The server ends by itself; for some seconds the last label can be taken back, and nothing is asked for in between. */
+/** The server stops by itself; for some seconds the last label can be taken back, with no request in between. */
 function showClosing(left) {
   const back = el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u"));
   const end = () => {
@@ -133,7 +133,7 @@ function showClosing(left) {
     back.remove();
   };
   main.firstElementChild.replaceChildren(el("h1", { id: "question", tabindex: "-1" }, t("closing_title")), el("p", {}, t("why_closing")), el("div", { class: "row" }, back));
-  setTimeout(end, Math.max(0, 1000 * left - 1000)); // before the server ends, which would never answer
+  setTimeout(end, Math.max(0, 1000 * left - 1000)); // before the server stops and can no longer answer
 }
 
 function actions() {
@@ -156,7 +156,7 @@ function showRaw() {
   announce(t(isRaw() ? "raw_on" : "raw_off"));
 }
 
-/* ---- a suggested answer: shown, and nobody's until somebody takes it over and sends it ---- */
+/* ---- a suggested answer: it counts only once a person takes it over and sends it ---- */
 
 const suggestion = (said) => el("section", { class: "card suggestion", aria: { label: t("suggested") } },
   el("h2", {}, t("suggested")), "text" in said ? text(said.text) : el("p", {}, judgement(said).join(" · ")),
@@ -166,7 +166,7 @@ function takeOver() {
   if (!now?.item.suggestion || sending) return;
   const { suggestion: said } = now.item;
   const box = now.view.focus;
-  if ("text" in said) { // as if it was typed, so that the browser's undo gives back what was written before
+  if ("text" in said) { // as if typed, so that the browser's undo restores the earlier text
     box.focus();
     box.select();
     document.execCommand("insertText", false, said.text);
@@ -185,7 +185,7 @@ const instructionsButton = () => el("button", { type: "button", class: "quiet", 
 function instructionsPane(item) {
   const pane = el("aside", { id: "instructions", class: "card instructions", aria: { label: t("page_instructions") }, hidden: true });
   pane.append(el("h2", {}, t("instructions_v", { version: versionOf(item) })), el("div", { class: "text", dir: "auto" }, item.instructions?.text || t("no_instructions")));
-  queueMicrotask(() => { // open while it stays open, and whenever there is a version that this person has not seen
+  queueMicrotask(() => { // stays open, and opens for a version that this person has not seen
     const unseen = versionOf(item) > (memory.get(`seen.${owner()}`) ?? 0) && item.instructions?.text;
     setInstructions(Boolean(item.instructions?.text && (unseen || memory.get("instructions"))));
   });
@@ -212,7 +212,7 @@ function toggleInstructions() {
 
 const owner = () => `${projectName(me)}.${me.id}`;
 const draftName = () => `draft.${owner()}`;
-/** Says which item, and which giving of it: a hidden repeat may show its answers the other way round. */
+/** Identifies the item and its assignment: a hidden repeat may show the answers in another order. */
 const given = (item) => ({ item: item.id, assignment: item.assignment });
 const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
 const active = () => Math.min(seconds(), Math.round(now.activeBefore * 10 + (activeTime() - now.activeShown) / 100) / 10);
@@ -260,7 +260,7 @@ function saveDraft() {
   sendDraft({ keepalive }).catch(() => {}); // the browser has it too
 }
 
-/** Sends the draft of this tab; the reply says what was written about the same item in others, which the page then shows. */
+/** Sends the draft of this tab; the page then shows the drafts of other tabs from the reply. */
 async function sendDraft(options) {
   const sent = now;
   const save = saves;
@@ -271,7 +271,7 @@ async function sendDraft(options) {
   return reply;
 }
 
-/** What was written about this item in other tabs, or in one that was closed: to be read and copied, so that none of it is lost. */
+/** Texts about this item from other or closed tabs, to read and copy, so that nothing is lost. */
 function drawOthers() {
   const own = { text: draftNow().answer?.text ?? "", comment: now.comment.value };
   const differing = now.others.filter((one) => (one.text && one.text !== own.text) || (one.comment && one.comment !== own.comment));
@@ -282,11 +282,11 @@ function drawOthers() {
   now.othersBox.replaceChildren(el("h2", {}, t("other_tabs")), el("p", { class: "hint" }, t("other_tabs_hint")), ...shown.flatMap((one) => [["not_saved_text", one.text], ["comment", one.comment]]).filter(([, text]) => text).map(written));
 }
 
-/** Renews the lease of an item that somebody reads for long: as long as they scroll or touch a key now and then. */
+/** Renews the lease of an item during a long read, as long as the person scrolls or presses a key now and then. */
 setInterval(() => {
   if (now === null || sending || document.visibilityState === "hidden" || idleTime() > STILL_THERE) return;
   if (ownDraft()) sendDraft().catch(() => {});
-  else post("/api/draft", { ...given(now.item), draft: null }).catch(() => {}); // nobody has made anything yet
+  else post("/api/draft", { ...given(now.item), draft: null }).catch(() => {}); // there is no draft yet
 }, RENEW);
 
 function restore(item) {
@@ -334,7 +334,7 @@ async function submit(more = {}) {
   toast(t("saved"));
 }
 
-/** Sends a decision through the outbox; while it waits, the item stays as it is. Null if the server refused it. */
+/** Sends a decision through the outbox; until then the item stays. Null if the server refused it. */
 async function deliver(path, body) {
   const about = body.item && excerpt(now.item.prompt);
   busy(true);
@@ -361,7 +361,7 @@ async function deliver(path, body) {
   }
 }
 
-/** A request of a task (a chat's question) that is not kept if it fails, but asked again while there is no connection. */
+/** A request of a task (a chat's message): retried while offline, but not kept after another failure. */
 const request = (path, body, options) => insist(() => post(path, body, options), MOST_TRIES);
 
 const excerpt = (said) => {
@@ -369,10 +369,10 @@ const excerpt = (said) => {
   return characters.length > MOST_ABOUT ? `${characters.slice(0, MOST_ABOUT).join("")} …` : characters.join("");
 };
 
-/** What somebody wrote themselves, and a name for each: the answer, the comment, the rest of a reason. */
+/** Texts written by the person, with names: the answer, the comment, the details of a reason. */
 const wordsOf = ({ answer, comment, reason }) => [["not_saved_text", answer?.text], ["comment", comment], ["skip_more", reason?.split(": ").slice(1).join(": ")]].filter(([, text]) => text);
 
-/** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
+/** A notice, until closed, about a refused request: the reason, the item, and the written texts, to copy. */
 function notSaved({ path, body, about, error }) {
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
     el("p", {}, error.status === 409 && error.body.code !== "withdrawn" && !body.answer?.turn ? t("not_saved_gone") : said(error)),
@@ -380,14 +380,14 @@ function notSaved({ path, body, about, error }) {
     ...wordsOf(body).map(written)]);
 }
 
-/** A text that somebody wrote, to be copied. */
+/** A written text, to copy. */
 function written([name, text]) {
   const box = el("textarea", { class: "writing", readonly: true, rows: name === "not_saved_text" ? "8" : "2", dir: "auto", aria: { label: t(name) } });
   box.value = text;
   return el("label", { class: "field" }, el("span", {}, t(name)), box);
 }
 
-/** Another tab has sent something. What was written in this one about an item that it then no longer shows is not thrown away. */
+/** Another tab has sent something. Text written here about an item that is no longer shown is kept. */
 async function othersSent(data) {
   if (data.owner !== owner() || sending || (now !== null && data.item !== undefined && data.item !== now.item.id)) return;
   const draft = now?.changed && (data.item !== undefined || !now.saved) ? draftNow() : {};
@@ -404,7 +404,7 @@ function busy(is) {
   for (const control of main.querySelectorAll(".bar button")) control.toggleAttribute("inert", is);
 }
 
-/** Waits until the server has what was just typed: an undo shows another item in its place. False if it was refused. */
+/** Waits until the server has the latest draft, because an undo replaces the item. False if it was refused. */
 async function keepDraft() {
   if (now === null || !ownDraft()) return true;
   clearTimeout(draftTimer);
@@ -424,7 +424,7 @@ async function undo() {
   toast(t("undone"));
 }
 
-/** Puts back what undo took back, as it was. What was changed since then is a new answer, and is not thrown away for the old one. */
+/** Restores what undo took back. An answer changed since then is new and is not replaced by the old one. */
 async function redo() {
   if (sending || over) return;
   if (now !== null && now.changed) return toast(t("redo_changed"), "warn");
@@ -512,9 +512,9 @@ const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?
 const COMMANDS = { u: () => undo(), y: () => redo(), r: () => showRaw(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), a: () => takeOver(), k: () => now?.criteria.enter(), "?": () => help() };
 
 function onKey(event) {
-  const isHeld = event.repeat && !event.key.startsWith("Arrow"); // a key that is held down does what it does once
+  const isHeld = event.repeat && !event.key.startsWith("Arrow"); // a held key acts only once
   if (isHeld && (event.key === "Enter" || event.key === " ") && !isText(event.target)) event.preventDefault(); // no click either
-  if (document.querySelector("dialog[open]") || event.isComposing) return; // a dialog has its own keys; an input method too
+  if (document.querySelector("dialog[open]") || event.isComposing) return; // dialogs and input methods have their own keys
   const active = document.activeElement;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
@@ -559,7 +559,7 @@ if (me !== null) {
   });
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => document.visibilityState === "hidden" && saveDraft());
-  window.addEventListener("pageshow", (event) => event.persisted && next()); // back to this page: what it shows may be old
+  window.addEventListener("pageshow", (event) => event.persisted && next()); // back to this page: it may be out of date
   tabs?.addEventListener("message", ({ data }) => othersSent(data));
   const refused = await attempt(() => out.flush());
   await next();

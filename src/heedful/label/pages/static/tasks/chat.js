@@ -1,4 +1,4 @@
-// A live conversation: the person writes, two answers come, the better one is chosen, and the conversation goes on from it.
+// A live conversation: the person writes, two answers come, the better one is chosen, and the conversation continues from it.
 import { pairChoice } from "../choice.js";
 import { asText, conversation } from "../content.js";
 import { el, key, nonce } from "../dom.js";
@@ -11,7 +11,7 @@ const SLOW = 300_000; // ms to wait for two answers of a model on a small machin
 export function chat(item, { changed, request, submit }) {
   /** `messages` so far; `turn` and `answers` while two answers wait to be judged; `asking` the nonce of a question on its way. */
   const given = Array.isArray(item.prompt) ? item.prompt : item.prompt ? [{ role: "user", content: String(item.prompt) }] : [];
-  const opening = given.at(-1)?.role === "user" ? asText(given.at(-1)) : ""; // what to begin with, to be sent or changed
+  const opening = given.at(-1)?.role === "user" ? asText(given.at(-1)) : ""; // proposed first message
   const state = { messages: opening ? given.slice(0, -1) : given, turn: null, answers: null };
   let choice = null;
   let asking = null;
@@ -80,7 +80,7 @@ export function chat(item, { changed, request, submit }) {
       draw();
       choice?.restore(draft.choice);
     },
-    /** The server no longer has the two answers (it was started again): the message is there to be sent again. */
+    /** The server no longer has the two answers (it was restarted): the message can be sent again. */
     lost() {
       if (state.turn === null) return;
       box.value = asText(state.messages.at(-1));

@@ -1,4 +1,4 @@
-// Two to nine answers put in order. The answers stay where they are and can be read in peace; a short list beside them is
+// Two to nine answers put in order. The answers keep their places; a short list beside them is
 // put in order: dragged, by buttons, or by keys. Answers on one rank tie.
 import { asText } from "../content.js";
 import { el, key } from "../dom.js";
@@ -6,7 +6,7 @@ import { announce } from "../shell.js";
 import { t } from "../words.js";
 import { answerCards } from "./pair.js";
 
-/** Cuts an answer of many lines off, with a button that shows the rest: nine long ones are read by their beginnings first. */
+/** Cuts off an answer of many lines, with a button to show the rest, so that nine long ones can be skimmed. */
 function fold(card) {
   const shown = card.querySelector(":scope > .text, :scope > .messages");
   shown.classList.add("folded");
@@ -81,7 +81,7 @@ export function ranking(item, { changed }) {
     act();
     rows[entry.place].grip.focus({ preventScroll: true });
   }
-  /** A button of an answer: it goes to that place, in a tie that is there too. */
+  /** A button of an answer: moves it to that place, also into a tie there. */
   const putAt = (number, to) => place(find(number), to);
   /** Takes a row out; what tied with it ties among itself from then on. */
   function take(from) {
@@ -203,7 +203,7 @@ export function ranking(item, { changed }) {
       const ranks = ranksByRow();
       return { ranks: item.answers.map((_, place) => ranks[find(place)]) };
     },
-    /** An order that nobody has made is the random one of the screen: it is no draft, whatever else is typed. */
+    /** An untouched order is the random one of the screen: it is not a draft. */
     draft() {
       return touched ? this.answer() : {};
     },

@@ -1,4 +1,4 @@
-// One answer, a quality from 1 to 7, and what may be ticked beside it (Ouyang et al. 2022, table 3).
+// One answer, a quality from 1 to 7, and flags (Ouyang et al. 2022, table 3).
 import { el, key } from "../dom.js";
 import { t } from "../words.js";
 import { answerCards } from "./pair.js";

@@ -1,4 +1,4 @@
-// Writing an answer oneself (a demonstration), and correcting one (an edit, which gives a pair: better than what it was).
+// Writing an answer oneself (a demonstration), and correcting one (an edit, which gives a pair: the edit is better than the original).
 import { answer, asText } from "../content.js";
 import { differences } from "../diff.js";
 import { el, key } from "../dom.js";
@@ -15,9 +15,9 @@ export function fit(node) {
   node.style.height = "auto";
   node.style.height = `${Math.max(node.scrollHeight + 4, 120)}px`;
 }
-/** As a textarea holds a text: it knows one line break only. */
+/** A text as in a textarea, which has only one kind of line break. */
 const plain = (text) => text.replace(/\r\n?/g, "\n");
-/** What was written, with the line breaks of the text that it began as. */
+/** The written text, with the line breaks of the original. */
 const asGiven = (written, original) => (original.includes("\r\n") ? written.replaceAll("\n", "\r\n") : written);
 const keys = () => el("p", { class: "keys-line" }, key("Ctrl"), "+", key("Enter"), " ", t("keys_send"), " · ", key("Esc"), " ", t("keys_leave_text"), " · ", key("e"), " ", t("keys_write"));
 
