@@ -82,7 +82,7 @@ def test_the_demo_in_chinese(small_world, small_recipe, tmp_path, capsys):
     said = capsys.readouterr().out
     for fragment in (
         "监督微调（SFT）",
-        "37 % 是好的",
+        "37% 是好的",
         "训练 3 步，每一步模型回答 32 个提示词",
         "毫无毛病的回答",
         "标准裁判的平均分",

@@ -125,7 +125,7 @@ def test_only_the_model_goes_out(runs, tmp_path, capsys):
     assert main(["push", str(run), "org/name", "--dry-run", "--folder", str(out), *MIT]) == 0
     names = {path.name for path in out.iterdir()}
     assert not names & {".env", "optimizer.pt", "value_head", "link.json", "checkpoints"}
-    assert "stays here: .env, link.json, optimizer.pt, value_head/" in " ".join(capsys.readouterr().out.split())
+    assert "not pushed: .env, link.json, optimizer.pt, value_head/" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_file_with_a_secret_is_refused(runs, tmp_path, capsys):
@@ -199,7 +199,7 @@ def test_adapters_of_a_model_that_only_is_here(runs, tmp_path, capsys):
 def test_adapters_on_adapters_fit_only_a_base_that_holds_those(dry, runs, capsys):
     assert main(["push", str(runs("lora on lora")), "org/name", "--dry-run", *MIT]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"whose base is adapters too ({runs('lora') / 'final'})" in said
+    assert f"whose base is itself adapters ({runs('lora') / 'final'})" in said
     assert f"heedful merge --adapter {runs('lora on lora') / 'final'}" in said
     _, text = card_of(dry("lora on lora", *MIT, "--base-model", "org/merged"))
     assert "They fit only a base that holds those too." in text
@@ -319,7 +319,7 @@ def test_a_hub_that_refuses(status, exit_status, reason, runs, hub, pushed):
     before = {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
     found, said = pushed(runs("sft"), hub(status=status))
     assert (found, reason in said) == (exit_status, True), said
-    assert f"nothing of {runs('sft')} was changed" in said
+    assert f"{runs('sft')} is unchanged" in said
     assert "Traceback" not in said
     assert before == {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
 
@@ -350,5 +350,5 @@ def test_a_public_repository_is_not_pushed_to_unasked(runs, hub, pushed):
 
 def test_a_folder_that_is_there_is_left_alone(runs, tmp_path, capsys):
     assert main(["push", str(runs("sft")), "org/name", "--dry-run", "--folder", str(tmp_path), *MIT]) == 2
-    assert "is there already" in " ".join(capsys.readouterr().err.split())
+    assert "exists or cannot be created" in " ".join(capsys.readouterr().err.split())
     assert list(Path(tmp_path).iterdir()) == []

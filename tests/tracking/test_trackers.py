@@ -297,6 +297,6 @@ def test_settings_that_make_no_sense(changes, reason, settings):
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["track", str(tmp_path), "wandb"]) == 2
-    assert "is no run" in told(capsys)
+    assert "is not a run" in told(capsys)
     assert main(["track", str(tmp_path), "excel"]) == 2
     assert "invalid choice" in told(capsys)

@@ -151,7 +151,7 @@ def _held(transaction: Transaction, person: Person) -> Counter[str]:
 
 
 def can_return(transaction: Transaction, person: Person, item: Item, repeat: bool) -> bool:
-    """True if an item can go back to a person: it is not withdrawn, and it needs one more label."""
+    """True if an item can go back to a person: it is not withdrawn, and other people leave room for a label."""
     state = transaction.state
     if item.item_id in state.withdrawn:
         return False
@@ -235,10 +235,9 @@ def _gold_asked(state: State, settings: ProjectSettings) -> int:
 
 
 def waiting(transaction: Transaction) -> int:
-    """Return the least number of items that wait for any labeller.
+    """Return the least number of items left for any labeller, less the number of labellers, who may hold one each.
 
-    Items that a person has labelled or skipped do not wait for them; people in screening are ignored. Below 0 if there are
-    fewer items than people, because others may hold one each.
+    Items that a person has labelled or skipped are not left for them; people in screening are ignored. Can be below 0.
     """
     state = transaction.state
     people = [one for one in state.people.values() if may_label(one) and one.standing != "screening"]
@@ -246,7 +245,7 @@ def waiting(transaction: Transaction) -> int:
 
 
 def _untouched(state: State, person: Person) -> list[Item]:
-    """The unfinished items that a person has neither labelled nor skipped."""
+    """Items not yet labelled or skipped by a person; finished ones only if they label for evaluation."""
     touched = touched_by(state, person)
     if person.standing == "held-out":
         left = state.work - touched

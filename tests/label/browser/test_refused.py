@@ -36,7 +36,7 @@ def test_a_kept_label_that_is_no_longer_wanted(serve, item):
     about = dialog.get_by_text("房租怎么算？0").text_content()
     assert about.endswith("长 …")
     assert len(about) < 150
-    assert dialog.get_by_label("What you wrote").input_value() == TEXT
+    assert dialog.get_by_label("Your text, to copy").input_value() == TEXT
     assert kept(mei) == []
     mei.press("Escape")
     assert mei.page.get_by_role("region", name="Prompt").get_by_text("房租怎么算？1").is_visible()
@@ -70,7 +70,7 @@ def test_what_was_written_is_not_lost_with_the_item(serve, item):
     mei.page.get_by_label("Your answer").fill(TEXT)
     elsewhere(served, mei, {"text": "另一个"})
     mei.press("Control+Enter")
-    assert dialog.get_by_label("What you wrote").input_value() == TEXT
+    assert dialog.get_by_label("Your text, to copy").input_value() == TEXT
     assert dialog.get_by_text("题 0").is_visible()
     mei.press("Escape")
     dialog.wait_for(state="detached")

@@ -78,7 +78,7 @@ def heavy() -> Iterator[None]:
     """Run work on all data (an import, an export, statistics) without blocking labellers: one at a time, and without Python's
     cyclic garbage collection.
 
-    A collection stops all threads, for a second with a million objects. Existing objects are frozen for later collections.
+    A collection stops all threads, for a second with a million objects. Objects alive afterwards are frozen.
     """
     with _ONE_AT_A_TIME:
         gc.disable()
