@@ -186,7 +186,9 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
     _rename(folder, RESTORING, DAMAGED)
     what = "leases, drafts, invitations and sessions"
     but = f", except {gone} of lost items or people" if gone else ""
-    said.append(f"{what} were kept{but}" if leases else f"{what} are lost: invite people anew (`heedful label invite`)")
+    said.append(
+        f"{what} were kept{but}" if leases else f"{what} are lost: invite people again (`heedful label invite`)"
+    )
     labels = len(state.labels(also_withdrawn=True))
     return [*said, f"{DATABASE} has {state.seq} events again, with {labels} labels that count"]
 

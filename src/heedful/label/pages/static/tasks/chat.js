@@ -88,7 +88,7 @@ export function chat(item, { changed, request, submit }) {
       draw();
       changed();
     },
-    /** After a turn was sent: the chosen answer is part of the conversation (the left one of a tie). True if the chat goes on. */
+    /** After a turn was sent: the chosen answer is part of the conversation (the left one of a tie). True if the chat continues. */
     sent(answer) {
       if (answer.last) return false;
       state.messages = [...state.messages, { role: "assistant", content: asText(state.answers[answer.preferred ?? 0]) }];
