@@ -32,7 +32,7 @@ def test_a_message_that_is_never_answered_is_not_sent_without_end(serve, item):
         mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")  # as "Try now" does
         mei.page.wait_for_timeout(50)
     said.wait_for()
-    assert "the server's owner can see the reason" in said.text_content()
+    assert "The server's owner can see the reason. Change it" in said.text_content()
     assert (len(sent), len({body["nonce"] for body in sent})) == (4, 1)
     assert box.input_value() == "fail"
     box.fill("换一个问题 😀")

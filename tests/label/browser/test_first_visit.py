@@ -38,7 +38,7 @@ def test_a_browser_that_is_signed_in_goes_on(serve, item):
     mei = served.invited(person)
     served.app.failed = RateLimit(per_second=0.001, burst=0)  # looking costs no attempt to sign in
     mei.page.goto(f"{served.url}/join#used-before")
-    mei.page.get_by_role("button", name="Go on as 王芳 😀").press("Enter")
+    mei.page.get_by_role("button", name="Continue as 王芳 😀").press("Enter")
     question = mei.page.get_by_role("heading", name="Which answer is better?")
     question.wait_for()
     asked = []

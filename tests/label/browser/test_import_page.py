@@ -30,7 +30,7 @@ def test_text_that_is_not_utf_8_is_refused_with_its_place(serve, tmp_path, wrong
     banner.get_by_text("UTF-8").wait_for()
     said = banner.text_content()
     assert "名.jsonl" in said
-    assert f"byte {byte}, in line {line}," in said
+    assert f"byte {byte} in line {line} is" in said
     assert owner.page.locator("#result section").count() == 0, "nothing of the file before can be added by mistake"
 
 
