@@ -126,4 +126,4 @@ def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     mei.page.get_by_text(said).wait_for()
     if language == "en":
         owner = served.labeller("Olga", "owner", "/people")
-        owner.page.locator("#banner").get_by_text("1 chat is given to nobody").wait_for()
+        owner.page.locator("#banner").get_by_text("1 chat is not assigned").wait_for()
