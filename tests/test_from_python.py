@@ -521,7 +521,7 @@ NO_STEPS = {
         ConfigError,
         with_head,
         {"critic": "separate"},
-        "value head, of which these settings make no use",
+        "value head, which these settings do not use",
     ),
     "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
     "another precision": (
@@ -553,7 +553,7 @@ def test_wrong_prompts_are_named_by_their_number(policy):
 def test_adapters_are_put_on_once(policy):
     config = heedful.PPOConfig(**ONLINE | {"lora_rank": 2})
     next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
-    with pytest.raises(ConfigError, match="--lora-rank 2: the policy has adapters already"):
+    with pytest.raises(ConfigError, match="--lora-rank 2: the policy already has adapters"):
         next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
     assert next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=[first_token]))[0] == 1
 

@@ -328,7 +328,7 @@ def test_equal_pairs_are_dropped_by_option_and_reported(train, written, command,
 
 def test_rankings_are_no_pairs(train, refused, written):
     path = written("排序.jsonl", [ranked(["一", "二", "三"], [0, 1, 2])])
-    refused(train("dpo", data_file=path), f"{path}:1", "3 responses", "pairs", "`heedful reward` learns from longer")
+    refused(train("dpo", data_file=path), f"{path}:1", "3 responses", "pairs", "`heedful reward` trains on longer")
 
 
 def test_rankings_for_a_reward_model(train, written, tmp_path):
@@ -353,7 +353,8 @@ def test_rankings_that_prefer_a_response_to_an_equal_one(train, refused, written
 def test_offset_data_that_are_no_demonstrations(train, refused, written):
     path = written("偏好.jsonl", [RECORD["reward"]])
     refused(
-        train("reward", "--offset-data", path), f"--offset-data: {path}:1", "not a demonstration", "--columns is for"
+        train("reward", "--offset-data", path), f"--offset-data: {path}:1", "not a demonstration", "--columns applies
+        only to --data"
     )
     refused(train("reward", "--offset-data", path[:-1]), "--offset-data", "no such file", "Perhaps you meant")
 

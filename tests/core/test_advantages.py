@@ -415,7 +415,7 @@ def test_invariance_group_advantages_under_order_of_groups_and_within():
 def test_groups_that_cannot_be_compared_are_refused(function):
     with pytest.raises(ValueError, match=f"{function.__name__}: group_size is 1; a group needs at least 2"):
         function(SCORES, group_size=1)
-    with pytest.raises(ValueError, match=f"{function.__name__}: 6 scores do not divide into groups of 4"):
+    with pytest.raises(ValueError, match=f"{function.__name__}: 6 scores cannot be split into groups of 4"):
         function(SCORES, group_size=4)
 
 

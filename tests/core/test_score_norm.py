@@ -18,7 +18,7 @@ def test_golden_norm():
 
 
 def test_equal_scores_have_no_scale():
-    with pytest.raises(ValueError, match=r"all 3 scores are 2\.0, so they have no scale"):
+    with pytest.raises(ValueError, match=r"all 3 scores are 2\.0; they need a spread"):
         ScoreNorm.of(torch.tensor([2.0, 2.0, 2.0 + 1e-9], dtype=torch.float64))
 
 

@@ -218,7 +218,7 @@ def test_an_encoder_reads_pairs_of_texts():
 def test_a_ranking_of_three_is_no_pair(tiny, tmp_path):
     path = tmp_path / "偏好.jsonl"
     path.write_text('{"prompt": "问", "responses": ["a", "b", "c"], "ranks": [0, 1, 2]}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"偏好.jsonl:1: a ranking of 3 responses; this trainer learns from pairs"):
+    with pytest.raises(DataError, match=r"偏好.jsonl:1: a ranking of 3 responses; this trainer needs pairs"):
         train_dpo(DPOConfig(model=tiny("gpt2"), data=str(path), output=tmp_path / "run", eval_fraction=0.0))
 
 

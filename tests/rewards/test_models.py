@@ -388,7 +388,7 @@ def test_what_is_longer_all_the_same_is_counted_and_ends_nothing(settings, tmp_p
     )
     assert summary["steps"] == 2
     assert 0 < summary["last_step"]["reward/unread_frac"] <= 1
-    assert capsys.readouterr().err.count("a reward model could not read every response to its end") == 1
+    assert capsys.readouterr().err.count("some responses exceed a reward model's context") == 1
     short = train_ppo(PPOConfig(**settings(max_new_tokens=8), **RUN, output=tmp_path / "short"))
     assert "reward/unread_frac" not in short["last_step"]
 

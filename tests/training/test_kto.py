@@ -189,7 +189,7 @@ def test_labels_out_of_balance_are_said(tiny, write, tmp_path, capsys):
     )
     train_kto(config)
     said = " ".join(capsys.readouterr().err.split())
-    assert "3 good and 9 bad responses, weighed 1 and 1: --desirable-weight 3 would balance them" in said
+    assert "3 good and 9 bad responses, weights 1 and 1: --desirable-weight 3 would balance them" in said
     train_kto(replace(config, desirable_weight=3.0, output=tmp_path / "balanced"))
     assert "would balance them" not in capsys.readouterr().err
 
@@ -285,15 +285,15 @@ def test_records_it_cannot_learn_from_are_named(tiny, write, tmp_path, record, m
     [
         (
             [{"prompt": f"{i}", "completion": "a", "label": True} for i in range(40)],
-            "`label` is true in all 40 records to train on, and KTO learns from both: add bad responses; `heedful sft`",
+            "`label` is true in all 40 training records, but KTO needs both: add bad responses; `heedful sft`",
         ),
         (
             [{"prompt": f"{i}", "completion": "a", "label": False} for i in range(40)],
-            "`label` is false in all 40 records to train on, and KTO learns from both: add good responses",
+            "`label` is false in all 40 training records, but KTO needs both: add good responses",
         ),
         (
             [{"prompt": "同一个", "completion": f"{i}", "label": bool(i % 2)} for i in range(40)],
-            "all 40 records to train on have the same prompt",
+            "all 40 training records have the same prompt",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""One page for each algorithm: its set-up, its loss and its loop."""
+"""One module per algorithm: set-up, loss and loop."""

@@ -1,6 +1,6 @@
-"""Direct preference optimisation: a policy learns from pairs of responses, without a reward model (Rafailov et al. 2023).
+"""Direct preference optimisation: train a policy on pairs of responses, without a reward model (Rafailov et al. 2023).
 
-SimPO and ORPO are other losses of the same trainer. They have no reference, so none is loaded.
+The same trainer has SimPO and ORPO as losses; they need no reference, so none is loaded.
 """
 
 import math
@@ -49,13 +49,14 @@ SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "ma
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """A preference as token ids, and how likely the reference finds both responses."""
+    """A preference pair as token ids, with the reference's log-probs of both responses."""
 
     ranking: Ranking
     prompt: list[int]
-    """By itself, as a policy is given it."""
+    """The prompt alone, as for sampling."""
     prompts: tuple[list[int], list[int]]
-    """Before the chosen and before the rejected response, without a token that holds the beginning of the response too."""
+    """Prompts of the chosen and of the rejected response, without a token that also contains the response's
+    beginning."""
     chosen: list[int]
     rejected: list[int]
     ref_chosen: float = math.nan
@@ -104,7 +105,7 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
 
 def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
-    """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
+    """Load and check everything, and compute the reference's log-probs. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -147,10 +148,10 @@ def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, con
 def accumulate(
     policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
 ) -> dict[str, float]:
-    """Gradients of the loss over a step's pairs, a micro-batch at a time, and its metrics.
+    """Accumulate gradients of the loss over a step's pairs in micro-batches; returns its metrics.
 
-    Every micro-batch is divided by the step's number of pairs (and of chosen tokens), so their size does not change the
-    gradient. ``limit`` is the config's unless given.
+    The loss is divided by the step's number of pairs (and of chosen tokens), so the micro-batch size does not change
+    the gradient. ``limit`` is the config's by default.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(len(pair.chosen) for pair in ordered)
@@ -172,13 +173,13 @@ def accumulate(
 def pair_loss(
     chosen: Tensor, rejected: Tensor, pairs: Sequence[EncodedPair], config: DPOConfig, *, num_pairs: int
 ) -> tuple[Tensor, Metrics]:
-    """The loss that ``--loss`` names, and the rewards of its responses.
+    """The loss selected by ``--loss``, and its metrics.
 
     Args:
         chosen, rejected: log-probs of the pairs' responses, summed over tokens, ``[pairs]``.
-        pairs: what they are of.
+        pairs: the pairs.
         config: the settings.
-        num_pairs: the pairs of the whole optimizer step.
+        num_pairs: number of pairs of the whole optimizer step.
     """
     tokens = (
         torch.tensor([len(pair.chosen) for pair in pairs], device=chosen.device),
@@ -209,7 +210,7 @@ def pair_loss(
 def evaluate_pairs(
     policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch
 ) -> dict[str, float]:
-    """Loss, accuracy and margin of the implicit rewards on held-out pairs; with an NLL term, that too."""
+    """Loss, accuracy and margin of the implicit rewards on held-out pairs, and the NLL term if there is one."""
     metrics = accumulate(policy, pairs, pad_id, config, limit)
     names = {"loss/dpo": "loss", "loss/nll": "nll", "reward/accuracy": "accuracy", "reward/margin": "margin"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
@@ -221,19 +222,20 @@ def evaluate_pairs(
 def encode_preferences(
     rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig, refused: list[Refusal] | None = None
 ) -> tuple[list[EncodedPair], Counts]:
-    """Pairs as token ids, too long and equal ones treated as `encode_rankings` does.
+    """Encode pairs. Too long pairs and equal responses are handled as by `encode_rankings`.
 
-    Raises DataError, also for longer rankings and an empty prompt, and CheckpointError for an encoder's tokenizer.
+    Raises DataError, also for rankings of more than two and an empty prompt, and CheckpointError for an encoder's
+    tokenizer.
     """
     for ranking in rankings:
         if len(ranking.responses) != 2:
             raise DataError(
-                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
-                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
+                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer needs pairs "
+                "(prompt, chosen, rejected). `heedful reward` trains on longer rankings"
             )
     inputs = RewardInputs(renderer.tokenizer, written=True, special_tokens=renderer.special_tokens)
     if inputs.renderer is None:
-        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
+        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it is an encoder's; DPO needs a decoder")
     rows, counts = encode_rankings(
         rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
     )
@@ -244,14 +246,14 @@ def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
     prompt = renderer.prompt_ids(row.ranking.prompt)
     if not prompt:
         raise DataError(
-            f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
-            "nothing. DPO needs prompts; `heedful reward` compares whole texts"
+            f"{row.ranking.source}: the prompt is empty and the tokenizer has no BOS token, so a response's first "
+            "token has no context. DPO needs prompts; `heedful reward` compares whole texts"
         )
     prompts, responses = [], []
     for side, response in zip(row.rows, row.ranking.responses, strict=True):
         ids = side["input_ids"]
         start = len(prompt)
-        if ids[:start] != prompt:  # they share a token
+        if ids[:start] != prompt:  # a token spans both
             start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
         prompts.append(ids[:start])
         responses.append(ids[start:])
@@ -265,7 +267,7 @@ def with_reference(
     micro_batch: MicroBatch,
     adaptive: AdaptiveMicroBatch | None = None,
 ) -> list[EncodedPair]:
-    """The pairs, in their order, with the reference's log-probs."""
+    """Add the reference's log-probs to the pairs; keeps their order."""
 
     def read(part: list[int]) -> list[tuple[float, float]]:
         chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)

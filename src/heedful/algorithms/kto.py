@@ -1,4 +1,4 @@
-"""KTO: a policy learns from single responses that are good or bad, without pairs (Ethayarajh et al. 2024)."""
+"""KTO: train a policy on single responses labelled good or bad, without pairs (Ethayarajh et al. 2024)."""
 
 import math
 import random
@@ -44,25 +44,25 @@ from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
 BALANCED = (1.0, 1.5)
-"""Weight times number of the good responses over that of the bad ones, as the paper advises (eq. 9)."""
+"""Recommended range of (weight x number of good responses) / (weight x number of bad ones) (eq. 9 of the paper)."""
 
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """A labelled response as token ids, and how likely the reference finds it."""
+    """A labelled response as token ids, with the reference's log-probs."""
 
     record: Labelled
     asked: list[int]
-    """The prompt by itself, as a policy is given it."""
+    """The prompt alone, as for sampling."""
     prompt: list[int]
-    """The prompt before the response, without a token that holds the beginning of the response too."""
+    """The prompt before the response, without a token that also contains the response's beginning."""
     response: list[int]
     other: list[int]
-    """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
+    """A response to another prompt, for the estimate of the KL to the reference."""
     ref: float = math.nan
-    """Log-probability of the whole response, in nats."""
+    """The reference's log-prob of the whole response, in nats."""
     ref_other: float = math.nan
-    """The same of the other one, after this prompt by itself."""
+    """The reference's log-prob of ``other`` after ``asked``, in nats."""
 
     @property
     def source(self) -> str:
@@ -111,7 +111,7 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
 
 def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
-    """Load everything, check that it fits together, and read the responses with the reference. Nothing is written."""
+    """Load and check everything, and compute the reference's log-probs. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -148,7 +148,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
 def _with_others(
     train: list[LabelledRow], held_out: list[LabelledRow], counts: Counts, limit: int, seed: int
 ) -> tuple[list[LabelledRow], list[LabelledRow], Counts]:
-    """Both parts with responses to other prompts, those of the training part, and the counts of all."""
+    """Add to both parts responses to other prompts from the training part; returns them and the counts."""
     good = sum(one.record.label for one in train)
     of_pairs = sum(one.record.of_a_pair for one in train + held_out)
     learned, cut = with_others(train, train, limit, seed)
@@ -159,10 +159,10 @@ def _with_others(
 
 
 def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
-    """What to say of the records before the first step: pairs that were taken apart, labels out of balance."""
+    """Notes on the records before the first step: pairs split into two records, imbalanced labels."""
     notes = []
     if any(one.record.of_a_pair for one in train):
-        notes.append("each pair counts as a good and a bad response; heedful dpo learns from pairs as they are")
+        notes.append("each pair counts as a good and a bad response; heedful dpo trains on the pairs themselves")
     good = sum(one.record.label for one in train)
     bad = len(train) - good
     balance = config.desirable_weight * good / (config.undesirable_weight * bad)
@@ -170,8 +170,8 @@ def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
         few = "desirable" if balance < BALANCED[0] else "undesirable"
         weight = config.undesirable_weight * bad / good if few == "desirable" else config.desirable_weight * good / bad
         notes.append(
-            f"{good} good and {bad} bad responses, weighed {config.desirable_weight:g} and {config.undesirable_weight:g}: "
-            f"--{few}-weight {weight:.3g} would balance them"
+            f"{good} good and {bad} bad responses, weights {config.desirable_weight:g} and "
+            f"{config.undesirable_weight:g}: --{few}-weight {weight:.3g} would balance them"
         )
     return notes
 
@@ -186,10 +186,10 @@ def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, 
 def accumulate(
     policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch | None = None
 ) -> dict[str, float]:
-    """Gradients of the KTO loss over a step's responses, a micro-batch at a time, and its metrics.
+    """Accumulate gradients of the KTO loss over a step's responses in micro-batches; returns its metrics.
 
-    The KL is estimated first, on all of the step's prompts with responses to others. Every micro-batch is divided by counts
-    of the step, so their size does not change the gradient. ``limit`` is the config's unless given.
+    The KL is estimated first, on the step's prompts with responses to other prompts. The loss is divided by counts of
+    the step, so the micro-batch size does not change the gradient. ``limit`` is the config's by default.
     """
     limit = limit or config.micro_batch
     kl = mean_of_others(policy, labelled, pad_id, limit)
@@ -217,7 +217,7 @@ def accumulate(
 
 @torch.no_grad()
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
-    """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
+    """KL estimate: mean log-ratio of policy to reference on responses to other prompts, in nats per response."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
     for part in own_micro_batches(
@@ -238,13 +238,13 @@ def evaluate_labelled(
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
 
 
-# Labelled responses as token ids, each beside a response to another prompt ----------------------------------------------
+# Labelled responses as token ids, each with a response to another prompt -----------------------------------------------
 
 
 def encode_labelled(
     records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig, refused: list[Refusal] | None = None
 ) -> tuple[list[LabelledRow], Counts]:
-    """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
+    """Encode labelled responses, ``other`` still empty. Too long ones are handled as by `encode_responses`.
 
     Raises DataError and CheckpointError.
     """
@@ -259,28 +259,28 @@ def encode_labelled(
 
 
 def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
-    """Refuse records of which nothing can be learned. Raises DataError if all have one label, or all have one prompt."""
+    """Raises DataError if all records have the same label or the same prompt: KTO cannot learn from them."""
     labels = {one.record.label for one in labelled}
     if len(labels) == 1:
         found, missing = ("true", "bad") if labels == {True} else ("false", "good")
-        instead = "; `heedful sft` learns from good ones alone" if labels == {True} else ""
+        instead = "; `heedful sft` trains on good ones only" if labels == {True} else ""
         raise DataError(
-            f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
+            f"{path}: `label` is {found} in all {len(labelled)} training records, but KTO needs both: add "
             f"{missing} responses{instead}"
         )
     if len({tuple(one.asked) for one in labelled}) == 1:
         raise DataError(
-            f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
-            "reference on responses to other prompts; add records of other prompts"
+            f"{path}: all {len(labelled)} training records have the same prompt, but KTO estimates the KL to the "
+            "reference on responses to other prompts; add records with other prompts"
         )
 
 
 def with_others(
     labelled: Sequence[LabelledRow], pool: Sequence[LabelledRow], limit: int, seed: int
 ) -> tuple[list[LabelledRow], int]:
-    """Give each record a response of ``pool`` to another prompt, and count those that were cut to fit ``limit`` tokens.
+    """Assign each record a response from ``pool`` to another prompt; counts those cut to fit ``limit`` tokens.
 
-    They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
+    Drawn once per run, so that the reference reads them only once. ``pool`` has at least two prompts.
     """
     draws, done = random.Random(f"{seed}: responses to other prompts"), []
     by_prompt = sorted(pool, key=lambda other: other.asked)
@@ -299,7 +299,7 @@ def with_others(
 def with_reference(
     reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
 ) -> list[LabelledRow]:
-    """The records, in their order, with the reference's log-probs."""
+    """Add the reference's log-probs to the records; keeps their order."""
     prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
     responses = [ids for one in labelled for ids in (one.response, one.other)]
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]

@@ -1,4 +1,4 @@
-"""What the trainers on given texts share: SFT, reward models, DPO and KTO begin, step and end in the same way."""
+"""Set-up, optimizer step and loop shared by the offline trainers: SFT, reward models, DPO and KTO."""
 
 import contextlib
 import copy
@@ -53,13 +53,13 @@ from heedful.training.state import (
 from heedful.types import MicroBatch, Prompt
 
 SAMPLED_TOKENS = 64
-"""Longest response in the table of samples."""
+"""Length limit of responses in the sample table, in tokens."""
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig
 
 
 class TokenRecord(Protocol):
-    """A record as token ids: where it was read, for messages, and how many tokens are learned from it."""
+    """A record as token ids, with its source (file and line) for messages and its number of trained tokens."""
 
     @property
     def source(self) -> str: ...
@@ -71,7 +71,7 @@ Item = TypeVar("Item", bound=TokenRecord)
 Part = TypeVar("Part")
 Read = TypeVar("Read", bound=HasPrompt)
 Shown = list[tuple[EncodedPrompt, dict[str, str]]]
-"""Prompts of the table of samples, and what the data say to each."""
+"""Prompts of the sample table, each with its responses in the data."""
 
 
 # Before the first step ---------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ Shown = list[tuple[EncodedPrompt, dict[str, str]]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a trainer has before it reads its data."""
+    """A trainer's objects before it reads its data."""
 
     generator: torch.Generator
     device: torch.device
@@ -90,7 +90,7 @@ class Setup:
 
 
 def set_up(config: Config) -> Setup:
-    """Check what needs no model, seed, and load the tokenizer. Raises ConfigError, CheckpointError."""
+    """Check the settings that need no model, seed, and load the tokenizer. Raises ConfigError, CheckpointError."""
     check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
@@ -99,7 +99,7 @@ def set_up(config: Config) -> Setup:
 
 
 def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, Sequence[int]]]) -> Policy:
-    """The policy to train, if memory and vocabulary hold texts of ``longest`` tokens and of these."""
+    """Load the policy to train, and check memory for ``longest`` tokens and the vocabulary for ``texts``."""
     check_memory(config, Lengths(longest), setup.device, setup.dtype)
     policy = load_trained(config, setup.source, setup.device, setup.dtype)
     check_rows(policy.lm, setup.tokenizer, texts)
@@ -107,7 +107,8 @@ def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, 
 
 
 def reference_of(config: DPOConfig | KTOConfig, setup: Setup, policy: Policy) -> Policy:
-    """The model that reads the records before the first step: the policy itself, if no other model or device is asked for."""
+    """The reference model: the policy itself before its first step, unless the settings name another model or
+    device."""
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, setup.source, policy, setup.device) if is_apart else policy
     divide(config, setup.device, reference)
@@ -123,10 +124,10 @@ def read_once(
     *,
     rows: int = 1,
 ) -> list[Part]:
-    """What ``read`` returns for each of some items, called with the indices of as many as memory has room for.
+    """Call ``read`` on the indices of all items, in micro-batches that fit into memory; returns a result per item.
 
-    An item has ``rows`` rows; ``lengths`` are the tokens of their longest ones. The longest are read first, so that memory
-    runs out at once or never.
+    An item has ``rows`` rows; ``lengths`` has the tokens of each item's longest row. The longest items come first, so
+    that memory runs out at once or never.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     found: dict[int, Part] = {}
@@ -149,11 +150,11 @@ def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequ
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
 
 
-# What learns -------------------------------------------------------------------------------------------------------------
+# The learner ----------------------------------------------------------------------------------------------------------
 
 
 class OfflineLearner:
-    """A policy or reward model, its optimizer and schedule, the order of its batches, and its random numbers."""
+    """A policy or reward model with its optimizer, schedule, batch order and random state."""
 
     def __init__(self, config: Config, setup: Setup, model: Policy | RewardModel, batches: BatchOrder) -> None:
         self.model = model
@@ -175,14 +176,14 @@ class OfflineLearner:
     ) -> dict[str, float]:
         """One optimizer step on some records. Returns its metrics.
 
-        If a metric or the gradient is not a finite number, the step is left out (`NonFiniteGuard`). In float16 only a metric
-        counts: gradients that are too large are how the scale is found.
+        If a metric or the gradient is not finite, the step is skipped (`NonFiniteGuard`). In float16 only metrics
+        count: the loss scale is found by gradients that overflow.
 
         Args:
-            records: what the step learns from.
-            gradients: adds up the gradients of their loss, a micro-batch at a time, and returns metrics.
+            records: the step's records.
+            gradients: accumulates the gradients of their loss in micro-batches, and returns metrics.
             limit: the micro-batch of the settings.
-            rows: how many rows, or pairs, they are if not one each.
+            rows: number of rows, or pairs, if not one per record.
         """
         started = time.perf_counter()
         count = len(records) if rows is None else rows
@@ -208,12 +209,12 @@ class OfflineLearner:
         }
 
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
-        """The model that is saved, without heads of ours, and its tokenizer."""
+        """The model to save, without heedful's own heads, and its tokenizer."""
         model = self.model.lm if isinstance(self.model, Policy) else self.model.classifier
         return [model], self.tokenizer
 
     def unsharded(self) -> Self:
-        """A learner to be saved (`RunLearner.unsharded`)."""
+        """An unsharded learner for saving (`RunLearner.unsharded`)."""
         model = gathered_on_first(self.model) if is_sharded(self.model) else self.model
         if model is None or model is self.model:
             return self
@@ -222,11 +223,11 @@ class OfflineLearner:
         return whole
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on bit for bit; frozen weights are not in it."""
+        """The state for bitwise resuming, without frozen weights."""
         return {
             "model": trained_weights(self.model),
             "grad_scaler": scaler_state(self.model),
@@ -239,7 +240,7 @@ class OfflineLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore the state from `state_dict`."""
         load_trained_weights(self.model, state["model"])
         load_scaler_state(self.model, state["grad_scaler"])
         load_optimizer_state(self.optimizer, state["optimizer"])
@@ -251,7 +252,7 @@ class OfflineLearner:
 
 
 class PolicyLearner(OfflineLearner):
-    """A policy in training, and what draws the responses of the table of samples."""
+    """A policy in training, with the sampler for the sample table."""
 
     model: Policy
 
@@ -263,7 +264,7 @@ class PolicyLearner(OfflineLearner):
         options = SamplingOptions(max_new_tokens=min(SAMPLED_TOKENS, context // 2))
         self.sampler = make_sampler(options, renderer, policy, is_used=config.sample_every > 0)
         self.longest_shown = context - options.max_new_tokens
-        """Tokens of the longest prompt in the table of samples."""
+        """Length of the longest prompt in the sample table, in tokens."""
 
     def save(self, folder: Path) -> None:
         """Write the policy, or its adapters, in Hugging Face format."""
@@ -284,7 +285,7 @@ class PolicyData(Generic[Item]):
 def shown_of(
     records: Iterable[Read], learner: PolicyLearner, number: int, texts: Callable[[Read], dict[str, str]]
 ) -> Shown:
-    """The first ``number`` records of different prompts that leave a response of the table room in the context."""
+    """The first ``number`` records with different prompts whose context has room for a response of `SAMPLED_TOKENS`."""
     renderer, shown = learner.sampler.renderer, Shown()
     for record in {record.prompt: record for record in records}.values():
         if len(shown) == number:
@@ -297,7 +298,7 @@ def shown_of(
 
 
 def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]]:
-    """Rows for the table of samples: prompts, what the data say to them, and what the policy answers."""
+    """Rows of the sample table: prompts, their responses in the data, and the policy's responses."""
     if not data.shown:
         return []
     _, completions = learner.sampler.respond(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
@@ -328,14 +329,14 @@ def fit(
     callbacks: Callbacks,
     held_out_rows: int | None = None,
 ) -> TrainingResult:
-    """Train to the last step, or until evaluations no longer improve, and write a run folder.
+    """Train to the last step, or until evaluations stop improving, and write a run folder.
 
     Args:
-        learner: an `OfflineLearner` that can be saved.
+        learner: an `OfflineLearner` with ``save``.
         learn: takes an optimizer step on a batch.
-        evaluate: returns metrics of the held-out records, read as many at a time as it is told.
-        samples: returns rows for the table of samples.
-        held_out_rows: how many rows, or pairs, the held-out records are if not one each.
+        evaluate: returns metrics of the held-out records, read in the micro-batches it is given.
+        samples: returns rows of the sample table.
+        held_out_rows: number of held-out rows, or pairs, if not one per record.
         shown, facts, objective, higher_is_better, notes, callbacks: as in `Run`.
     """
     reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)

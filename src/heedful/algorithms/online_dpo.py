@@ -1,7 +1,7 @@
 """Online DPO (Guo et al. 2024, "Direct Language Model Alignment from Online AI Feedback"): DPO on the policy's own samples.
 
-The policy answers each prompt several times, the reward ranks the answers, and the best and the worst make a preference pair
-for the loss of DPO. There is no critic and no price per token of KL: beta is in the loss.
+The policy samples several responses per prompt, the reward ranks them, and the best and worst form a preference pair
+for the DPO loss. There is no critic and no KL penalty per token; beta is in the loss.
 """
 
 import time
@@ -46,9 +46,10 @@ def train_online_dpo(
 
 
 def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
-    """Rows of the best and the worst response of each group of ``group_size`` consecutive scores; of equal ones the first.
+    """Rows of the best and the worst response of each group of ``group_size`` consecutive scores; the first among
+    equals.
 
-    A group whose scores all tie prefers nothing and makes no pair.
+    A group whose scores all tie forms no pair.
     """
     groups = scores.view(-1, group_size)
     chosen = zip(groups.argmax(dim=1).tolist(), groups.argmin(dim=1).tolist(), strict=True)
@@ -56,20 +57,20 @@ def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
 
 
 class DPOExperience(NamedTuple):
-    """A rollout batch with what policy and reference read in it."""
+    """A rollout batch with log-probs of policy and reference."""
 
     scored: ScoredBatch
     old: TokenOutputs | None
-    """The pass of the policy that sampled; None if the update's own pass is the first."""
+    """Teacher-forced pass of the policy that sampled; None if the update's own pass computes it."""
     ref_logprobs: Tensor
     kl: Tensor
-    """To the reference, of each response ``[batch]``; zero if there was no pass yet."""
+    """KL to the reference per response, ``[batch]``; zero before a pass."""
     seconds: float
-    """Of sampling, scoring and reading."""
+    """Duration of sampling, scoring and teacher-forced passes."""
 
 
 def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> DPOExperience:
-    """Log-probs of the responses under the reference, and under the policy if it learns in more than one update."""
+    """Log-probs of the responses under the reference and, with several optimizer steps per batch, under the policy."""
     batch, old, started = scored.batch, None, time.perf_counter()
     if learner.config.needs_old_pass:
         old = learner.read(learner.policy, batch, with_entropy=True)
@@ -83,7 +84,7 @@ def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> D
 def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learned:
     """``ppo_epochs`` passes over the pairs of a rollout batch in shuffled minibatches, one optimizer step each.
 
-    If all responses to every prompt tie there is no pair, and the policy stays as it is.
+    If all groups tie there is no pair, and the policy does not change.
     """
     config, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
     scored = experience.scored
@@ -113,7 +114,8 @@ def backward_minibatch(
     update: Update,
     limit: MicroBatch,
 ) -> None:
-    """Gradients of the DPO loss over a minibatch's pairs, a micro-batch at a time; each is divided by their number."""
+    """Accumulate gradients of the DPO loss over a minibatch's pairs in micro-batches, divided by the number of
+    pairs."""
     lengths = experience.scored.batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     shortest_first = sorted(pairs, key=longest.__getitem__)
@@ -132,7 +134,7 @@ def dpo_loss(
     *,
     num_pairs: int,
 ) -> Tensor:
-    """The DPO loss of a micro-batch's pairs, divided by the number of pairs of the minibatch, after a pass of the policy."""
+    """The DPO loss of a micro-batch's pairs, divided by the minibatch's number of pairs."""
     config, device = learner.config, experience.scored.batch.ids.device
     rows = torch.tensor([best for best, _ in pairs] + [worst for _, worst in pairs], device=device)
     here, is_first = experience.scored.batch.select(rows), experience.old is None
@@ -165,7 +167,7 @@ def _read_the_rest(
     pairs: Sequence[tuple[int, int]],
     update: Update,
 ) -> None:
-    """Add the metrics of responses that are in no pair: the update, whose pass gives those of the others, reads them not."""
+    """Add the metrics of responses that are in no pair, which the update's passes do not read."""
     paired = {row for pair in pairs for row in pair}
     rest = [row for row in range(len(experience.scored.completions)) if row not in paired]
     if rest:
@@ -175,7 +177,7 @@ def _read_the_rest(
 
 
 def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, update: Update) -> Metrics:
-    """Metrics of some rows of the rollout batch, from a pass of the policy that sampled. Their KL is filled in."""
+    """Metrics of some rows, from a pass of the policy that sampled. Fills in their KL."""
     mask = experience.scored.batch.response_mask
     kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
     update.set_kl(rows, kl)
@@ -186,7 +188,7 @@ def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, 
 def _minibatches(
     pairs: Sequence[tuple[int, int]], config: OnlineDPOConfig, generator: torch.Generator
 ) -> Iterator[list[tuple[int, int]]]:
-    """The pairs of every minibatch of every epoch; ties leave all of them smaller."""
+    """The pairs of every minibatch of every epoch; ties shrink all of them evenly."""
     size = config.minibatch_size // config.samples_per_prompt
     for _ in range(config.ppo_epochs):
         for rows in shuffled(len(pairs), size, generator):

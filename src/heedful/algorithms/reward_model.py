@@ -1,4 +1,4 @@
-"""Reward-model training: learn a score from preferences between responses, pairs or longer rankings."""
+"""Reward-model training on preferences between responses: pairs or longer rankings."""
 
 import itertools
 import math
@@ -50,11 +50,11 @@ from heedful.types import Demonstration, MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
-"""What an evaluation has besides the means that training logs too."""
+"""Evaluation metrics besides the means that training also logs."""
 
 
 class RewardLearner(OfflineLearner):
-    """A reward model in training, and the demonstrations that score 0 on average in every saved model, if there are any."""
+    """A reward model in training, with the demonstrations that set the score offset of saved models, if any."""
 
     model: RewardModel
 
@@ -69,7 +69,7 @@ class RewardLearner(OfflineLearner):
         save_reward_model(self.model, self.tokenizer, folder, offset=self._offset())
 
     def unsharded(self) -> Self:
-        """A learner to be saved; the offset of a divided model is measured before, by all ranks."""
+        """An unsharded learner for saving; all ranks measure the offset of a sharded model first."""
         if not is_sharded(self.model):
             return self
         offset, whole = self._offset(), super().unsharded()
@@ -78,7 +78,7 @@ class RewardLearner(OfflineLearner):
         return whole
 
     def _offset(self) -> float | None:
-        """What makes the demonstrations' mean score 0; None if there are none."""
+        """The offset at which the demonstrations' mean score is 0; None without demonstrations."""
         if not self.demonstrations:
             return None
         return self.adaptive.run(
@@ -119,7 +119,7 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
 
 
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
-    """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
+    """Learner, training and held-out rankings, and facts about them. Nothing is written."""
     setup = set_up(config)
     tokenizer, device, dtype = setup.tokenizer, setup.device, setup.dtype
     model = load_reward_model(
@@ -168,12 +168,12 @@ def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: Rewar
 
 
 def pairs_of(rankings: Sequence[RankingRows]) -> int:
-    """How many pairs have as many responses as the rankings, which is what a micro-batch counts."""
+    """Number of responses over two: the size of rankings in pairs, the unit of a micro-batch."""
     return math.ceil(sum(len(one.rows) for one in rankings) / 2)
 
 
 def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[dict[str, Any]]:
-    """Rows for the table of samples: the best and the worst response of each ranking, with their scores."""
+    """Rows of the sample table: the best and the worst response of each ranking, with their scores."""
     with torch.no_grad():
         scores = model([row for one in rankings for row in (one.rows[0], one.rows[-1])]).tolist()
     return [
@@ -191,10 +191,10 @@ def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[d
 def accumulate(
     model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig, limit: MicroBatch | None = None
 ) -> dict[str, float]:
-    """Gradients of the K-wise loss over a step's rankings and its metrics.
+    """Accumulate gradients of the K-wise loss over a step's rankings in micro-batches; returns its metrics.
 
-    Every micro-batch is divided by the step's number of rankings, so their size does not change the gradient. ``limit`` is
-    the config's unless given.
+    The loss is divided by the step's number of rankings, so the micro-batch size does not change the gradient.
+    ``limit`` is the config's by default.
     """
     sums, counts = MetricSums(), step_counts(rankings)
     for part in micro_batches(model, rankings, limit or config.micro_batch):
@@ -224,7 +224,7 @@ def evaluate_rankings(
     everywhere = ranks.gather((seen, scores))
     seen, scores = ([one for part in parts for one in part] for parts in zip(*everywhere, strict=True))
     measured = agreement_with(seen, scores)
-    if measured["pairs"] == len(rankings):  # one pair each: the loss's own accuracy is the same number
+    if measured["pairs"] == len(rankings):  # one pair per ranking: same as the loss's own accuracy
         measured["accuracy"] = means["reward/accuracy"]
     return {
         "eval/accuracy": measured["accuracy"],
@@ -238,14 +238,14 @@ def evaluate_rankings(
 def micro_batches(
     model: RewardModel, rankings: Sequence[RankingRows], limit: MicroBatch
 ) -> Iterator[list[RankingRows]]:
-    """This rank's rankings, similar lengths together, with at most as many responses as that many pairs. None is split."""
+    """This rank's rankings in micro-batches, similar lengths together, limited by responses. Rankings are not split."""
     ordered = sorted(rankings, key=lambda one: one.mean_length)
     step = passes((model, model.dummy_loss))
     return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest), step)
 
 
 def step_counts(rankings: Sequence[RankingRows]) -> dict[str, int]:
-    """What the means of a step divide by: rankings with any pair, and responses."""
+    """Divisors of a step's means: rankings with at least one pair, and responses."""
     return {
         "num_prompts": sum(one.has_pairs for one in rankings),
         "num_responses": sum(len(one.rows) for one in rankings),
@@ -257,7 +257,7 @@ def ranked_loss(
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """A micro-batch's share of its step's loss and metrics, and its scores, in the order of `places`.
 
-    Each response is read once, whatever number of pairs it is in.
+    Each response is read once, also if it is in several pairs.
     """
     where = places(part)
     scores = model([part[i].rows[j] for i, j in where])
@@ -286,22 +286,21 @@ def in_rows(part: Sequence[RankingRows], scores: Tensor) -> list[list[float]]:
     return [[by_place[i, j] for j in range(len(one.rows))] for i, one in enumerate(part)]
 
 
-# Demonstrations: in every saved model their mean score is 0 (--offset-data) -----------------------------------------------
+# Demonstrations whose mean score is 0 in every saved model (--offset-data) --------------------------------------------
 
 
 def encode_scored(
     path: str, options: RecordOptions, inputs: RewardInputs, *, max_length: int
 ) -> tuple[list[Row], Counts]:
-    """The demonstrations of a file as rows, and their counts. ``--columns`` is for the preferences, not for this file.
+    """The demonstrations of a file as rows, and their counts. ``--columns`` applies to the preferences, not to this
+    file.
 
-    Raises DataError, also where more was dropped than ``max_dropped`` allows.
+    Raises DataError, also if more were dropped than ``max_dropped`` allows.
     """
     try:
         demonstrations, unusable = read_usable(read_demonstrations, path, replace(options, columns=""))
     except DataError as error:
-        raise DataError(
-            f"--offset-data: {error} (--columns is for --data and does not rename anything here)"
-        ) from error
+        raise DataError(f"--offset-data: {error} (--columns applies only to --data)") from error
     records = len(demonstrations) + unusable["dropped_unusable"]
     refused: list[Refusal] = []
 
@@ -326,7 +325,7 @@ def encode_scored(
 
 
 def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:
-    """Mean of what the head gives for the rows, without the model's offset: the offset at which their mean score is 0."""
+    """Mean score of the rows without the model's offset; as the new offset it makes their mean score 0."""
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
     scores: list[float] = []
     with torch.no_grad():

@@ -54,7 +54,7 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
 
 def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:
-    """Load everything and check that it fits together. Nothing is written."""
+    """Load and check everything. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -100,10 +100,10 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
 
 
 def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
-    """Gradients of the SFT loss over a step's examples, a micro-batch at a time, and its metrics.
+    """Accumulate gradients of the SFT loss over a step's examples in micro-batches; returns its metrics.
 
-    Every micro-batch is divided by the step's token count, so their size does not change the gradient. Rows are taken in
-    the order of their lengths, to pad less.
+    The loss is divided by the step's token count, so the micro-batch size does not change the gradient. Rows are
+    ordered by length, to pad less.
     """
     ordered, step = sorted(examples, key=lambda example: example.length), passes((policy, policy.dummy_loss))
     num_tokens = sum(example.num_tokens for example in ordered)

@@ -34,7 +34,7 @@ def kl_shaped_rewards(
         logprobs: log-probs of the policy that sampled the responses.
         ref_logprobs: log-probs of the same tokens under the reference.
         response_mask: True at response tokens.
-        kl_coef: price of one nat of KL, in units of the score.
+        kl_coef: KL penalty coefficient, in score units per nat.
         kind: the estimate of ``kl_t``, see `kl_estimate`. With k1 the expected sum is the score minus kl_coef times the
             KL.
 
@@ -45,7 +45,7 @@ def kl_shaped_rewards(
         placed = at_least_float32(scores)
     else:
         if not bool(response_mask.any(dim=1).all()):
-            raise ValueError("kl_shaped_rewards: a row has no response token, so its score has no place")
+            raise ValueError("kl_shaped_rewards: a row has no response token to put its score on")
         time = torch.arange(response_mask.shape[1], device=response_mask.device)
         last = torch.where(response_mask, time, -1).amax(dim=1, keepdim=True)
         placed = torch.where(time == last, at_least_float32(scores).unsqueeze(1), 0.0)
@@ -61,12 +61,12 @@ def response_rewards(
         r_i = sum_t r_{i,t} = score_i - kl_coef * sum_t kl_{i,t}
 
     Args:
-        rewards: per-token rewards, such as `kl_shaped_rewards` gives.
+        rewards: per-token rewards, for example from `kl_shaped_rewards`.
         response_mask: True at response tokens.
 
     With ``first_in_mask(response_mask)`` as its mask, `gae` then has one step per row: ``A_i = r_i - V_i`` and the
-    return ``r_i``, where V_i is the value of the prompt. ``gamma`` and ``gae_lambda`` make no difference. This is a
-    contextual bandit, as in Ahmadian et al. 2024.
+    return ``r_i``, where V_i is the value of the prompt. ``gamma`` and ``gae_lambda`` have no effect. This is the
+    contextual bandit of Ahmadian et al. 2024.
     """
     total = torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)
     return torch.where(first_in_mask(response_mask), total, 0.0)
@@ -89,16 +89,16 @@ def gae(
     Args:
         rewards: reward of each token.
         values: value of the state *before* each token.
-        response_mask: True at the tokens that are steps. Holes (tool tokens) are skipped: V and A carry across them.
+        response_mask: True at response tokens, the time steps. Gaps (tool tokens) are skipped: V and A carry over them.
         gamma: discount factor per token.
-        gae_lambda: 0 trusts the critic after one token (little noise, all of its errors), 1 uses only rewards (the
-            reverse).
+        gae_lambda: 0 bootstraps from the critic after one token (low variance, biased by its errors); 1 uses only
+            rewards (high variance, unbiased).
 
-    Returns advantages, not whitened, and returns; both are zero outside the mask. No value is bootstrapped after a
-    response that was cut by length.
+    Returns unwhitened advantages, and returns; both are zero outside the mask. A response cut at the length limit is
+    not bootstrapped.
     """
     rewards, values = at_least_float32(rewards), at_least_float32(values)
-    place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's tokens inside the mask
+    place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's response tokens
 
     def compact(x: Tensor) -> Tensor:
         return torch.zeros_like(x).scatter_add(1, place, torch.where(response_mask, x, 0.0))
@@ -132,7 +132,7 @@ def group_advantages(
 
     A group of equal scores has advantages of exactly 0.
 
-    Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
+    Raises ValueError if the number of rows is not a multiple of ``group_size``, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "group_advantages")
     centred = groups - groups.mean(dim=1, keepdim=True)
@@ -155,7 +155,7 @@ def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Floa
 
     A group of equal scores has advantages of exactly 0.
 
-    Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
+    Raises ValueError if the number of rows is not a multiple of ``group_size``, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
     others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
@@ -163,12 +163,12 @@ def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Floa
 
 
 def tied_groups(scores: Float[Tensor, " batch"], *, group_size: int) -> Bool[Tensor, " groups"]:
-    """Marks groups of ``group_size`` consecutive scores that are all equal: they teach nothing."""
+    """True for groups of ``group_size`` consecutive scores that are all equal: their advantages are 0."""
     return _is_tied(scores.unflatten(0, (-1, group_size))).squeeze(1)
 
 
 def _is_tied(groups: Float[Tensor, "groups size"]) -> Bool[Tensor, "groups 1"]:
-    """Marks groups of equal scores; rounding in their mean must not make a difference between them."""
+    """True for groups of equal scores. Compares extremes, since rounding of the mean could leave tiny advantages."""
     return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
 
 
@@ -176,5 +176,5 @@ def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
     if group_size < 2:
         raise ValueError(f"{name}: group_size is {group_size}; a group needs at least 2 responses to compare")
     if scores.shape[0] % group_size:
-        raise ValueError(f"{name}: {scores.shape[0]} scores do not divide into groups of {group_size}")
+        raise ValueError(f"{name}: {scores.shape[0]} scores cannot be split into groups of {group_size}")
     return at_least_float32(scores).view(-1, group_size)

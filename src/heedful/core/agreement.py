@@ -1,4 +1,4 @@
-"""How well scores agree with rankings: accuracy, calibration, and how strongly scores follow length."""
+"""Agreement of scores with rankings: accuracy, calibration, and correlation of score and length."""
 
 import math
 import statistics
@@ -18,19 +18,18 @@ BINS = 10
 def agreement(
     ranks: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Compare scores with rankings over all pairs of all rankings. Every pair weighs the same; equal ranks make no
-    pair.
+    """Compare scores with rankings over all pairs of all rankings. Pairs have equal weight; equal ranks form no pair.
 
     Args:
-        ranks: for each ranking the ranks of its responses; a lower rank is better.
-        scores: for each ranking the finite scores of its responses, in the same order.
-        lengths: for each ranking the lengths of its responses, in characters.
+        ranks: ranks of each ranking's responses; a lower rank is better.
+        scores: their scores, finite, in the same order.
+        lengths: their lengths in characters, in the same order.
 
     Returns a dict:
         ``accuracy``: share of pairs whose better response scores strictly higher.
         ``pairs``: number of pairs.
-        ``accuracy_similar_length``: accuracy over pairs of similar length, where the shorter response has at least 75 %
-            of the longer one's; absent if there is no such pair.
+        ``accuracy_similar_length``: accuracy over pairs whose shorter response is at least 75 % as long as the longer;
+            absent if there is no such pair.
         ``pairs_similar_length``: number of those pairs.
         ``ece``: `calibration_error` of all pairs.
         ``length_correlation``: `correlation` of score and length over all responses; absent if all scores or all
@@ -55,7 +54,7 @@ def agreement(
 
 
 def ordered_pairs(ranks: Sequence[int], values: Sequence[N]) -> list[tuple[N, N]]:
-    """The values of (better, worse) for every two responses of one ranking whose ranks differ."""
+    """Values of (better, worse) for all pairs of one ranking with different ranks."""
     return [(values[i], values[j]) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
 
 
@@ -66,11 +65,11 @@ def calibration_error(margins: Sequence[float]) -> float:
         ECE = sum_b |B_b| / n |mean of correct in B_b - mean of confidence in B_b|
 
     Args:
-        margins: for each pair the score of the better response minus that of the worse.
+        margins: for each pair, the better response's score minus the worse one's.
 
-    Pairs are put into ten bins of equal width, from 0.5 to 1 by confidence; a bin includes its lower edge. The model
-    prefers the response that scores higher, and its confidence is in that preference. A tie has confidence 1/2 and is
-    half correct, so the error is 0 if all scores are equal.
+    Confidence, from 0.5 to 1, has ten bins of equal width that include their lower edges. It is the predicted
+    probability of the response that scores higher. A tie has confidence 1/2 and is half correct, so the error is 0 if
+    all scores are equal.
 
     Raises ValueError if there are no pairs.
     """
@@ -87,7 +86,7 @@ def calibration_error(margins: Sequence[float]) -> float:
 def correlation(x: Sequence[int | float], y: Sequence[int | float]) -> float | None:
     """Pearson's correlation in [-1, 1].
 
-    None if it is undefined: all values of one side are equal, or there are fewer than two.
+    None if undefined: all values of one side are equal, or there are fewer than two.
     """
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None

@@ -1,6 +1,6 @@
-"""Best-of-n sampling: of n responses, keep the one with the highest score; and pass@k: is any of k correct?
+"""Best-of-n sampling, which keeps the highest-scoring of n responses, and pass@k, the chance that any of k is correct.
 
-The first needs no optimisation, so it is a baseline for everything that optimises.
+Best-of-n needs no training, so it is a baseline for every training algorithm.
 """
 
 import functools
@@ -11,7 +11,7 @@ __all__ = ["best_row", "expected_best", "kl_bound", "pass_at_k"]
 
 
 def best_row(scores: Sequence[float]) -> int:
-    """Index of the highest score; the first of equal ones."""
+    """Index of the highest score; the first one if several are equal."""
     return max(range(len(scores)), key=lambda row: (scores[row], -row))
 
 
@@ -24,8 +24,8 @@ def expected_best(scores: Sequence[float], values: Sequence[float]) -> list[floa
     "WebGPT", appendix I).
 
     Args:
-        scores: what the response is chosen by.
-        values: what the chosen response is worth: the scores themselves, or the scores of a judge.
+        scores: select the response.
+        values: measure the selected response: the scores themselves, or a judge's scores.
 
     The first result (k = 1) is the mean of all values, the last (k = n) the value of the best response.
     """
@@ -38,7 +38,7 @@ def expected_best(scores: Sequence[float], values: Sequence[float]) -> list[floa
 
 
 def kl_bound(n: int) -> float:
-    """Upper bound of the KL of best-of-n to the sampled model, in nats per response: ``log n - (n - 1) / n``.
+    """Upper bound of the KL from best-of-n to the model it samples, in nats per response: ``log n - (n - 1) / n``.
 
     Stiennon et al. 2020 and Gao et al. 2023 give it as the KL itself. It is the KL if no response is sampled twice and
     no two score the same; otherwise the KL is smaller (Beirami et al. 2024).
@@ -51,13 +51,13 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
         1 - C(n - correct, k) / C(n, k)
 
-    This is the share of all subsets of k of the n responses that hold a correct one. ``1 - (1 - correct / n)^k`` is less
-    on average than what it estimates. The binomials are exact integers, so nothing overflows or cancels.
+    This is the share of all k-subsets of the n responses with at least one correct response. ``1 - (1 - correct /
+    n)^k`` would be biased downwards. The binomials are exact integers: no overflow, no cancellation.
 
     Args:
-        n: responses sampled to a prompt.
-        correct: how many of them are correct.
-        k: how many tries a prompt has.
+        n: number of responses sampled for a prompt.
+        correct: number of correct ones.
+        k: number of tries per prompt.
 
     Raises ValueError if ``k`` is not between 1 and n, or ``correct`` not between 0 and n.
     """
@@ -71,5 +71,5 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 @functools.cache
 def _shares_of_subsets(n: int, k: int) -> tuple[float, ...]:
-    """For each of n rows in ascending order, the share of all subsets of k rows in which it is the highest."""
+    """For each of n rows in ascending order, the share of all k-subsets in which it is the highest."""
     return tuple(math.comb(below, k - 1) / math.comb(n, k) for below in range(n))

@@ -1,13 +1,13 @@
-"""Losses that a policy learns from directly, besides DPO: SimPO and ORPO without a reference, KTO without pairs.
+"""Direct preference losses besides DPO: SimPO and ORPO without a reference, KTO without pairs.
 
 Each returns ``(loss, metrics)`` divided by an explicit count of the whole optimizer step (``num_pairs``,
 ``num_responses``), so the results of micro-batches add up to those of the whole batch. A count of None is the count of
 the call itself. Gradients flow only into the log-probs of the policy in training.
 
-Arguments that the losses of pairs share:
+Arguments shared by the pairwise losses:
     chosen, rejected: log-probs of the better and the worse response under the policy, summed over tokens.
-    chosen_tokens, rejected_tokens: tokens of the responses, what the sums are divided by.
-    num_pairs: the pairs of the whole optimizer step.
+    chosen_tokens, rejected_tokens: lengths of the responses in tokens, by which the sums are divided.
+    num_pairs: number of pairs of the whole optimizer step.
 """
 
 import torch
@@ -21,7 +21,7 @@ from heedful.core.policy_losses import Metrics, Scalar
 __all__ = ["kto_loss", "orpo_loss", "simpo_loss"]
 
 SMALLEST_REST = 2.0**-23
-"""Least that 1 minus a probability counts as in ORPO's odds: log-probs in float32 tell no smaller one from 0."""
+"""Lower bound of 1 - p in ORPO's odds: the resolution of float32 near 1."""
 
 
 def simpo_loss(
@@ -40,9 +40,9 @@ def simpo_loss(
         L = -1/N sum log sigmoid(beta (r_chosen - r_rejected - target_margin))
 
     Args:
-        beta: what multiplies the reward.
-        target_margin: by how much the chosen response's mean log-prob is to exceed the rejected one's, in nats per
-            token: the paper's gamma / beta.
+        beta: factor of the reward.
+        target_margin: wanted lead of the chosen response's mean log-prob over the rejected one's, in nats per token:
+            the paper's gamma / beta.
 
     Metrics: rewards ``beta r`` of both sides, their difference (without the target) and its accuracy.
     """
@@ -69,11 +69,11 @@ def orpo_loss(
     p is a geometric mean over tokens, so the odds do not depend on the length.
 
     Args:
-        beta: what multiplies the term, the paper's lambda.
+        beta: weight of the term, the paper's lambda.
 
-    Metrics: the log odds of both sides as their rewards, so ``reward/margin`` is the log odds ratio, and its accuracy.
+    Metrics: the log odds of both sides as their rewards, so ``reward/margin`` is the log odds ratio; and its accuracy.
 
-    1 - p counts as `SMALLEST_REST` at least, so that a response that the policy is sure of has finite odds.
+    1 - p is bounded below by `SMALLEST_REST`, so the odds stay finite as p approaches 1.
     """
     chosen_odds = _log_odds(_per_token(chosen, chosen_tokens))
     rejected_odds = _log_odds(_per_token(rejected, rejected_tokens))
@@ -94,27 +94,27 @@ def kto_loss(
     num_responses: Count | None = None,
     num_desirable: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
-    """KTO (Ethayarajh et al. 2024, eq. 8): single responses that are good or bad, without pairs.
+    """KTO (Ethayarajh et al. 2024, eq. 8): single responses labelled good or bad, without pairs.
 
         r = log pi(y | x) - log ref(y | x)                           z0 = max(0, kl)
         L = 1/N sum w (1 - sigmoid(s beta (r - z0)))                 s = 1 if desirable, else -1
 
-    A good response is to be likelier under the policy than under the reference by more than z0, the point of reference,
-    and a bad one by less. Far from it on either side nothing more is learned.
+    The loss raises the log-ratio r of good responses above the reference point z0 and lowers that of bad ones below it.
+    The gradient vanishes far from z0 on either side.
 
     Args:
         logprobs, ref_logprobs: log-probs of the responses, summed over tokens, under the policy and the reference.
-        desirable: whether each response is good.
+        desirable: True for good responses.
         beta: strength of the pull towards the reference.
-        kl: estimate of the KL to the reference, in nats per response: the mean of r over the step's prompts with
-            responses to other prompts. A negative one counts as 0. It is a constant.
+        kl: estimate of the KL to the reference, in nats per response: the mean of r over the step's prompts, each with
+            a response to another prompt. A constant; a negative estimate counts as 0.
         desirable_weight, undesirable_weight: w of good and of bad responses, the paper's lambda_D and lambda_U.
-        num_responses: N, the responses of the whole optimizer step.
-        num_desirable: how many of them are good.
+        num_responses: N, number of responses of the whole optimizer step.
+        num_desirable: number of good ones among them.
 
     Metrics: mean implicit reward ``beta r`` of the good responses (``reward/chosen``) and of the bad ones
-    (``reward/rejected``), and their difference, each left out in a step that has no such response; and
-    ``reward/accuracy``, the share of responses on the right side of z0 (at z0 one is half right).
+    (``reward/rejected``), and their difference, each absent in a step without such responses; and
+    ``reward/accuracy``, the share of responses on the right side of z0 (exactly at z0 counts half).
     """
     ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach())
     z0 = torch.as_tensor(kl, dtype=ratio.dtype, device=ratio.device).detach().clamp_min(0)

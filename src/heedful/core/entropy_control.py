@@ -1,4 +1,4 @@
-"""The coefficient of the entropy bonus: fixed, or steered so that the entropy does not fall below a target."""
+"""The coefficient of the entropy bonus: fixed, or adapted to keep the entropy above a target."""
 
 __all__ = ["EntropyControl"]
 
@@ -9,13 +9,13 @@ class EntropyControl:
         c <- c + step if H < target, max(0, c - step) if H > target
         coef = c if H <= target, otherwise 0
 
-    Call `update` once per rollout batch with the entropy H of the policy that sampled it; ``coef`` is that of the next. The
-    paper applies it in the same step, which would need a pass before the update.
+    Call `update` once per rollout batch with the entropy H of the policy that sampled it; the new ``coef`` is for the
+    next batch. The paper applies it in the same step, which would need an extra pass before the update.
 
     Args:
         coef: c at the start, and the coefficient until the first update.
-        target: mean entropy per token to hold, in nats; None keeps ``coef`` fixed.
-        step: how far c moves in one update.
+        target: target of the mean entropy per token, in nats; None keeps ``coef`` fixed.
+        step: change of c per update.
 
     Raises ValueError if ``coef`` is negative, or ``target`` or ``step`` is not positive.
     """

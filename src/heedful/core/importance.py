@@ -1,6 +1,6 @@
-"""Importance weights: what a response counts for the policy's gradient if something else than the policy drew it.
+"""Importance weights: correct the policy gradient for responses that another distribution than the policy sampled.
 
-The sampler is something else if top-k or top-p leave tokens out, or if it computes in another precision.
+The sampler differs from the policy if top-k or top-p exclude tokens, or if it computes in another precision.
 """
 
 from typing import Literal, NamedTuple
@@ -15,14 +15,14 @@ __all__ = ["ImportanceWeights", "effective_sample_size", "importance_weights"]
 
 
 class ImportanceWeights(NamedTuple):
-    """Weights per token, and what they come from; zero outside the response mask."""
+    """Weights per token, with their ratios; zero outside the response mask."""
 
     weights: Float[Tensor, "batch time"]
-    """What the objective of each token is multiplied by."""
+    """Factor of each token's objective."""
     log_ratio: Float[Tensor, "batch time"]
-    """Log of the ratio before its bounds; with level "sequence" that of the response, at each of its tokens."""
+    """Log of the ratio before bounding; with level "sequence" the response's, repeated at each of its tokens."""
     bounded: Bool[Tensor, "batch time"]
-    """True where a bound was active: the weight is not the ratio."""
+    """True where a bound replaced the ratio."""
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def importance_weights(
     high: float = 2.0,
     normalise: bool = False,
 ) -> ImportanceWeights:
-    """Weights w with which samples of a sampler q stand for samples of the policy pi.
+    """Importance weights w for samples from q in place of the policy pi.
 
         rho_t = pi(a_t | s_t) / q(a_t | s_t)                   level "token"
         rho_t = prod_k pi(a_k | s_k) / q(a_k | s_k)            level "sequence", the same at every token of a response
@@ -50,20 +50,20 @@ def importance_weights(
     al. 2025 ("When Speed Kills Stability"). Bounds trade bias for variance (Ionides 2008).
 
     Args:
-        logprobs: of the policy in training, before the update, ``log pi``.
-        sampler_logprobs: of the same tokens under the distribution that they were drawn from, ``log q``. With top-k or
-            top-p that is ``log pi - log Z``, Z being the mass of the tokens that were kept: then ``rho_t`` is Z.
+        logprobs: ``log pi``, of the policy in training before the update.
+        sampler_logprobs: ``log q`` of the same tokens, under the distribution that sampled them. With top-k or top-p it
+            is ``log pi - log Z``, where Z is the probability mass of the kept tokens; then ``rho_t`` is Z.
         response_mask: True at response tokens.
-        level: what a ratio belongs to.
-        bound: what becomes of a ratio beyond a bound.
-        low: the smallest ratio that is kept; only for "mask".
-        high: the largest.
-        normalise: divide by the mean weight, so that a small kept mass does not make the whole gradient small.
+        level: one ratio per token, or one per response.
+        bound: "truncate" cuts a ratio above ``high`` down to it; "mask" sets one outside the bounds to 0.
+        low: smallest ratio kept; only for "mask".
+        high: largest ratio kept.
+        normalise: divide by the mean weight, so that a small Z does not shrink the whole gradient.
 
-    Without bounds, at level "sequence", E_q[w f] is the sum of pi f over the responses that q can draw. What q never draws
-    is missing, and no weight brings it back: filtered sampling stays biased by that part.
+    Without bounds, at level "sequence", E_q[w f] is the sum of pi f over the responses that q can sample. Responses
+    that q never samples are missing: no weight corrects this bias of top-k and top-p.
 
-    Raises ValueError for another ``level`` or ``bound``, or unless ``0 <= low < high``.
+    Raises ValueError for an unknown ``level`` or ``bound``, or unless ``0 <= low < high``.
     """
     if not 0 <= low < high:
         raise ValueError(f"importance_weights: low must be at least 0 and below high, got {low} and {high}")
@@ -90,17 +90,17 @@ def importance_weights(
 
 
 def effective_sample_size(weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """How many equally weighted samples say as much, as a share of those there are (Kong 1992).
+    """Effective sample size as a share of the number of samples (Kong 1992).
 
         ESS / n = (sum w)^2 / (n sum w^2)
 
     Args:
         weights: importance weights, at least 0.
-        mask: which of them count.
+        mask: True for entries that count.
 
-    It is 1 if all weights are equal, 1/n if one has everything, and 0 if all are 0.
+    1 if all weights are equal, 1/n if only one is not 0, and 0 if all are 0.
     """
     largest = torch.where(mask, at_least_float32(weights), 0.0).amax()
-    scaled = weights / torch.where(largest > 0, largest, 1.0)  # so that no square overflows
+    scaled = weights / torch.where(largest > 0, largest, 1.0)  # avoids overflow of the squares
     squares = masked_sum(scaled.square(), mask)
     return torch.where(squares > 0, masked_sum(scaled, mask).square() / (mask.sum() * squares), 0.0)

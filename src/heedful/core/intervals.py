@@ -1,6 +1,6 @@
-"""95 % intervals of means and shares whose values come in groups, such as several responses to each prompt.
+"""95 % confidence intervals of means and shares for grouped values, such as several responses per prompt.
 
-Groups are independent of each other; values of one group need not be.
+Groups are independent of each other; values within a group need not be.
 """
 
 import math
@@ -13,7 +13,7 @@ Z = 1.96
 
 
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Lower and upper end of the 95 % interval of the mean of all values, each of equal weight.
+    """Lower and upper end of the 95 % confidence interval of the mean of all values, equally weighted.
 
         mean +- 1.96 sqrt(V)        V = G / (G - 1) / n^2 sum_g (sum_{i in g} (x_i - mean))^2
 
@@ -24,7 +24,7 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
     Args:
         groups: the values x of each of G groups, n in all.
 
-    None if there is one group: nothing says how much groups differ.
+    None for a single group: the variance between groups is unknown.
     """
     if len(groups) < 2:
         return None
@@ -33,14 +33,15 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
 
 
 def share_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Lower and upper end of the 95 % interval of a share p, the mean of values in [0, 1]; a tie may count one half.
+    """Lower and upper end of the 95 % confidence interval of a share p, the mean of values in [0, 1]; a tie may count
+    1/2.
 
         (p + z^2 / 2n' +- z sqrt(p (1 - p) / n' + z^2 / 4n'^2)) / (1 + z^2 / n')        n' = n / max(1, design effect)
 
     This is Wilson's interval (1927) for the effective number of values n' (Kish 1965, section 8.2), as in Franco et al. 2019,
-    "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys". It stays within [0, 1] and has a
-    width even if p is 0 or 1. If the design effect is not defined, because all values are equal or there is one group,
-    n' is the number of groups: as if every group had said the same thing over and over.
+    "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys". It stays within [0, 1] and
+    has a width above 0 even if p is 0 or 1. If the design effect is undefined (all values equal, or one group), n' is
+    the number of groups, as for full correlation within groups.
 
     Args:
         groups: the values of each group.
@@ -54,16 +55,16 @@ def share_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def design_effect(groups: Sequence[Sequence[float]]) -> float | None:
-    """How many times as large the variance of the mean is as if all values were independent (Kish 1965, section 8.2).
+    """Variance of the mean relative to independent values (Kish 1965, section 8.2).
 
         V / (s^2 / n)        V as in `mean_interval`, s^2 the sample variance of all values
 
-    It is 1 for groups of one value. In groups of k equal values it is about k.
+    1 for groups of one value; about k for groups of k equal values.
 
     Args:
         groups: the values of each group.
 
-    None if it is not defined: there is one group, or all values are equal.
+    None if undefined: there is one group, or all values are equal.
     """
     mean, n = _mean(groups), _count(groups)
     squares = math.fsum((value - mean) ** 2 for group in groups for value in group)

@@ -1,4 +1,4 @@
-"""Coefficients of the KL penalty: fixed, or steered towards a target."""
+"""Coefficients of the KL penalty: fixed, or adapted to a target KL."""
 
 __all__ = ["AdaptiveKL", "FixedKL"]
 
@@ -28,12 +28,12 @@ class AdaptiveKL:
 
     Args:
         init_coef: coefficient at the start.
-        target: the KL to hold, in nats per response.
-        horizon: time scale in responses (episodes); a larger one reacts more slowly. If one update has more than 5
-            horizons of responses, ``coef`` could turn negative.
+        target: target KL, in nats per response.
+        horizon: time constant in responses (episodes); larger is slower. With more than 5 horizons of responses per
+            update ``coef`` could become negative.
 
-    As in lm-human-preferences, the KL is summed over a response's tokens and averaged over responses. Others feed a
-    per-token mean to the same formula; their targets differ by the response length.
+    As in lm-human-preferences, the KL is summed over a response's tokens and averaged over responses. Some libraries
+    use a per-token mean in the same formula; their targets are smaller by the response length.
 
     Raises ValueError if ``target`` or ``horizon`` is not positive, or ``init_coef`` is negative.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropy and KL estimates, computed in at least float32 whatever the dtype of the logits."""
+"""Log-probabilities, entropy and KL estimates, computed in at least float32 for logits of any dtype."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ def token_logprobs(
     """Log-probability of each token in nats: ``log softmax(logits / temperature)[ids]``.
 
     Args:
-        logits: ``logits[..., t, :]`` must be the prediction *for* ``ids[..., t]``. A model gives it one position
+        logits: ``logits[..., t, :]`` must be the prediction *for* ``ids[..., t]``. A model outputs it one position
             earlier, so shift before calling.
         ids: the tokens.
         temperature: part of the policy; use the same one for sampling and for old, new and reference log-probs.
@@ -31,7 +31,7 @@ def token_logprobs(
 def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
     """Entropy of each next-token distribution in nats: ``-sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
 
-    Value and gradient stay finite if some logits are ``-inf`` (masked vocabulary): those terms are 0.
+    Logits of ``-inf`` (masked vocabulary) contribute 0; value and gradient stay finite.
     """
     logp = torch.log_softmax(at_least_float32(logits) / temperature, dim=-1)
     p = logp.exp()
@@ -53,20 +53,20 @@ def kl_estimate(
         k2 = d^2 / 2            biased, low variance
         k3 = exp(-d) - 1 + d    unbiased, never negative
 
-    With ``old_logprobs`` the estimate is multiplied by the ratio ``exp(logprobs - old_logprobs)``, gradient included, so that
-    it is about the policy also if the tokens were sampled from an older one (DeepSeek-AI 2025, "DeepSeek-V3.2", "unbiased KL
-    estimate", with k3).
+    With ``old_logprobs`` the estimate is multiplied by the ratio ``exp(logprobs - old_logprobs)``, gradient included.
+    This corrects for tokens that an older policy sampled (DeepSeek-AI 2025, "DeepSeek-V3.2", "unbiased KL estimate",
+    with k3).
 
     Args:
-        logprobs: log-probs of tokens sampled from the policy, under the policy.
+        logprobs: log-probs under the policy of tokens that it sampled.
         ref_logprobs: log-probs of the same tokens under the reference.
-        kind: which estimate.
+        kind: the estimate, as above.
         old_logprobs: log-probs of the same tokens under the policy that sampled them; constants.
 
-    The table describes the values. Used as a loss, an estimate is known by its mean gradient: that of k1 is 0, that of
-    k2 is the gradient of ``KL(policy || reference)``, that of k3 the gradient of ``KL(reference || policy)``. k3 times the
-    ratio has, token by token, ``ratio * d`` times the gradient of ``logprobs``: on policy that of k2, and in expectation the
-    gradient of ``KL(policy || reference)`` off policy too.
+    The table is about values. As losses, the estimates differ in their expected gradients: 0 for k1, the gradient of
+    ``KL(policy || reference)`` for k2, and that of ``KL(reference || policy)`` for k3. k3 times the ratio has the
+    gradient ``ratio * d * grad(logprobs)`` at each token: equal to k2's on policy, and in expectation the gradient of
+    ``KL(policy || reference)`` also off policy.
 
     Raises ValueError for any other ``kind``.
     """
@@ -92,7 +92,7 @@ def response_kl(
 ) -> Float[Tensor, " batch"]:
     """KL to the reference of each response, in nats: `kl_estimate` summed over its tokens.
 
-    With k1 its mean over responses sampled from the policy is an unbiased estimate of the KL between the two distributions of
-    whole responses (chain rule). Raises ValueError for any other ``kind``.
+    With k1, its mean over responses sampled from the policy is an unbiased estimate of the KL between the distributions
+    of whole responses (chain rule). Raises ValueError for any other ``kind``.
     """
     return torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)

@@ -1,7 +1,7 @@
 """Masked reductions.
 
-Every mask is boolean; True means that an entry counts. Entries outside the mask are replaced before any arithmetic, so
-NaN or infinity in padding never reaches a result or a gradient: ``nan * 0`` is ``nan``, while ``where`` drops it.
+Masks are boolean; True marks entries that count. ``where`` replaces the others before any arithmetic, so NaN or
+infinity in padding never reaches a result or a gradient (``nan * 0`` is ``nan``).
 """
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 __all__ = ["first_in_mask", "masked_mean", "masked_sum", "masked_var", "rescale", "whiten"]
 
 STD_FLOOR = 1e-4
-"""Smallest standard deviation that `whiten` and `rescale` divide by: the floor that ``rsqrt(var + 1e-8)`` has."""
+"""Lower bound of the standard deviation in `whiten` and `rescale`, the same as of ``rsqrt(var + 1e-8)``."""
 
 Count = int | float | Tensor
 
 
 def rightness(difference: Tensor) -> Tensor:
-    """1 where a difference is above 0, 1/2 where it is 0, else 0: a tie is half right. Without gradient."""
+    """1 where the difference is positive, 1/2 where it is 0 (a tie), else 0. Detached."""
     difference = difference.detach()
     return (difference > 0).to(difference.dtype) + 0.5 * (difference == 0)
 
@@ -38,10 +38,10 @@ def masked_mean(
     """Mean of ``x`` inside the mask: ``sum(x[mask]) / count``.
 
     Args:
-        x: any numbers.
-        mask: which of them count.
-        count: what to divide by; None is the number of True entries. With the count of the whole optimizer step, the
-            results of micro-batches add up to the mean over the whole batch.
+        x: values.
+        mask: True for entries that count.
+        count: divisor; None is the number of True entries. With the count of the whole optimizer step, the results of
+            micro-batches add up to the mean over the whole batch.
 
     An empty mask gives NaN.
     """
@@ -49,7 +49,7 @@ def masked_mean(
 
 
 def first_in_mask(mask: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch time"]:
-    """True only at each row's first True entry; a row without any stays all False."""
+    """True only at each row's first True entry; a row without one stays False."""
     return mask & (mask.cumsum(dim=1) == 1)
 
 
@@ -69,11 +69,11 @@ def whiten(
     """Shift and scale to mean 0 and variance 1 inside the mask: ``(x - mean) / max(sqrt(var), 1e-4)``; zero outside.
 
     Args:
-        x: any numbers.
-        mask: which of them count.
-        mean: mean to subtract, such as that over all ranks; None is the mean of ``x`` inside the mask.
-        var: variance to divide by the root of; None is the population variance of ``x`` inside the mask (Huang et al.
-            2023, "The N Implementation Details of RLHF with PPO").
+        x: values.
+        mask: True for entries that count.
+        mean: mean to subtract, for example over all ranks; None is the mean of ``x`` inside the mask.
+        var: variance; None is the population variance of ``x`` inside the mask (Huang et al. 2023, "The N
+            Implementation Details of RLHF with PPO").
     """
     x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)
@@ -89,8 +89,7 @@ def rescale(
 ) -> Float[Tensor, "*shape"]:
     """Scale to variance 1 and keep the mean: ``(x - mean) / max(sqrt(var), 1e-4) + mean``; zero outside the mask.
 
-    The arguments are those of `whiten`. lm-human-preferences calls it ``whiten(shift_mean=False)`` and applies it to
-    rewards.
+    Arguments as in `whiten`. lm-human-preferences calls this ``whiten(shift_mean=False)`` and applies it to rewards.
     """
     x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)

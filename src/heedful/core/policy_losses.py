@@ -1,19 +1,20 @@
 """Losses of the policy and the value function.
 
-Each returns ``(loss, metrics)``: a scalar to minimise, and detached numbers. Both are divided by an explicit count of
-the whole optimizer step (``num_tokens``, or those of a `Reduction`), so the results of micro-batches add up to those of the
-whole batch. A count of None is the count of the call itself. Gradients flow only into ``logprobs`` and ``values``.
+Each returns ``(loss, metrics)``: a scalar to minimise, and detached tensors. Both are divided by an explicit count of
+the whole optimizer step (``num_tokens``, or the counts of a `Reduction`), so the results of micro-batches add up to
+those of the whole batch. A count of None is the count of the call itself. Gradients flow only into ``logprobs`` and
+``values``.
 
-Arguments that several losses share:
+Arguments shared by several losses:
     logprobs: log-probs of the response tokens under the policy in training.
     old_logprobs: log-probs under the policy that sampled them.
-    advantages: how much better than expected each token (or response) was; constants.
+    advantages: advantages of the tokens (or responses); constants.
     response_mask: True at response tokens.
-    clip_range: how far below 1, and by default above it, the ratio of new and old probability may move the loss.
-    clip_range_high: how far above 1; None is ``clip_range``. Yu et al. 2025 (DAPO, eq. 10) set it higher.
-    importance_level: what one probability ratio belongs to. "token": each token. "sequence": the whole response, which is one
-        action, whose advantage is that of its first token. "sequence-mean": the geometric mean over the response's tokens.
-    reduction: how the objective of tokens, or of responses, becomes one number.
+    clip_range: epsilon: the probability ratio is clipped below 1 - epsilon and, by default, above 1 + epsilon.
+    clip_range_high: epsilon of the upper bound; None is ``clip_range``. Yu et al. 2025 (DAPO, eq. 10) set it higher.
+    importance_level: level of the probability ratio. "token": one per token. "sequence": one per response, which is
+        then one action with the advantage at its first token. "sequence-mean": the same with the geometric mean over
+        its tokens. reduction: reduces the objective of tokens, or of responses, to one number.
 """
 
 from collections.abc import Callable
@@ -41,31 +42,31 @@ Metrics = dict[str, Tensor]
 Scalar = Float[Tensor, ""]
 ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 LARGEST_LOG_RATIO = 40.0
-"""Log-ratios are cut down to this in ``policy/ratio_square``, so that no square overflows."""
+"""Upper bound of log-ratios in ``policy/ratio_square``, to avoid overflow."""
 
 
 class Reduction(NamedTuple):
-    """How numbers per token become one, and what they are divided by (``--loss-reduction``).
+    """Reduction of numbers per token to one (``--loss-reduction``).
 
         "token"     1/num_tokens sum_i sum_t x_t                           (PPO; Yu et al. 2025, DAPO)
         "sequence"  1/num_sequences sum_i 1/|o_i| sum_t x_t                (Shao et al. 2024, GRPO)
         "fixed"     1/(num_sequences * max_new_tokens) sum_i sum_t x_t     (Liu et al. 2025, Dr. GRPO)
 
-    The counts are those of the whole optimizer step, so that micro-batches add up; None means those of the call itself.
+    Counts are of the whole optimizer step, so that micro-batches add up; None means those of the call itself.
     """
 
     how: Literal["token", "sequence", "fixed"] = "token"
     num_tokens: Count | None = None
-    """Response tokens."""
+    """Number of response tokens."""
     num_sequences: Count | None = None
-    """Responses."""
+    """Number of responses."""
     max_new_tokens: int | None = None
     """The longest response allowed, in tokens; only for "fixed"."""
 
     def tokens(self, x: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"]) -> Scalar:
-        """One number from numbers per token.
+        """Reduce numbers per token to one.
 
-        Raises ValueError for another ``how``, or "fixed" without ``max_new_tokens``.
+        Raises ValueError for an unknown ``how``, or "fixed" without ``max_new_tokens``.
         """
         if self.how == "token":
             return masked_mean(x, response_mask, count=self.num_tokens)
@@ -118,13 +119,12 @@ def ppo_policy_loss(
         L = -1/N sum_t min(r_t A_t, clip(r_t, 1 - clip_range, 1 + clip_range_high) A_t),   r_t = exp(new - old log-prob)
 
     With ``importance_level`` "sequence" the sum is over responses, with ``r_i = exp(sum_t (new - old log-prob))`` (RLOO,
-    bandit PPO); with "sequence-mean" ``r_i = exp(1/|o_i| sum_t (new - old log-prob))`` (Zheng et al. 2025, GSPO, eq. 7). The
-    loss of GRPO (Shao et al. 2024, eq. 3) is this with ``Reduction("sequence")``, plus ``kl_coef`` times the same average
-    of `kl_estimate`.
+    bandit PPO); with "sequence-mean" ``r_i = exp(1/|o_i| sum_t (new - old log-prob))`` (Zheng et al. 2025, GSPO, eq.
+    7). GRPO's loss (Shao et al. 2024, eq. 3) is this one with ``Reduction("sequence")``, plus ``kl_coef`` times the
+    same average of `kl_estimate`.
 
     Args:
-        dual_clip: a number c > 1 that bounds the objective from below by ``c A_t`` if ``A_t < 0`` (Ye et al. 2020, eq.
-            5).
+        dual_clip: c > 1; if ``A_t < 0``, the objective is at least ``c A_t`` (Ye et al. 2020, eq. 5).
 
     Metrics: see `_ratio_metrics`.
     """
@@ -194,9 +194,8 @@ def value_loss(
     Args:
         values: values in training.
         old_values: values of the same states before the update.
-        returns: what the values should be.
-        clip_range: how far a value may move from the old one, in units of the score; None gives the plain squared
-            error.
+        returns: targets of the values.
+        clip_range: clip range around the old value, in score units; None is the plain squared error.
 
     Metric ``value/clip_frac``: the share of tokens whose clipped square is the larger one.
     """
@@ -217,17 +216,18 @@ def value_loss(
 def _policy_loss(
     surrogate: Surrogate, mean: Callable[[Tensor, Tensor], Tensor], count: Count | None = None
 ) -> tuple[Scalar, Metrics]:
-    """Minus the mean objective, and the metrics of its ratio, if it has one."""
+    """Negative mean objective, and the metrics of its ratio, if any."""
     loss = -mean(surrogate.objective, surrogate.mask)
     return loss, {"loss/policy": loss.detach(), **_ratio_metrics(surrogate, mean, count)}
 
 
 def _ratio_metrics(surrogate: Surrogate, mean: Callable[[Tensor, Tensor], Tensor], count: Count | None) -> Metrics:
-    """What the probability ratios were like; nothing without a ratio.
+    """Metrics of the probability ratios; empty without a ratio.
 
-    ``policy/clip_frac``: share of actions whose clipped branch is strictly the smaller one; ``_low`` and ``_high``: of those
-    whose ratio fell, or rose. ``policy/approx_kl``: mean of ``(r - 1) - log r``, an estimate of the KL to the old policy.
-    ``policy/ratio_max``. ``policy/ratio_mean`` and ``_square``: means of ``r`` and ``r^2`` over actions.
+    ``policy/clip_frac``: share of actions whose clipped branch is strictly the smaller one; ``_low`` and ``_high``: the
+    parts with a ratio below and above 1. ``policy/approx_kl``: mean of ``(r - 1) - log r``, an estimate of the KL to
+    the old policy. ``policy/ratio_max``. ``policy/ratio_mean`` and ``_square``: means of ``r`` and ``r^2`` over
+    actions.
     """
     log_ratio, mask = surrogate.log_ratio, surrogate.mask
     if log_ratio is None or surrogate.clipped is None:

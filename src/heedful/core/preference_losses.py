@@ -35,9 +35,9 @@ def pairwise_reward_loss(
 
     Args:
         chosen, rejected: scores of the better and the worse response of each pair.
-        num_pairs: N, the pairs of the whole optimizer step.
-        margin: how much better each chosen response is, in units of the score (Touvron et al. 2023, Llama 2, eq. 2).
-        center_coef: pulls scores towards mean 0 (Eisenstein et al. 2023).
+        num_pairs: N, number of pairs of the whole optimizer step.
+        margin: wanted score difference of each pair (Touvron et al. 2023, Llama 2, eq. 2).
+        center_coef: weight of the penalty that centres scores at 0 (Eisenstein et al. 2023).
         label_smoothing: assumed probability that a label is wrong.
 
     Metrics: ``reward/accuracy`` (strictly greater: a tie is wrong) and ``reward/margin`` (mean of chosen - rejected).
@@ -67,15 +67,15 @@ def ranking_reward_loss(
 
         L = 1/P sum_p 1/|pairs_p| sum_{(w, l) in pairs_p} loss(w, l)
 
-    The loss of a pair is that of `pairwise_reward_loss`, by default -log sigmoid(s_w - s_l). For prompts of two
-    responses the value is exactly that of `pairwise_reward_loss`.
+    A pair's loss is that of `pairwise_reward_loss`, by default -log sigmoid(s_w - s_l). With two responses per prompt
+    the value is exactly that of `pairwise_reward_loss`.
 
     Args:
         scores: one score per response.
         ranks: a lower rank is better; equal ranks tie and make no pair.
-        groups: which prompt each response belongs to.
-        num_prompts: P, the prompts of the whole optimizer step that have a pair. Prompts without one do not count.
-        margin: for each response, the margin of the pairs that it wins.
+        groups: index of each response's prompt.
+        num_prompts: P, number of prompts of the whole optimizer step with at least one pair.
+        margin: for each response, the margin of the pairs in which it is the better one.
         center_coef, label_smoothing: as in `pairwise_reward_loss`.
 
     Metrics, averaged like the loss: ``reward/accuracy`` (share of pairs in the right order) and ``reward/margin`` (mean
@@ -131,23 +131,23 @@ def dpo_loss(
         "ipo"      (h - 1 / (2 beta))^2                        (Azar et al. 2023, eq. 17)
         "hinge"    max(0, 1 - beta h)                          (Zhao et al. 2023, SLiC, as in TRL)
 
-    Without ``chosen_tokens`` and ``rejected_tokens`` nothing is divided, and h is DPO's.
+    Without ``chosen_tokens`` and ``rejected_tokens`` log-ratios are not divided: h is DPO's.
 
     Args:
         chosen, rejected: summed log-probs of the better and the worse response under the policy.
         ref_chosen, ref_rejected: the same under the reference.
         beta: strength of the pull towards the reference.
-        kind: which loss. The paper of IPO has no lengths; its authors' runs and TRL divide by them, and so do
-            `heedful.train_dpo` and `heedful.train_online_dpo`.
-        label_smoothing: assumed probability that a label is wrong: "sigmoid" hedges by it (conservative DPO, Mitchell
-            2023), "robust" has in expectation over such wrong labels the loss of the right ones (Chowdhury et al.
-            2024), for which it must be below 1/2.
-        chosen_tokens, rejected_tokens: tokens of each response, to divide its log-ratio by: length-normalised DPO
-            (Lambert et al. 2024, "Tulu 3"). Long responses then have no more say than short ones.
-        num_pairs: the pairs of the whole optimizer step.
+        kind: the loss. The IPO paper does not divide by lengths; its authors' code, TRL, `heedful.train_dpo` and
+            `heedful.train_online_dpo` do.
+        label_smoothing: assumed probability that a label is wrong. "sigmoid" smooths the target (conservative DPO,
+            Mitchell 2023). "robust" is unbiased: its expectation over such label noise is the loss of the true labels
+            (Chowdhury et al. 2024); needs a value below 1/2.
+        chosen_tokens, rejected_tokens: lengths by which the log-ratios are divided, for length-normalised DPO (Lambert
+            et al. 2024, "Tulu 3"). Long responses then have no larger weight than short ones.
+        num_pairs: number of pairs of the whole optimizer step.
 
     Metrics: implicit rewards ``beta * (policy - reference)`` of both sides, their difference and its accuracy
-    (a tie is half right, as all pairs are before the first update).
+    (a tie counts half, as all pairs do before the first update).
 
     Raises ValueError for any other ``kind``, for label smoothing with a kind other than "sigmoid" and "robust" or too
     large for the latter, or if only one of ``chosen_tokens`` and ``rejected_tokens`` is given.

@@ -1,4 +1,4 @@
-"""What responses look like by themselves: how long they are, how much they repeat."""
+"""Statistics of single responses: length penalty and repeated n-grams."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,16 +8,16 @@ __all__ = ["overlong_penalty", "repeated_ngrams"]
 
 
 def overlong_penalty(lengths: Int[Tensor, " batch"], *, max_new_tokens: int, buffer: int) -> Float[Tensor, " batch"]:
-    """The soft penalty of responses that come near the longest length (Yu et al. 2025, DAPO, eq. 13).
+    """Soft penalty for responses near the length limit (Yu et al. 2025, DAPO, eq. 13).
 
         0                              if n <= max - buffer
         (max - buffer - n) / buffer    if max - buffer < n <= max
         -1                             if n > max
 
     Args:
-        lengths: response tokens n, with the stop token.
-        max_new_tokens: the longest response; one that was cut there has a penalty of -1.
-        buffer: the number of tokens over which the penalty falls from 0 to -1, at least 1.
+        lengths: n, tokens of each response, stop token included.
+        max_new_tokens: length limit; a response cut there has a penalty of -1.
+        buffer: number of tokens over which the penalty falls from 0 to -1, at least 1.
 
     Raises ValueError if ``buffer`` is not between 1 and ``max_new_tokens``.
     """
@@ -30,26 +30,26 @@ def overlong_penalty(lengths: Int[Tensor, " batch"], *, max_new_tokens: int, buf
 def repeated_ngrams(
     ids: Int[Tensor, "batch time"], response_mask: Bool[Tensor, "batch time"], *, n: int = 4
 ) -> Float[Tensor, " batch"]:
-    """The share of a response's n-grams that occurred in it before (Welleck et al. 2020, seq-rep-n).
+    """Share of a response's n-grams that repeat an earlier one (Welleck et al. 2020, seq-rep-n).
 
-        1 - (number of different n-grams) / (number of n-grams)
+        1 - (number of distinct n-grams) / (number of n-grams)
 
     Args:
         ids: response tokens.
         response_mask: True at response tokens; an n-gram counts if all of its tokens do.
-        n: tokens of an n-gram.
+        n: tokens per n-gram.
 
-    0 for a response without a repetition, or with fewer than n tokens; near 1 for one that runs in a loop.
+    0 for a response without repetition, or with fewer than n tokens; near 1 for a response that loops.
     """
     places = ids.shape[1] - n + 1
     if places < 1:
         return torch.zeros(len(ids), device=ids.device)
     keys, vocabulary = ids, int(ids.max()) + 1
-    for length in range(1, n):  # a number for each different n-gram: its beginning's number, then its last token
+    for length in range(1, n):  # a key per distinct n-gram, from its prefix's key and last token
         begins = keys[:, :-1].unique(return_inverse=True)[1]
         keys = begins * vocabulary + ids[:, length:]
     inside = response_mask.unfold(1, n, 1).all(dim=-1)
     place = torch.arange(places, device=ids.device)
-    ordered = torch.where(inside, keys, -1 - place).sort(dim=1).values  # what is outside is different everywhere
+    ordered = torch.where(inside, keys, -1 - place).sort(dim=1).values  # outside the mask all keys differ
     repeated = (ordered[:, 1:] == ordered[:, :-1]).sum(dim=1)
     return repeated / inside.sum(dim=1).clamp_min(1)

@@ -1,4 +1,4 @@
-"""Rounding float32 numbers to bfloat16 so that small changes are kept on average."""
+"""Stochastic rounding of float32 to bfloat16, which keeps small changes on average."""
 
 import torch
 from torch import Tensor
@@ -7,16 +7,16 @@ __all__ = ["stochastic_round"]
 
 
 def stochastic_round(x: Tensor, noise: Tensor) -> Tensor:
-    """Round float32 numbers to bfloat16, up or down at random, so that the mean is the number itself.
+    """Round float32 to bfloat16, up or down at random, without bias.
 
         P(x rounds to b) = (x - a) / (b - a),   a and b the neighbours of x in bfloat16, so E = x
 
-    bfloat16 is float32 without its last 16 bits. Noise of 0 to 2^16 - 1, added to the bits, carries into those that are kept
-    with the probability above; a number that bfloat16 holds never changes. Rounding to the nearest instead would lose every
-    step of less than half the distance between neighbours, 2^-9 of a weight (Gupta et al. 2015).
+    bfloat16 is float32 without its last 16 bits. Noise of 0 to 2^16 - 1, added to the bits, carries into the kept ones
+    with the probability above; numbers exact in bfloat16 never change. Rounding to nearest would lose every step
+    smaller than half the distance between neighbours, 2^-9 of a weight (Gupta et al. 2015).
 
     Args:
-        x: float32 numbers. Infinities and NaN stay what they are.
+        x: float32 numbers. Infinities and NaN stay unchanged.
         noise: int32 of the same shape, uniform on 0 ... 2^16 - 1.
     """
     kept = (x.view(torch.int32) + noise) & -(2**16)

@@ -1,4 +1,4 @@
-"""What happens to scores before they become rewards: normalisation, clipping, and placing dense scores on tokens."""
+"""From scores to rewards: normalisation, clipping, and dense scores per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from torch import Tensor
 __all__ = ["SMALLEST_STD", "ScoreNorm", "clip_scores", "spread_scores"]
 
 SMALLEST_STD = 1e-8
-"""Below this standard deviation, scores count as equal and are not divided."""
+"""Smallest standard deviation; below it scores count as equal and are not normalised."""
 
 
 @dataclass(frozen=True)
 class ScoreNorm:
-    """A shift and scale of scores before they become rewards: ``(score - mean) / std`` (Ziegler et al. 2019, section 2.2)."""
+    """Normalisation of scores: ``(score - mean) / std`` (Ziegler et al. 2019, section 2.2)."""
 
     mean: float = 0.0
     std: float = 1.0
 
     @classmethod
     def of(cls, scores: Float[Tensor, " batch"]) -> "ScoreNorm":
-        """Mean and population standard deviation of scores. Raises ValueError if they are all equal: they have no scale."""
+        """Mean and population standard deviation of scores. Raises ValueError if all are equal."""
         std = float(scores.std(correction=0))
         if std < SMALLEST_STD:
-            raise ValueError(f"ScoreNorm.of: all {len(scores)} scores are {float(scores[0])}, so they have no scale")
+            raise ValueError(f"ScoreNorm.of: all {len(scores)} scores are {float(scores[0])}; they need a spread")
         return cls(float(scores.mean()), std)
 
     def __call__(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """The scores, shifted and scaled."""
+        """Normalise scores."""
         return (scores - self.mean) / self.std
 
     def state_dict(self) -> dict[str, float]:
@@ -37,7 +37,7 @@ class ScoreNorm:
 
 
 def clip_scores(scores: Float[Tensor, " batch"], limit: float | None) -> Float[Tensor, " batch"]:
-    """Limit scores to ``[-limit, limit]``; None leaves them as they are."""
+    """Clip scores to ``[-limit, limit]``; None returns them unchanged."""
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
@@ -48,17 +48,16 @@ def spread_scores(
     *,
     std: float = 1.0,
 ) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
-    """Put the dense part of each score on its tokens, and the rest of the score on the last token.
+    """Place dense scores on their tokens, and the rest of each response's score on its last token.
 
     Args:
         shaped: score of each response after normalisation, clipping and penalties.
-        tokens: for each response its dense scores, one per token and possibly fewer; None if there are none, and
-            ``shaped`` is returned as it is.
+        tokens: dense scores of each response, at most one per token; None returns ``shaped`` unchanged.
         response_mask: True at response tokens, which start at the first column.
-        std: the standard deviation that ``shaped`` was divided by; dense scores are divided by it too.
+        std: standard deviation that normalised ``shaped``; dense scores are divided by it too.
 
-    Each row adds up to its shaped score. So everything but the dense part lands on the last token: scalar rewards, the
-    mean that normalisation subtracts, what clipping removed, and the missing-EOS penalty.
+    Each row sums to its shaped score. So the last token gets everything but the dense scores: scalar rewards, the mean
+    subtracted by normalisation, the part removed by clipping, and the missing-EOS penalty.
     """
     if tokens is None:
         return shaped

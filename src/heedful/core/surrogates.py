@@ -1,7 +1,7 @@
-"""Surrogates: what a policy update maximises for each action, before it is averaged.
+"""Surrogate objectives per action, which a policy update maximises.
 
 Each takes tensors ``[batch, time]`` and returns a `Surrogate`, per token or per response. The losses of
-`heedful.core.policy_losses` are their averages. Gradients flow only into ``logprobs``.
+`heedful.core.policy_losses` are their negative averages. Gradients flow only into ``logprobs``.
 """
 
 from typing import NamedTuple
@@ -25,25 +25,25 @@ __all__ = [
 
 
 class Bounds(NamedTuple):
-    """How far a probability ratio may move before its gradient stops."""
+    """Clip bounds of the probability ratio, beyond which its gradient is 0."""
 
     low: float
-    """The ratio stops at ``1 - low`` if the advantage is negative."""
+    """The ratio is clipped at ``1 - low`` if the advantage is negative."""
     high: float
-    """It stops at ``1 + high`` if the advantage is positive."""
+    """It is clipped at ``1 + high`` if the advantage is positive."""
     dual: float | None = None
-    """Above 1: the objective of a bad action is at least ``dual`` times its advantage."""
+    """Above 1: with a negative advantage the objective is at least ``dual`` times it."""
 
 
 class Surrogate(NamedTuple):
-    """An objective to be maximised, for each action."""
+    """An objective per action, to be maximised."""
 
     objective: Float[Tensor, "*shape"]
     """``[batch, time]`` if each token is an action, ``[batch]`` if each response is one; zero outside the mask."""
     mask: Bool[Tensor, "*shape"]
-    """True where there is an action."""
+    """True for actions."""
     log_ratio: Float[Tensor, "*shape"] | None = None
-    """Log of the probability ratio, detached; None for a surrogate without one."""
+    """Log of the probability ratio, detached; None without a ratio."""
     clipped: Tensor | None = None
     """True where the bound, not the ratio, is the active branch."""
 
@@ -77,12 +77,12 @@ def clipped_sequence_ratio(
     *,
     length_normalise: bool = False,
 ) -> Surrogate:
-    """The same with one ratio per response: the whole response is one action (RLOO, response-level PPO).
+    """`clipped_ratio` with one ratio per response, which is then one action (RLOO, response-level PPO).
 
         J_i = min(r_i A_i, clip(r_i) A_i),   r_i = exp(sum_t (new - old log-prob))
 
     A_i is the advantage at the response's first token. ``length_normalise`` takes the mean over the response's tokens in
-    place of the sum (Zheng et al. 2025, GSPO, eq. 7). Rows without a response token count nowhere.
+    place of the sum (Zheng et al. 2025, GSPO, eq. 7). Rows without a response token do not count.
     """
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)
     if length_normalise:
@@ -94,7 +94,8 @@ def clipped_sequence_ratio(
 def policy_gradient(
     logprobs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"]
 ) -> Surrogate:
-    """The policy gradient of advantage actor-critic (Mnih et al. 2016, section 4), no ratio: ``J_t = A_t log pi_t``."""
+    """Policy gradient of advantage actor-critic (Mnih et al. 2016, section 4), without a ratio: ``J_t = A_t log
+    pi_t``."""
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
     logprobs = torch.where(response_mask, at_least_float32(logprobs), 0.0)
     return Surrogate(advantages * logprobs, response_mask)
@@ -105,7 +106,7 @@ def sequence_policy_gradient(
     advantages: Float[Tensor, "batch time"],
     response_mask: Bool[Tensor, "batch time"],
 ) -> Surrogate:
-    """The same with each response as one action: ``J_i = A_i sum_t log pi_t``, A_i at the response's first token."""
+    """`policy_gradient` with each response as one action: ``J_i = A_i sum_t log pi_t``, A_i at its first token."""
     whole = torch.where(response_mask, at_least_float32(logprobs), 0.0).sum(dim=1)
     return policy_gradient(whole, _of_responses(advantages, response_mask), response_mask.any(dim=1))
 
@@ -117,13 +118,13 @@ def cispo(
     response_mask: Bool[Tensor, "*shape"],
     bounds: Bounds,
 ) -> Surrogate:
-    """CISPO (MiniMax 2025, "MiniMax-M1", eq. 4 and 5): the ratio is clipped, and no token's gradient is lost by it.
+    """CISPO (MiniMax 2025, "MiniMax-M1", eq. 4 and 5): clips the ratio without losing any token's gradient.
 
         J_t = sg(clip(r_t, 1 - low, 1 + high)) A_t log pi_t,   r_t = exp(new - old log-prob)
 
-    sg(x) is x without its gradient, so the clipped ratio only weighs the policy gradient: a token beyond a bound still
-    learns, with the bound as its weight, where PPO's surrogate stops. The paper leaves the lower bound off (``low`` of 1).
-    ``clipped`` is True where a bound is the weight; ``dual`` has no part here.
+    sg is stop-gradient: the clipped ratio only weights the policy gradient. A token beyond a bound still has a
+    gradient, with the bound as its weight; in PPO it has none. The paper drops the lower bound (``low`` of 1).
+    ``clipped`` is True where a bound is the weight; ``dual`` is not used.
     """
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).detach()
     ratio = log_ratio.exp()
@@ -148,10 +149,10 @@ def _of_responses(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def _clip(log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """The clipped objective, and where its clipped branch is the active one.
+    """The clipped objective, and a mask of its active clipped branches.
 
-    If the objective does not depend on the ratio (a bound is active, or the advantage is 0), the ratio is left out of it: an
-    infinite one would make its gradient 0 times infinity.
+    Where the objective does not depend on the ratio (a bound is active, or the advantage is 0), it is computed without
+    it: the gradient through an infinite ratio would be 0 times infinity.
     """
     ratio = log_ratio.detach().exp()
     at_bound = ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages

@@ -183,7 +183,8 @@ def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_re
     template.write_text(template.read_text(encoding="utf-8").replace("{% for", "Be kind.{% for", 1), encoding="utf-8")
     start(from_reward(f"model:{folder}"), [])
     with pytest.raises(
-        ConfigError, match=r"--critic reward: model:.* reads the prompt at .*chat\.jsonl:1 in another form"
+        ConfigError, match=r"--critic reward: the chat template of model:.* renders the prompt at .*chat\.jsonl:1
+        differently"
     ):
         start(from_reward(f"model:{folder}", data=chat), [])
 

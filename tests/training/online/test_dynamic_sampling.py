@@ -102,7 +102,7 @@ def test_what_cannot_be_refilled_is_bounded_counted_and_said_once(config, capsys
     assert [line["rollout/sampled_responses"] for line in lines] == [48.0] * 3
     assert [line["reward/tied_frac"] for line in lines] == [1.0] * 3
     said = capsys.readouterr().err
-    assert said.count("could not be replaced by others within --dynamic-sampling-rounds") == 1
+    assert said.count("dynamic sampling could not replace all prompts") == 1
 
 
 def test_places_are_filled_in_part(begin):

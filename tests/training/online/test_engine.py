@@ -77,7 +77,7 @@ def test_a_reward_is_required(config, kind):
 
 
 def test_equal_reference_scores_cannot_be_normalised(config, tmp_path):
-    with pytest.raises(RewardError, match="no scale to normalise"):
+    with pytest.raises(RewardError, match="scores cannot be normalised"):
         train_ppo(config(score_norm_samples=6), rewards=[lambda completions: [1.0] * len(completions)])
     assert not (tmp_path / "run").exists()
 

@@ -160,7 +160,7 @@ def test_if_the_sampler_is_the_policy_the_weights_are_1(config, make_learner, ex
 )
 def test_a_run_says_that_its_sampler_is_not_its_policy(config, length, capsys, kind, train):
     train(config(kind, steps=1, top_p=0.8), rewards=[length])
-    assert "training becomes off-policy; --importance corrects for it" in capsys.readouterr().err
+    assert "training is off-policy; --importance corrects for it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalis
     settings = config(PPOConfig, steps=2, top_p=top_p, **changes)
     train_ppo(settings, rewards=[length])
     said = capsys.readouterr().err
-    assert "what is left out is never seen, so a bias stays (rollout/kept_mass)" in said
+    assert "excluded ones are never seen, so a bias remains (rollout/kept_mass)" in said
     assert "becomes off-policy" not in said
     is_light = top_p == 0.3 and not normalise
-    assert said.count("the importance weights are below 0.1 on average") == is_light
-    assert ("--importance-normalise divides them by their mean" in said) == is_light
+    assert said.count("the mean importance weight is below 0.1") == is_light
+    assert ("set --importance-normalise to divide by the mean" in said) == is_light
     lines = (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert {name for line in lines for name in json.loads(line) if name.startswith("importance/")} == {
         f"importance/{name}"

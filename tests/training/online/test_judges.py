@@ -257,7 +257,7 @@ def test_a_judge_that_compares_goes_with_another_choice_of_the_best(settings, ch
     assert found["last_evaluation"]["eval/score_mean"] == 3.0
     assert 3.0 < found["last_step"]["reward/score_mean"] < 4.0
     assert "eval/judge_mean" in found["best"]
-    assert capsys.readouterr().err.count("a judge that compares has no part in eval/score_mean") == 1
+    assert capsys.readouterr().err.count("eval/score_mean and eval/objective exclude the comparing judge") == 1
 
 
 def test_a_judge_that_compares_does_not_choose_the_best(settings, chat_server):

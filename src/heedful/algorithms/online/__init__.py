@@ -1,1 +1,1 @@
-"""Learning from rewards of the policy's own responses: one engine, and presets of it."""
+"""Online training on rewards of the policy's own responses: one engine with presets."""

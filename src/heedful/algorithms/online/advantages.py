@@ -1,7 +1,7 @@
 """Advantage estimators: from a rollout batch's rewards to one advantage per token.
 
-`ADVANTAGES` is the table that ``--advantage`` chooses from. An entry is a function of `Rewards` and the settings, made of
-pure functions of `heedful.core`; what it needs is written in `heedful.configs.online.ESTIMATORS`.
+``--advantage`` selects from the table `ADVANTAGES`. An entry is a function of `Rewards` and the settings, composed of
+pure functions of `heedful.core`; `heedful.configs.online.ESTIMATORS` lists its requirements.
 """
 
 from collections.abc import Callable
@@ -20,28 +20,28 @@ FLAG = "--advantage"
 
 
 class Rewards(NamedTuple):
-    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive; none is without a score.
+    """An estimator's input from a rollout batch. Rows of one prompt are consecutive; every row has a score.
 
-    If responses to a prompt are compared, all ``samples_per_prompt`` of each are there."""
+    For estimators that compare responses, each prompt has all of its ``samples_per_prompt`` rows."""
 
     per_token: Float[Tensor, "batch time"]
-    """Score, penalties and KL where they fall."""
+    """Rewards per token: score, penalties and KL."""
     per_response: Float[Tensor, " batch"]
-    """The same as one number per response."""
+    """Rewards summed per response."""
     values: Float[Tensor, "batch time"] | None
     """The critic's values of the states before each token; None without a critic."""
     response_mask: Bool[Tensor, "batch time"]
 
 
 class Estimate(NamedTuple):
-    """Advantages ``[batch, time]``, and what the critic should have said; zero outside the response mask."""
+    """Advantages ``[batch, time]``, and the critic's targets (returns); zero outside the response mask."""
 
     advantages: Float[Tensor, "batch time"]
     returns: Float[Tensor, "batch time"] | None = None
 
 
 def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Rewards per token against a critic's values (`core.gae`); or with one step per response."""
+    """GAE with a critic (`core.gae`), over tokens, or with one step per response."""
     assert rewards.values is not None
     actions = action_mask(rewards.response_mask, config)
     per_token = rewards.per_token
@@ -53,13 +53,14 @@ def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 
 def grpo(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Score minus the mean of its prompt's responses, over their standard deviation (`core.group_advantages`)."""
+    """Score minus the mean over its prompt's responses, divided by their standard deviation
+    (`core.group_advantages`)."""
     size = group_size(rewards, config)
     return _spread(core.group_advantages(rewards.per_response, group_size=size), rewards)
 
 
 def dr_grpo(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Score minus the mean of its group: the responses to its prompt, or with reinforce the whole rollout batch."""
+    """Score minus the mean of its group: its prompt's responses, or for reinforce the whole rollout batch."""
     size = group_size(rewards, config)
     return _spread(core.group_advantages(rewards.per_response, group_size=size, scale="none"), rewards)
 
@@ -71,12 +72,12 @@ def rloo(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 
 def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """The rewards to come, without a critic (Hu 2025, section 3.1; ``whiten_advantages`` is its normalisation).
+    """Reward-to-go, without a critic (Hu 2025, section 3.1; ``whiten_advantages`` is its normalisation).
 
         A_t = sum_{k >= t} gamma^(k - t) r_k           r holds the score at the last token and -kl_coef kl_k at each
 
-    It is `core.gae` with values of 0 and lambda 1. With a fixed price on KL and gamma 1 that is the score minus the KL that
-    the rest of the response costs.
+    Computed by `core.gae` with values of 0 and lambda 1. With gamma 1 it is the score minus the KL penalty of the
+    response from t on.
     """
     per_token = rewards.per_token
     if config.whiten_rewards:
@@ -98,7 +99,7 @@ ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
 
 
 def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """Advantages by the entry of `ADVANTAGES`, or the user's own function, that ``--advantage`` names.
+    """Advantages by the entry of `ADVANTAGES` or the user's function selected by ``--advantage``.
 
     Raises ConfigError if a user's function raises, or returns neither a number per token nor one per response.
     """
@@ -116,17 +117,17 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
-    """How many consecutive responses are compared with each other."""
+    """Number of consecutive responses that are compared."""
     return len(rewards.per_response) if config.estimator.compares == "batch" else config.samples_per_prompt
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
-    """``[batch, time]``, True where an action begins: at every response token, or only at the first."""
+    """``[batch, time]``, True at the first token of each action: at every response token, or only at the first."""
     return core.first_in_mask(response_mask) if config.has_response_actions else response_mask
 
 
 def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
-    """A response's advantage at each of its tokens."""
+    """Copy each response's advantage to all of its tokens."""
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))
 
 
@@ -135,14 +136,14 @@ def weigh(
 ) -> tuple[Tensor, dict[str, float]]:
     """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.
 
-    A token's weight is the ratio of the policy's probability to the sampler's. Every surrogate is proportional to the
-    advantage, so this weighs each token's objective and gradient; entropy bonus and KL penalty are not weighed.
+    A token's weight is the ratio of the policy's probability to the sampler's. Surrogates are proportional to the
+    advantage, so this weights each token's objective and gradient; entropy bonus and KL penalty are not weighted.
     """
     if config.importance == "none":
         return advantages, {}
     assert old_logprobs is not None
     mask = rollouts.batch.response_mask
-    if config.mask_truncated:  # the weights are those of what is learned from
+    if config.mask_truncated:  # masked responses get no weight
         mask = mask & ~rollouts.truncated.unsqueeze(1)
         if not mask.any():
             return advantages, {}

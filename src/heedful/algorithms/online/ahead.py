@@ -1,4 +1,4 @@
-"""Asynchronous sampling: servers draw the next rollout batches while the policy learns from this one (``--async-steps``)."""
+"""Asynchronous sampling: servers sample the next rollout batches during the update (``--async-steps``)."""
 
 import random
 from collections import deque
@@ -18,31 +18,32 @@ from heedful.types import Completion
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A rollout batch that is being drawn."""
+    """A rollout batch that is being sampled."""
 
     step: int
-    """The step that will learn from it."""
+    """The training step that will use it."""
     version: int
-    """The weights that draw it: how many rollout batches they had learned from."""
+    """Version of the weights that sample it: number of rollout batches they were trained on."""
     ticket: Any
     """For `Sampler.finish`."""
 
 
 class Ahead:
-    """The rollout batches that are drawn ahead of the update, at most ``async_steps`` of them.
+    """Rollout batches sampled ahead of the update, at most ``async_steps`` of them.
 
-    Whenever one is taken, the batch ``async_steps`` later begins, with the weights as they are: what step n learns from was
-    drawn by the weights before step ``n - async_steps`` (the first batches: by those at the start).
+    Taking one starts the batch ``async_steps`` later, with the current weights. So the batch of step n is sampled by
+    the weights before step ``n - async_steps`` (the first batches: by the initial weights).
 
-    The prompts of a batch are looked up, not taken, and its random numbers depend on nothing but the run's seed and its step.
-    So a run that goes on has the same prompts drawn again, with the same seeds, by the weights that it has then.
+    A batch's prompts are looked up without advancing the order, and its random numbers depend only on the run's seed
+    and the step. So a resumed run samples the same prompts again, with the same seeds and the weights of the
+    checkpoint.
 
     Args:
-        sampler: what has servers.
-        prompts: those of the run.
-        async_steps: how many batches to draw ahead.
-        steps: of the run.
-        seed: of the run.
+        sampler: a sampler with servers.
+        prompts: the run's prompts.
+        async_steps: number of batches to sample ahead.
+        steps: number of steps of the run.
+        seed: the run's seed.
     """
 
     def __init__(self, sampler: Sampler, prompts: Prompts, *, async_steps: int, steps: int, seed: int) -> None:
@@ -53,9 +54,9 @@ class Ahead:
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], *, done: int
     ) -> tuple[Rollouts, list[Completion], int]:
-        """The responses to the prompts of this step, and the version of the weights that drew them; later ones begin.
+        """The responses of this step and the version of the weights that sampled them; starts later batches.
 
-        ``done`` is the number of rollout batches that the policy has learned from. Raises SamplerError.
+        ``done`` is the number of rollout batches that the policy was trained on. Raises SamplerError.
         """
         step = done + 1
         if not self._waiting or self._waiting[0].step != step:

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights in training."""
+"""Exponential moving average (EMA) of weights in training."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,10 @@ from heedful.distributed.sharding import exchange, is_divided
 
 
 class WeightAverage:
-    """``average <- decay * average + (1 - decay) * weights`` after every optimizer step, from the weights at the start.
+    """``average <- decay * average + (1 - decay) * weights`` after every optimizer step, starting from the initial
+    weights.
 
-    Ouyang et al. 2022 (appendix C.4, decay 0.992). Weights that do not require grad do not change and are left alone.
+    Ouyang et al. 2022 (appendix C.4, decay 0.992). Weights that do not require grad are not averaged.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -36,7 +37,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The module holds the average inside this context and its own weights, bit for bit, after it."""
+        """Use the average as the module's weights in this context; restores its own weights bit for bit."""
         self._swap()
         try:
             yield

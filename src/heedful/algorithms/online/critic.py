@@ -1,4 +1,4 @@
-"""Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
+"""Loading of PPO's critic, and checks that it can read the policy's tokens."""
 
 import copy
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from heedful.training.setup import float32_experts, prepare, stored_dtype
 
 
 def critic_options_of(config: RolloutConfig) -> OnlineConfig | None:
-    """The settings of a critic; None if there is none."""
+    """The settings, if they have a critic, else None."""
     return config if isinstance(config, OnlineConfig) and config.estimator.critic else None
 
 
@@ -36,14 +36,14 @@ def has_head(config: RolloutConfig) -> bool:
 
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
-    """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
+    """Raises ConfigError or CheckpointError for a critic that cannot read ``longest`` of the policy's token ids."""
     check_companion("--value-model", config.value_model, tokenizer, longest, config)
     if config.critic == "reward":
         name = first_reward_model(config)
         if RewardInputs(load_tokenizer(resolve(name, config))).renderer is None:
             raise ConfigError(
-                f"--critic reward needs a decoder, which reads no tokens to come, but {name} is an encoder; use --critic "
-                "separate"
+                f"--critic reward needs a decoder, which does not see later tokens, but {name} is an encoder; use "
+                "--critic separate"
             )
         check_companion("--critic reward:", name, tokenizer, longest, config)
 
@@ -67,11 +67,11 @@ def load_critic(
     compute_dtype: torch.dtype,
     is_in_memory: bool = False,
 ) -> ValueModel | None:
-    """A critic of its own, ready to be trained, or None if the policy carries the value head.
+    """A separate critic, ready for training, or None if the value head is on the policy's trunk.
 
-    With LoRA, a separate critic that starts where the policy does shares its frozen weights, unless they are to be divided
-    among ranks; adapters are its own. The policy has none yet. If it ``is_in_memory``, the critic's
-    trunk is a copy of its own. Raises ConfigError, CheckpointError.
+    With LoRA, a separate critic initialised from the policy shares its frozen weights, unless they will be sharded over
+    ranks; its adapters are its own. The policy has no adapters yet. If it ``is_in_memory``, the critic's trunk is a
+    copy. Raises ConfigError, CheckpointError.
     """
     if config.critic == "shared":
         return None
@@ -100,9 +100,9 @@ def load_critic(
 def check_same_text(
     config: OnlineConfig, rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer
 ) -> None:
-    """Refuse a critic that starts as a reward model, if the two would not read the same text before a response.
+    """Raises ConfigError for a critic initialised from a reward model whose chat template renders prompts differently.
 
-    The critic reads what the policy wrote, the reward model what its own chat template writes. Raises ConfigError.
+    The critic reads prompts as the policy's template renders them, the reward model as its own does.
     """
     if config.critic != "reward":
         return
@@ -113,8 +113,8 @@ def check_same_text(
         written = renderer.prompt_ids(prompt.prompt.prompt)
         if scores.inputs.encode(prompt.prompt.prompt, "a")["input_ids"][: len(written)] != written:
             raise ConfigError(
-                f"--critic reward: {name} reads the prompt at {prompt.prompt.source} in another form than the policy "
-                "(another chat template), so the values would not be those of the text it scores; use --critic separate, "
+                f"--critic reward: the chat template of {name} renders the prompt at {prompt.prompt.source} differently "
+                "from the policy's, so the critic would read another text than the reward model; use --critic separate, "
                 "or give the policy the reward model's template with --chat-template"
             )
 
@@ -122,9 +122,9 @@ def check_same_text(
 def start_from_scores(
     critic: ValueModel, rewards: Sequence[Reward], score_norm: ScoreNorm, config: OnlineConfig
 ) -> None:
-    """Values of a critic that starts as a reward model are those of its scores as training sees them.
+    """Rescale a critic initialised from a reward model to the scale of training scores.
 
-    That is times the reward's weight, then normalised.
+    Scores are multiplied by the reward's weight, then normalised.
     """
     if config.critic != "reward":
         return

@@ -1,4 +1,4 @@
-"""How a policy in training does on held-out prompts, and a few of its responses to look at."""
+"""Evaluation of a policy in training on held-out prompts, and rows of the sample table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +17,16 @@ from heedful.rewards import score_tokens
 
 
 def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
-    """Mean score, objective, KL (if there is a reference), length and share of ended responses.
-
-    The random numbers are the same each time.
-
-    Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
+    """Mean score, objective, KL (with a reference), length, and share of responses with an end token.
 
         objective = mean + std (mean of shaped scores - kl_price * KL)
 
-    is what training maximises, in the unit of the score: the scores are shaped as in training (`rollout.shape`), where
-    they have been shifted by mean and divided by std. If there are judges, their mean score is measured too. Responses on
-    which a reward fails are left out and counted.
+    is the training objective in score units: scores are shaped as in training (`rollout.shape`), where they were
+    shifted by mean and divided by std. Judges' mean scores are measured too. Responses on which a reward fails are left
+    out and counted.
+
+    Evaluates the averaged weights, if there is an average. Random numbers are the same at each evaluation. Empty if
+    nothing is held out. Raises RewardError.
     """
     if not held_out:
         return {}
@@ -66,7 +65,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
 
 
 def sample_rows(scored: ScoredBatch, kl: Tensor, config: RolloutConfig) -> list[dict[str, Any]]:
-    """Rows for the table of samples: the first response that has a score to each of the first prompts of a rollout batch."""
+    """Rows of the sample table: the first scored response to each of the first prompts of a rollout batch."""
     row_of = {id(completion): row for row, completion in enumerate(scored.completions)}
     firsts: dict[int, int] = {}
     for place, completion in enumerate(scored.sampled.completions):

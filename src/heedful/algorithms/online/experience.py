@@ -1,4 +1,4 @@
-"""`Experience`: all that an update learns from, as tensors; `Counts`: what its losses are divided by."""
+"""`Experience`: an update's data as tensors; `Counts`: the divisors of its losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,37 +19,37 @@ from heedful.types import Completion, MicroBatch
 
 @dataclass(frozen=True)
 class Experience:
-    """A rollout batch with all that an update holds constant; ``[batch, time]`` unless said."""
+    """A rollout batch with all constants of an update; shapes are ``[batch, time]`` unless noted."""
 
     batch: Batch
     rows: Int[Tensor, " batch"]
-    """Places of the responses in the rollout batch; those that are masked are not among them."""
+    """Indices of the responses in the rollout batch, without masked responses."""
     old_logprobs: Float[Tensor, "batch time"] | None
-    """None if the update's own pass gives them: it makes one step, before which the policy has not moved."""
+    """None if the update has a single optimizer step: its own forward pass computes them."""
     ref_logprobs: Float[Tensor, "batch time"] | None
     """None if the reference is not needed."""
     rewards: Float[Tensor, "batch time"]
-    """Score, penalties and KL where they fall; to be looked at."""
+    """Score, penalties and KL per token; for inspection."""
     advantages: Float[Tensor, "batch time"]
     old_values: Float[Tensor, "batch time"] | None
     """None without a critic, as are ``returns``."""
     returns: Float[Tensor, "batch time"] | None
     kl: Float[Tensor, " all"]
-    """KL to the reference of every response of the rollout batch, `core.response_kl`. Zero if KL has no price or
+    """KL to the reference of every response of the rollout batch, `core.response_kl`. Zero without a KL penalty or if
     ``old_logprobs`` is None."""
     kl_coef: float
     """The coefficient of the KL penalty in this step."""
     entropy_coef: float
-    """That of the entropy bonus."""
+    """The coefficient of the entropy bonus."""
     completions: list[Completion]
     scores: list[float]
-    """As the rewards gave them, before normalisation and penalties."""
+    """Raw scores, before normalisation and penalties."""
     metrics: dict[str, float]
     sampled_tokens: int
     states: Float[Tensor, "batch time hidden"] | None
-    """What the policy's value head read; None if it has none."""
+    """Hidden states, input of the policy's value head; None without one."""
     sampler_logprobs: Float[Tensor, "batch time"]
-    """What sampling saw; only for metrics."""
+    """Log-probs recorded during sampling; only for metrics."""
     is_finite: Bool[Tensor, " batch"]
     """False where a response's rewards, log-probs or values are not finite; for messages."""
 
@@ -59,22 +59,22 @@ class Experience:
         return self.batch.response_mask
 
     def sources(self, rows: Tensor) -> list[str]:
-        """Where the prompts of rows were read; of those that are not finite in their place, if there are any.
+        """Sources of the rows' prompts; if any rows of the batch are not finite, theirs instead.
 
-        Those may be other rows: advantages that compare responses, or are whitened, spread what is not finite.
+        These may be other rows: comparing or whitening advantages spreads non-finite values over rows.
         """
         broken = (~self.is_finite).nonzero().squeeze(1)
         return [self.completions[row].prompt.source for row in (broken if len(broken) else rows).tolist()]
 
     def select(self, rows: Tensor) -> "Experience":
-        """The given rows, in the given order, without texts and metrics."""
+        """The rows in the given order, without texts and metrics."""
         tensors: dict[str, Any] = {
             name: x[rows] for name, x in vars(self).items() if isinstance(x, Tensor) and name != "kl"
         }
         return replace(self, batch=self.batch.select(rows), completions=[], scores=[], metrics={}, **tensors)
 
     def only(self, marked: Tensor) -> "Experience":
-        """The marked rows, with their texts and the metrics of all; the others are masked."""
+        """The marked rows with their texts, and the metrics of all; other rows are masked."""
         rows = marked.nonzero().squeeze(1)
         return replace(
             self.select(rows),
@@ -84,26 +84,27 @@ class Experience:
         )
 
     def micro_batches(self, limit: MicroBatch, passes: Passes | None) -> Iterator["Experience"]:
-        """Parts of at most ``limit``; of several ranks each has its own (`heedful.engines.teacher_forced.micro_batches`)."""
+        """Micro-batches of at most ``limit``; each rank has its own
+        (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
 
 
 def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:
-    """Rows in which all numbers ``[batch, time]`` that there are are finite."""
+    """True for rows whose numbers are all finite; None is skipped."""
     return torch.stack([x.isfinite().all(dim=1) for x in numbers if x is not None]).all(dim=0)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the sums of a minibatch are divided by, so that micro-batches add up."""
+    """Divisors of a minibatch's sums, so that micro-batches add up."""
 
     reduction: core.Reduction
-    """Of what is averaged over tokens, or over responses."""
+    """Divisors of means over tokens, or over responses."""
     tokens: Tensor
     responses: int
     actions: Tensor
-    """Of a critic: tokens, or responses."""
+    """Number of the critic's actions: tokens, or responses."""
 
     @classmethod
     def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":

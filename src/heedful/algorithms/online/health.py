@@ -66,7 +66,7 @@ class Health:
             )
 
     def tell_end(self, learning_rate: float) -> None:
-        """Say at the end of a run if the policy has hardly moved, and which setting to raise."""
+        """Report at the end of a run if the policy has hardly changed, and the setting to raise."""
         kl = sum(self.recent_kl) / STILL_STEPS
         if len(self.recent_kl) == STILL_STEPS and abs(kl) < STILL:
             say(

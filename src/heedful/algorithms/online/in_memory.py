@@ -1,4 +1,4 @@
-"""A run on a policy in memory, which is trained in place: its set-up reads files, which are there for that long."""
+"""Training a policy in memory, in place. Set-up reads temporary files that describe it."""
 
 import contextlib
 import tempfile
@@ -29,21 +29,22 @@ C = TypeVar("C", bound=RolloutConfig)
 def ppo_steps(
     config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
-    """The steps of `train_ppo` one at a time, on a policy that is in memory and is trained in place.
+    """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 
     >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
     ...     if metrics["reference/kl"] > 5: break
 
-    Nothing is written, held out or evaluated. After each step, also the last before a ``break``, the policy is what it has
-    learned. The numbers are those of `train_ppo` with the same settings and ``eval_fraction=0``.
+    Nothing is written, held out or evaluated. After each step, also before a ``break``, the policy has its updated
+    weights. The numbers are those of `train_ppo` with the same settings and ``eval_fraction=0``.
 
     Args:
         config: the settings, without ``model`` and ``data``; their class is the preset.
-        policy: what is trained, with its tokenizer; it gets a value head if the settings want one.
-        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's path.
+        policy: the policy to train, with its tokenizer; gets a value head if the settings need one.
+        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's
+            path.
         rewards: added to the config's: functions, `Reward` objects or strings.
 
-    Yields the number of the step, what it learned from, and its metrics (docs/metrics.md).
+    Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).
 
     Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
     """
@@ -59,9 +60,9 @@ def ppo_steps(
 
 @contextlib.contextmanager
 def described(config: C, policy: Policy, prompts: Records | str | Path) -> Iterator[C]:
-    """Settings whose ``model`` and ``data`` lead to a description of a policy and to prompts, in a folder for a while.
+    """Settings whose ``model`` and ``data`` are temporary files that describe the policy and hold the prompts.
 
-    A HeedfulError from inside names the prompts as they were given: ``prompts[2]``.
+    A HeedfulError in this context names prompts by their index: ``prompts[2]``.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -91,13 +92,13 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
 
 
 def machine_of(policy: Policy) -> Any:
-    """Where a policy is and the precision of its products, as settings say it."""
+    """A policy's device and compute dtype as settings."""
     device = str(policy.device) if policy.device.type == "cuda" else policy.device.type
     return {"device": device, "dtype": str(policy.compute_dtype).removeprefix("torch.")}
 
 
 def check_policy(config: RolloutConfig, policy: Policy) -> None:
-    """The policy in memory can be trained in place, where and as the settings say. Raises ConfigError."""
+    """Raises ConfigError unless the policy in memory can be trained in place with these settings."""
     refuse(
         config,
         *("quantize", "weights_dtype", "shard", "ema_decay"),
@@ -116,14 +117,14 @@ def check_policy(config: RolloutConfig, policy: Policy) -> None:
         )
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(
-            "the policy is frozen, so nothing of it would learn; give the one that frozen_copy was called on"
+            "the policy is frozen, so nothing would be trained; pass the policy that frozen_copy was called on"
         )
     if policy.value_head is not None and not has_head(config):
         raise ConfigError(
-            "the policy has a value head, of which these settings make no use; load it with Policy.from_pretrained(..., "
+            "the policy has a value head, which these settings do not use; load it with Policy.from_pretrained(..., "
             "value_head=False)"
         )
     if config.lora_rank and has_adapters(policy.lm):
         raise ConfigError(
-            f"--lora-rank {config.lora_rank}: the policy has adapters already, which are trained without it"
+            f"--lora-rank {config.lora_rank}: the policy already has adapters, which are trained; leave it out"
         )

@@ -1,4 +1,4 @@
-"""Everything that changes while a policy learns from rewards, and what it is compared with."""
+"""`Learner`: all models and state of an online run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,16 +48,16 @@ C_co = TypeVar("C_co", bound=RolloutConfig, covariant=True)
 class Learner(Generic[C_co]):
     """A policy with its critic, reference, optimizer, controllers and random numbers.
 
-    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` stay as they are; all else but ``ahead`` is in
-    `state_dict`.
+    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` do not change; `state_dict` has all the rest but
+    ``ahead``.
     """
 
     config: C_co
     policy: Policy
     reference: Policy | None
-    """None if nothing reads it."""
+    """None if not needed."""
     critic: ValueModel | None
-    """A network of its own; None if the policy carries the value head, or there is no critic."""
+    """A separate network; None with a value head on the policy, or without a critic."""
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     kl: core.FixedKL | core.AdaptiveKL
@@ -69,31 +69,32 @@ class Learner(Generic[C_co]):
     rewards: Sequence[Reward]
     sampler: Sampler
     judges: Sequence[Reward] = ()
-    """What chooses among evaluated models; nothing is learned from them."""
+    """Rewards that select among evaluated models (``--selection-rewards``); not trained on."""
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
     health: Health = field(default_factory=Health)
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
     ahead: Ahead | None = None
-    """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
+    """Rollout batches that servers sample during the update; None for synchronous sampling. A resumed run samples them
+    anew."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
-    """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward
+    """Micro-batch that fits into memory in training. Sampling and passes without gradients use the sampler's; reward
     models have their own."""
 
     @property
     def micro_batch(self) -> MicroBatch:
-        """The most rows and tokens at a time: what the settings say, or less once memory has run out."""
+        """Maximum rows and tokens per pass: the settings' values, or less after memory ran out."""
         return self.adaptive.within(self.config.micro_batch)
 
     @property
     def adaptives(self) -> dict[str, AdaptiveMicroBatch]:
-        """Everything that remembers what memory has room for."""
+        """All adaptive micro-batches, by name."""
         of_rewards = {name: reward.adaptive for name, reward in model_rewards([*self.rewards, *self.judges])}
         return {"learning": self.adaptive, "sampling": self.sampler.adaptive, **of_rewards}
 
     @property
     def trained(self) -> list[nn.Module]:
-        """The networks that learn."""
+        """The networks in training."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     def read(
@@ -119,7 +120,7 @@ class Learner(Generic[C_co]):
 
     @property
     def pulls_trunk(self) -> bool:
-        """Whether the value loss of a head on the policy's trunk has a part in the policy's loss."""
+        """Whether the value loss of a head on the policy's trunk also trains the trunk."""
         config = self.config
         return (
             isinstance(config, OnlineConfig)
@@ -129,7 +130,7 @@ class Learner(Generic[C_co]):
         )
 
     def passes(self, *, is_warming_up: bool = False) -> Passes | None:
-        """The passes of a micro-batch, which ranks with divided models make together."""
+        """The passes of a micro-batch, which ranks with sharded models make together."""
         models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
         if not is_warming_up:
             models.append((self.policy, lambda: self.policy.dummy_loss(with_values=self.pulls_trunk)))
@@ -140,7 +141,7 @@ class Learner(Generic[C_co]):
     def steer(
         self: "Learner[OnlineConfig]", metrics: Mapping[str, float], *, is_warming_up: bool = False
     ) -> dict[str, float]:
-        """Move the KL coefficient and that of the entropy bonus; returns those of this step."""
+        """Update the coefficients of KL penalty and entropy bonus; returns those of this step."""
         config, kl, entropy = (
             self.config,
             metrics.get("reference/kl", math.nan),
@@ -158,18 +159,19 @@ class Learner(Generic[C_co]):
         return used
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Raise TrainingError if the run is to end after a step with these metrics."""
+        """Raises TrainingError if a step's metrics must end the run."""
         self.skips.check()
         longest = self.config.max_new_tokens if self.config.response_length == "stop" else None
         self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl, longest=longest)
 
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
-        """The models that are saved, without heads of ours, and their tokenizer."""
+        """The models to save, without heedful's own heads, and their tokenizer."""
         critic = [] if self.critic is None else [self.critic.trunk]
         return [self.policy.lm, *critic], self.sampler.renderer.tokenizer
 
     def save(self, folder: Path) -> None:
-        """Write the policy (its average, if there is one) in Hugging Face format, and a critic of its own inside."""
+        """Write the policy (its average, if there is one) in Hugging Face format, and a separate critic in a
+        subfolder."""
         tokenizer = self.sampler.renderer.tokenizer
         with averaged(self.average):
             save_policy(self.policy, tokenizer, folder, stop_ids=self.sampler.stop_ids)
@@ -177,7 +179,7 @@ class Learner(Generic[C_co]):
             save_value_model(self.critic, tokenizer, folder / "value_model")
 
     def unsharded(self) -> Self:
-        """A learner to be saved (`RunLearner.unsharded`): with the average's weights, if there is one."""
+        """An unsharded learner for saving (`RunLearner.unsharded`), with the average's weights if there is one."""
         if not is_sharded(self.policy):
             return self
         with averaged(self.average):
@@ -186,7 +188,7 @@ class Learner(Generic[C_co]):
         return self if policy is None else replace(self, policy=policy, critic=critic, average=None)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on bit for bit; frozen weights are not in it."""
+        """The state for bitwise resuming, without frozen weights."""
         return {
             "policy": trained_weights(self.policy),
             "critic": None if self.critic is None else trained_weights(self.critic),
@@ -206,23 +208,24 @@ class Learner(Generic[C_co]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same settings.
+        """Restore the state from `state_dict`, with the same settings.
 
-        Raises CheckpointError if the state has a critic, an average or mixed-in records and this learner has none, or the
-        other way round.
+        Raises CheckpointError if only one of state and learner has a critic, an average or PPO-ptx records.
         """
         for name, flag in (("critic", "--critic"), ("average", "--ema-decay"), ("ptx", "--ptx-data")):
             is_saved, is_here = state[name] is not None, getattr(self, name) is not None
             if is_saved != is_here:
                 has, lacks = ("the saved state", "this run") if is_saved else ("this run", "the saved state")
-                raise CheckpointError(f"{has} has a {name} ({flag}), {lacks} has none; resume with the same settings")
+                raise CheckpointError(
+                    f"{has} has a {name} ({flag}), but {lacks} has none; resume with the same settings"
+                )
         load_trained_weights(self.policy, state["policy"])
         if self.critic is not None:
             load_trained_weights(self.critic, state["critic"])
         load_scaler_state(self.policy, state["grad_scaler"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        if isinstance(self.kl, core.AdaptiveKL):  # a fixed one is a setting
+        if isinstance(self.kl, core.AdaptiveKL):  # a fixed coefficient is a setting
             self.kl.load_state_dict(state["kl"])
         if self.entropy.target is not None:
             self.entropy.load_state_dict(state["entropy"])

@@ -1,4 +1,4 @@
-"""The run around an algorithm that samples: sample and score, learn, log; now and then evaluate and save."""
+"""The training loop of online algorithms: sample, score, learn, log; periodically evaluate and save."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +35,9 @@ def run_online(
     Args:
         config: the settings.
         rewards: added to the config's.
-        callbacks: functions of the user's to call.
-        make_experience: from scored responses to what is learned from.
-        learn: one or more optimizer steps on it.
+        callbacks: the user's functions.
+        make_experience: makes the update's data from scored responses.
+        learn: takes one or more optimizer steps on it.
         shown: metrics of the progress bar, with their labels.
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.

@@ -1,4 +1,4 @@
-"""Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
+"""Metrics of a rollout batch before the update (defined in docs/metrics.md)."""
 
 import time
 from collections.abc import Mapping
@@ -20,39 +20,39 @@ SHOWN = {
     "rollout/response_length": "length",
     "rollout/eos_frac": "eos",
 }
-"""In the progress bar of a run, with their labels."""
+"""Metrics of the progress bar, with their labels."""
 TIED = (
     "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
     "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
 )
-"""What a run says once if a step could not learn from its scores."""
+"""Printed once if all groups of a step tie."""
 UNFILLED = (
-    "some prompts whose responses all score the same could not be replaced by others within --dynamic-sampling-rounds, and "
-    "teach nothing (rollout/unfilled_frac); if this persists, raise it or --samples-per-prompt, or use prompts that are "
-    "neither too easy nor too hard"
+    "dynamic sampling could not replace all prompts whose responses score equally (rollout/unfilled_frac); they have no "
+    "gradient. If this persists, raise --dynamic-sampling-rounds or --samples-per-prompt, or use prompts that are neither "
+    "too easy nor too hard"
 )
-"""What a run says once if dynamic sampling did not find enough prompts."""
+"""Printed once if dynamic sampling did not find enough prompts."""
 ALL_MASKED = (
     "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing; if this persists, raise "
     "--max-new-tokens"
 )
-"""What a run says once if no response was left to learn from."""
+"""Printed once if all responses of a step are masked."""
 LIGHT = (
-    "the importance weights are below 0.1 on average (importance/weight_mean), and so is the size of the gradient; if this "
-    "persists, --importance-normalise divides them by their mean, or use --importance token-truncate, or less of --top-k and "
+    "the mean importance weight is below 0.1 (importance/weight_mean), which shrinks the gradient as much; if this "
+    "persists, set --importance-normalise to divide by the mean, use --importance token-truncate, or relax --top-k and "
     "--top-p"
 )
-"""What a run says once if what it samples counts for next to nothing."""
+"""Printed once if importance weights are near 0."""
 UNREAD = (
-    "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
-    "persists, lower --max-new-tokens or use a reward model that reads more"
+    "some responses exceed a reward model's context, so it scored only their beginning (reward/unread_frac); if this "
+    "persists, lower --max-new-tokens or use a reward model with a longer context"
 )
-"""What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
+"""Printed once if responses exceed a reward model's context."""
 _MEAN, _SQUARE = "policy/ratio_mean", "policy/ratio_square"
 
 
 def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
-    """What a run should say of a step, if anything; ``problem`` is what its rewards had (`Scores.note`)."""
+    """Note to print on a step, if any; ``problem`` is the note of its rewards (`Scores.note`)."""
     unfilled = metrics.get("rollout/unfilled_frac", 0) > 0
     tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1 and not unfilled
     notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
@@ -65,13 +65,14 @@ def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str 
 def rollout_metrics(
     scored: ScoredBatch, old: TokenOutputs | None, kl: Tensor | None, *, shaped: Tensor
 ) -> dict[str, float]:
-    """Scores, lengths, seconds, and what the policy's teacher-forced pass shows (`pass_metrics`), if there was one.
+    """Metrics of scores, lengths and seconds, and of the policy's teacher-forced pass (`pass_metrics`), if there was
+    one.
 
     Args:
         scored: a rollout batch.
-        old: the pass of the policy that sampled; None if there was none yet.
-        kl: to the reference, of each response; None if there is none.
-        shaped: ``[batch]``, what the advantages were estimated from.
+        old: teacher-forced pass of the policy that sampled; None before it.
+        kl: KL to the reference per response; None without a reference.
+        shaped: ``[batch]``, scores from which the advantages were estimated.
     """
     rollouts, mask = scored.rollouts, scored.batch.response_mask
     raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
@@ -106,17 +107,17 @@ def pass_metrics(
     num_tokens: Tensor,
     num_responses: int,
 ) -> Metrics:
-    """What the teacher-forced pass of the policy that sampled shows: entropy, distance to what sampling saw, KL.
+    """Metrics of the teacher-forced pass of the policy that sampled: entropy, mismatch with the sampler, KL.
 
-    Each is a sum over these rows divided by a count of the whole rollout batch, so that parts of it add up.
+    Each is a sum over these rows divided by a count of the whole rollout batch, so that parts add up.
 
     Args:
-        outputs: of the pass, ``[batch, time]``.
-        sampler_logprobs: of the same tokens when they were sampled, ``[batch, time]``.
-        kl: of each response to the reference, ``[batch]``; None if there is none.
-        mask: response tokens, ``[batch, time]``.
-        num_tokens: response tokens of the rollout batch.
-        num_responses: responses of the rollout batch.
+        outputs: outputs of the pass, ``[batch, time]``.
+        sampler_logprobs: log-probs recorded during sampling, ``[batch, time]``.
+        kl: KL to the reference per response, ``[batch]``; None without a reference.
+        mask: True at response tokens, ``[batch, time]``.
+        num_tokens: number of response tokens of the rollout batch.
+        num_responses: number of responses of the rollout batch.
     """
     mismatch = (sampler_logprobs - outputs.logprobs.detach()).abs()
     metrics = {
@@ -127,7 +128,7 @@ def pass_metrics(
 
 
 def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float]:
-    """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
+    """Mean of each reward if there are several, and metrics of normalisation and clipping if they are on."""
     given, norm, clip = scored.given, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
@@ -154,14 +155,14 @@ def experience_metrics(
     config: OnlineConfig,
     started: float,
 ) -> dict[str, float]:
-    """All that is known before an update: `rollout_metrics`, `score_metrics`, what the critic knew of the returns, ties.
+    """All metrics before an update: `rollout_metrics`, `score_metrics`, `critic_metrics`, ties.
 
     Args:
         scored, old, kl: as in `rollout_metrics`.
-        rewards: what the advantages were estimated from.
-        returns: what the critic should have said, ``[batch, time]``; None without one.
+        rewards: input of the advantage estimator.
+        returns: the critic's targets, ``[batch, time]``; None without a critic.
         config: the settings.
-        started: seconds at which scored responses began to be read (`time.perf_counter`).
+        started: start time of the passes over scored responses (`time.perf_counter`).
     """
     shaped = scored.shaped if config.estimator.per_token else rewards.per_response
     metrics = rollout_metrics(scored, old, kl, shaped=shaped) | score_metrics(scored, config)
@@ -176,11 +177,11 @@ def experience_metrics(
 
 
 def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str, float]:
-    """Mean value, and the share of the returns' variance that the values explain.
+    """Mean value, and the share of the returns' variance explained by the values.
 
         explained variance = 1 - var(returns - values) / var(returns)
 
-    It is absent if the returns vary by no more than rounding, a millionth of their size: there is nothing to explain.
+    Absent if the returns are constant up to rounding (a millionth of their size).
     """
     metrics = {"value/mean": float(core.masked_mean(values, actions))}
     returns_var = core.masked_var(returns, actions)
@@ -190,7 +191,7 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
 
 
 def tied_frac(scores: Tensor, group_size: int) -> float:
-    """Share of groups of ``group_size`` consecutive responses that tie."""
+    """Share of groups of ``group_size`` consecutive responses whose scores all tie."""
     return float(core.tied_groups(scores, group_size=group_size).float().mean())
 
 

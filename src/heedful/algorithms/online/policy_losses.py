@@ -1,4 +1,4 @@
-"""Policy losses: what an update maximises for each token, or each response, as a loss (``--policy-loss``)."""
+"""Policy losses, selected by ``--policy-loss``: negative surrogate objectives per token or response."""
 
 from typing import Literal
 
@@ -21,14 +21,14 @@ def objective_loss(
     config: OnlineConfig,
     reduction: core.Reduction,
 ) -> tuple[Tensor, Metrics]:
-    """The loss, a scalar, and the metrics of the function that ``--policy-loss`` names: one of core, or the user's own.
+    """The scalar loss and metrics of the function selected by ``--policy-loss``: one of core's, or the user's.
 
     Args:
         logprobs, old_logprobs, advantages, response_mask: ``[batch, time]``.
-        config: the settings: clip ranges, and ``importance_level``, which says whether a ratio is a token's or a response's.
-        reduction: what the sum is divided by.
+        config: the settings: clip ranges, and ``importance_level`` (ratio per token or per response).
+        reduction: reduction to a scalar.
 
-    Raises ConfigError if a user's function raises, or returns something else than a scalar and a dictionary.
+    Raises ConfigError if a user's function raises, or does not return a scalar and a dictionary.
     """
     cfg, tensors = config, (logprobs, old_logprobs, advantages, response_mask)
     match cfg.policy_loss:

@@ -1,4 +1,4 @@
-"""The prompts of a run, a rollout batch at a time."""
+"""Iterator over the prompts of a run, a rollout batch at a time."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from heedful.data.splits import BatchOrder
 
 
 class Prompts(Iterator[list[EncodedPrompt]]):
-    """The prompts of each rollout batch, in an endless shuffled order; each as often as it is to be answered."""
+    """Prompts of each rollout batch, in an endless shuffled order, each repeated ``samples_per_prompt`` times."""
 
     def __init__(self, prompts: Sequence[EncodedPrompt], order: BatchOrder, samples_per_prompt: int) -> None:
         self.prompts, self.order, self.samples_per_prompt = prompts, order, samples_per_prompt
@@ -17,11 +17,11 @@ class Prompts(Iterator[list[EncodedPrompt]]):
         return self._repeated(next(self.order))
 
     def take(self, count: int) -> list[EncodedPrompt]:
-        """The next ``count`` prompts, each as often as it is to be answered."""
+        """The next ``count`` prompts, each repeated ``samples_per_prompt`` times."""
         return self._repeated(self.order.take(count))
 
     def ahead(self, batches: int) -> list[EncodedPrompt]:
-        """The prompts of a batch to come: 1 is the one that is next. None is taken."""
+        """The prompts of a later batch (1 is the next), without advancing the order."""
         looked_at = Prompts(self.prompts, copy.copy(self.order), self.samples_per_prompt)
         return [next(looked_at) for _ in range(batches)][-1]
 

@@ -1,4 +1,4 @@
-"""What an online run is made from besides its data, and what its settings do that a user may not expect."""
+"""Provenance of an online run besides its data, and notes on settings with unexpected effects."""
 
 import inspect
 import tokenize
@@ -13,22 +13,22 @@ from heedful.training.provenance import IN_PYTHON, Artifact, digest
 
 PLAIN = (bool, int, float, str, type(None))
 OFF_POLICY = (
-    "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy; --importance "
-    "corrects for it (heedful ppo, a2c, grpo)"
+    "--top-k and --top-p change the sampling distribution, not the policy's log-probs, so training is off-policy; "
+    "--importance corrects for it (heedful ppo, a2c, grpo)"
 )
 CORRECTED = (
-    "--top-k and --top-p leave tokens out: --importance weighs what is sampled, but what is left out is never seen, so a "
-    "bias stays (rollout/kept_mass)"
+    "--top-k and --top-p exclude tokens: --importance corrects sampled tokens, but excluded ones are never seen, so a bias "
+    "remains (rollout/kept_mass)"
 )
-ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
+ONLY_MEASURED = "--reference: there is no KL penalty, so the reference is used only at evaluations, for eval/kl"
 WITHOUT_JUDGE = (
-    "a judge that compares has no part in eval/score_mean and eval/objective, whose prompts have one response each; best/ is "
-    "chosen by --selection-rewards"
+    "eval/score_mean and eval/objective exclude the comparing judge, since evaluation samples one response per prompt; "
+    "best/ is chosen by --selection-rewards"
 )
 
 
 class About(TypedDict):
-    """What a run says of itself."""
+    """Notes and provenance of a run."""
 
     facts: dict[str, Any]
     parents: list[str]
@@ -37,7 +37,7 @@ class About(TypedDict):
 
 
 def notes_of(config: RolloutConfig) -> list[str]:
-    """What the settings do that a user may not expect."""
+    """Notes on settings with unexpected effects."""
     is_only_measured = config.reference is not None and not config.needs_reference
     is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
     filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
@@ -46,18 +46,18 @@ def notes_of(config: RolloutConfig) -> list[str]:
 
 
 def parents_of(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:
-    """The models that a run starts from; their hashes are written down."""
+    """Paths of the models that a run starts from; their hashes are recorded."""
     value_model = config.value_model if isinstance(config, OnlineConfig) else None
     named = [path for path in (config.model, config.reference, value_model) if path]
     return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
 
 
 def given_in_python(rewards: Sequence[str | Reward | RewardFunction]) -> Artifact:
-    """The rewards that are functions: name and weight of each, and a sum of its source.
+    """Rewards that are Python functions: name, weight and source hash of each.
 
-    The source is that of the function, or of the class of an object; with it go defaults, arguments bound by partial, and the
-    variables of an outer function, if they are numbers or text. What else a function reads or calls is not seen. One whose
-    source cannot be had counts by its name.
+    The hash covers the source of the function, or of an object's class, and numbers and texts among its defaults,
+    arguments bound by partial, and closure variables. It does not cover other things a function reads or calls. Without
+    available source, the name is hashed.
     """
     return Artifact(
         IN_PYTHON, ", ".join(_described(reward) for reward in rewards if not isinstance(reward, str)) or "none"
@@ -65,7 +65,7 @@ def given_in_python(rewards: Sequence[str | Reward | RewardFunction]) -> Artifac
 
 
 def files_of(rewards: Sequence[Reward]) -> list[str]:
-    """The files that ``python:`` rewards have imported, beside those that they name."""
+    """Files imported by ``python:`` rewards, besides the named ones."""
     found = [reward.function.files for reward in rewards if isinstance(reward.function, FunctionProcess)]
     return sorted({file for files in found for file in files})
 
@@ -78,14 +78,14 @@ def _described(reward: Reward | RewardFunction) -> str:
 
 
 def _content(function: Any) -> list[Any]:
-    """What can be seen of a callable and does not depend on the process."""
+    """The process-independent content of a callable."""
     if all(hasattr(function, name) for name in ("func", "args", "keywords")):  # a partial
         return [_content(function.func), _plain(function.args), _plain(function.keywords)]
     function = inspect.unwrap(function)
     code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     try:
         source = inspect.getsource(code)
-    # typed in, made by exec, or not written in Python; or its file was edited since
+    # defined interactively or by exec, not written in Python, or its file has changed since
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         source = getattr(code, "__qualname__", type(function).__qualname__)
     cells = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
@@ -94,6 +94,6 @@ def _content(function: Any) -> list[Any]:
 
 
 def _plain(values: Any) -> Any:
-    """Those of some values that are numbers or text, with their names or places."""
+    """Numbers and texts among the values, with their names or indices."""
     pairs = values.items() if hasattr(values, "items") else enumerate(values)
     return [[str(name), value] for name, value in pairs if isinstance(value, PLAIN)]

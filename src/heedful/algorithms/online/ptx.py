@@ -1,4 +1,4 @@
-"""PPO-ptx: the likelihood of demonstrations or plain text, kept up while a policy learns from rewards."""
+"""PPO-ptx: an SFT loss on demonstrations or plain text, added to the RL loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,23 +23,24 @@ from heedful.types import MicroBatch
 
 @dataclass(frozen=True)
 class PretrainingMix:
-    """Records whose loss is added to that of each minibatch."""
+    """Records whose SFT loss is added to each minibatch."""
 
     examples: Sequence[Example]
     order: BatchOrder
     pad_id: int
     coef: float
     counts: Counts
-    """What was done with the records of the file."""
+    """Counts of the file's records: kept, dropped, cut."""
 
     def accumulate(self, policy: Policy, sums: MetricSums, micro_batch: MicroBatch) -> list[str]:
-        """Gradients of ``coef * L_sft`` on the next records, as many as a minibatch has responses. Returns their sources.
+        """Accumulate gradients of ``coef * L_sft`` on the next records, one per response of a minibatch. Returns their
+        sources.
 
             L_sft = -1/N sum_t log pi(token_t)          over the N learned tokens of these records, at temperature 1
 
-        Ouyang et al. 2022, equation 2, adds gamma times the expected log-likelihood of a pretraining text, with gamma = 27.8
-        and eight texts per episode; the paper does not say how tokens are averaged. Here a token weighs ``coef`` times what
-        a token of the policy loss weighs, so their gamma cannot be taken over.
+        Ouyang et al. 2022, equation 2, add gamma times the expected log-likelihood of a pretraining text, with gamma =
+        27.8 and eight texts per episode; the paper does not specify the average over tokens. Here a token has ``coef``
+        times the weight of a token in the policy loss, so their gamma does not carry over.
         """
         chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
@@ -54,9 +55,9 @@ class PretrainingMix:
 
 
 def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
-    """The records of ``ptx_data``, up to the model's context, or None if there is no such file.
+    """The records of ``ptx_data``, up to the model's context; None without ``ptx_data``.
 
-    They are read like the other records but for ``columns``, which names those of the prompts. Raises DataError, ConfigError.
+    Read like other records, except that ``columns`` applies only to the prompts. Raises DataError, ConfigError.
     """
     if config.ptx_data is None:
         return None

@@ -1,7 +1,7 @@
-"""From prompts to scored responses: sample, score, drop what has no score, and refill groups that tie.
+"""From prompts to scored responses: sample, score, drop responses without a score, replace groups that tie.
 
-Dynamic sampling (Yu et al. 2025, DAPO, eq. 11): a group of equal scores has advantages of 0, so its place in the rollout
-batch is given to a prompt that teaches something. So is that of a group with a response that has no score.
+Dynamic sampling (Yu et al. 2025, DAPO, eq. 11): a group of equal scores has advantages of 0, so another prompt replaces
+it in the rollout batch. Groups with a response without a score are replaced too.
 """
 
 import time
@@ -29,37 +29,37 @@ from heedful.types import Completion
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Responses with their scores; those without one are among them. Rows that share a prompt are consecutive."""
+    """Responses with their scores, including responses without one. Rows of one prompt are consecutive."""
 
     rollouts: Rollouts
     completions: list[Completion]
     given: Scores
     seconds: float
-    """That sampling took."""
+    """Duration of sampling."""
     sampled_tokens: int
-    """Of all rounds, those of dropped prompts included."""
+    """Over all rounds, including dropped prompts."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What became of groups that tied (`refill_ties`), and of servers that sampled (`server_metrics`)."""
+    """Metrics of replaced groups (`refill_ties`) and of sampling servers (`server_metrics`)."""
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
     """A rollout batch with its scores, before advantages are estimated.
 
-    Responses without a score are not in it; if responses to a prompt are compared, nor are the others to the same prompt.
+    Without responses that have no score and, if responses are compared, without the others to the same prompt.
     """
 
     rollouts: Rollouts
     completions: list[Completion]
     given: Scores
     norm: core.ScoreNorm
-    """What the scores are normalised by."""
+    """Normalisation of the scores."""
     shaped: Float[Tensor, " batch"]
-    """Normalised and clipped scores with the penalty of responses that have no end."""
+    """Normalised and clipped scores with the length penalties (`shape`)."""
     sampled: SampledBatch
-    """All that was sampled, responses without a score included, to be written down."""
+    """All sampled responses, also those without a score; for ``rollouts/``."""
     seconds: float
-    """From the start of sampling until here."""
+    """Duration of sampling and scoring."""
 
     @property
     def batch(self) -> Batch:
@@ -68,12 +68,12 @@ class ScoredBatch:
 
     @property
     def scores(self) -> list[float]:
-        """As the rewards gave them."""
+        """Raw scores."""
         return self.given.totals
 
 
 def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> ScoredBatch:
-    """Sample a response to each prompt and score it. Responses on which a reward failed are left out. Raises RewardError."""
+    """Sample a response to each prompt and score it. Drops responses on which a reward failed. Raises RewardError."""
     config, started = learner.config, time.perf_counter()
     sampled = refill_ties(learner, sample_and_score(learner, prompts))
     rollouts, completions, given = sampled.rollouts, sampled.completions, sampled.given
@@ -88,10 +88,11 @@ def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
 
 
 def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
-    """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalties of responses that end late or not.
+    """Shaped scores ``[batch]``: normalised, clipped, with penalties for responses that are cut or near the length
+    limit.
 
-    ``--missing-eos-penalty`` comes off the score of a response that was cut by length. ``--overlong-buffer`` takes off what
-    `core.overlong_penalty` says, times ``--overlong-penalty``.
+    ``--missing-eos-penalty`` is subtracted from the score of a response cut at the limit. ``--overlong-buffer`` adds
+    `core.overlong_penalty` times ``--overlong-penalty``.
     """
     clipped = core.clip_scores(norm(scores), config.score_clip)
     shaped = clipped - config.missing_eos_penalty * rollouts.truncated
@@ -106,7 +107,7 @@ def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: Roll
 def sample_and_score(
     learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt], rewards: Sequence[Reward] | None = None
 ) -> SampledBatch:
-    """Sample a response to each prompt and score it, by other rewards than the learner's if given. Raises RewardError."""
+    """Sample a response to each prompt and score it, with the learner's rewards by default. Raises RewardError."""
     started = time.perf_counter()
     if learner.ahead is None:
         version = learner.schedule.done
@@ -123,7 +124,7 @@ def sample_and_score(
 
 
 def server_metrics(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str, float]:
-    """How old the weights were that sampled each response, in steps, and how often servers were asked again."""
+    """Staleness of the sampling weights, in steps, and the number of retried requests."""
     servers = learner.sampler.remote
     if servers is None or rollouts.versions is None:
         return {}
@@ -136,9 +137,9 @@ def server_metrics(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[
 
 
 def _kept(sampled: SampledBatch, config: RolloutConfig) -> list[int]:
-    """The rows to learn from: those with a score, and if responses to a prompt are compared, those of whole groups.
+    """Rows for training: those with a score and, if responses are compared, in a complete group.
 
-    Raises RewardError if there is nothing left.
+    Raises RewardError if none is left.
     """
     rows, size = sampled.given.scored, config.samples_per_prompt
     if config.compares == "prompt":
@@ -146,8 +147,8 @@ def _kept(sampled: SampledBatch, config: RolloutConfig) -> list[int]:
         rows = [row for row in rows if row // size not in broken]
     if len(rows) < (2 if config.compares else 1):
         raise RewardError(
-            f"{len(sampled.given.failed)} of {len(sampled.completions)} responses have no score, and what is left is too "
-            "little to learn from: a prompt's responses are compared only if all of them have a score; correct the reward"
+            f"{len(sampled.given.failed)} of {len(sampled.completions)} responses have no score, and no complete group "
+            "is left: a prompt's responses are compared only if all of them have a score; fix the reward"
         )
     return rows
 
@@ -156,11 +157,11 @@ def _kept(sampled: SampledBatch, config: RolloutConfig) -> list[int]:
 
 
 def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> SampledBatch:
-    """A batch with up to ``dynamic_sampling_rounds`` rounds of new prompts in place of those whose responses tie.
+    """Replace groups that tie by new prompts, in up to ``dynamic_sampling_rounds`` rounds.
 
-    A round samples one new prompt for each place that is still open; what ties of these is dropped. A place that stays open
-    keeps the prompt that it had. Each round takes its prompts and random numbers from the run's own, in order, so the run
-    resumes from a checkpoint bit for bit. A reward that fails on new responses ends nothing: it costs their prompt its place.
+    A round samples one new prompt per group still to be replaced; new groups that tie are dropped. Groups that find no
+    replacement stay. Rounds draw prompts and random numbers from the run's own streams, in order, so the run resumes
+    from a checkpoint bit for bit. A reward that fails on new responses does not end the run: their prompt is dropped.
 
     Raises RewardError.
     """
@@ -200,7 +201,7 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
 
 
 def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
-    """Which groups teach nothing: their shaped scores are all equal, or a response has none."""
+    """True for groups to replace: all shaped scores are equal, or a response has none."""
     config, rollouts = learner.config, sampled.rollouts
     scores = torch.tensor(sampled.given.totals, device=rollouts.lengths.device)
     shaped = shape(scores, rollouts, learner.score_norm, config)
@@ -213,7 +214,7 @@ def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
 def _chosen(
     rounds: Sequence[SampledBatch], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]
 ) -> SampledBatch:
-    """One batch of groups, each from the round and group that ``place`` names."""
+    """One batch of groups, each given by its round and index."""
     firsts, size = [0], learner.config.samples_per_prompt
     for part in rounds:
         firsts.append(firsts[-1] + len(part.completions))
@@ -247,7 +248,7 @@ def _chosen(
 
 
 def _means(rounds: Sequence[SampledBatch]) -> dict[str, float]:
-    """Mean of each reward over the responses of all rounds to which it applies."""
+    """Mean of each reward over all rounds' responses to which it applies."""
     found: dict[str, list[float]] = {}
     for part in rounds:
         scored = part.given.scored
@@ -257,13 +258,13 @@ def _means(rounds: Sequence[SampledBatch]) -> dict[str, float]:
 
 
 def _notes(rounds: Sequence[SampledBatch]) -> str | None:
-    """What went wrong in any round, if it was not reported before."""
+    """Notes on the rewards of all rounds."""
     notes = [(number, part.given.note) for number, part in enumerate(rounds) if part.given.note]
     return "; ".join(f"in place of ties: {note}" if number else note for number, note in notes) or None
 
 
 def _lenient(rewards: Sequence[Reward]) -> Sequence[Reward]:
-    """The rewards, any number of whose failures in a small round may pass, if any may at all."""
+    """The rewards with any share of failures allowed, if they allow any: a round may be small."""
     if isinstance(rewards, Ensemble) and rewards.max_failed:
         return replace(rewards, max_failed=1.0)
     return rewards

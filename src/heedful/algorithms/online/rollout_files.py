@@ -18,7 +18,7 @@ FOLDER = "rollouts"
 
 
 def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
-    """Remove the files of steps that a run which goes on is about to do again, and what a kill left half-written."""
+    """Remove the files of steps that a resumed run repeats, and half-written files of a killed run."""
     if not ranks.is_first():
         return
     folder = real_path(config.folder) / FOLDER

@@ -1,4 +1,4 @@
-"""Everything that an online run needs before its first step. Whatever a user can get wrong is refused here."""
+"""Set-up of an online run: loads everything and checks all inputs before the first step."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -55,26 +55,27 @@ from heedful.training.setup import check_start, copy_reference, load_reference, 
 C = TypeVar("C", bound=RolloutConfig)
 
 NAMES_SERVERS = {"rewards", "selection_rewards", "sampler"}
-"""Settings with addresses. One that was changed may be wrong, however long the run has been going."""
+"""Settings with server addresses. A changed one may be wrong even in a resumed run."""
 
 
 class Started(NamedTuple, Generic[C]):
-    """A run that is ready for its first step."""
+    """A run ready for its first step."""
 
     config: C
-    """With all rewards that are strings, so that its YAML repeats the run."""
+    """With all rewards given as strings, so that its YAML reproduces the run."""
     learner: Learner[C]
     held_out: list[EncodedPrompt]
     about: About
 
 
 def start(config: C, rewards: Sequence[str | Reward | RewardFunction], in_memory: Policy | None = None) -> Started[C]:
-    """Load everything, check that it fits together, and score a few responses. Nothing is written.
+    """Load and check everything, and score a few responses. Nothing is written.
 
     Args:
         config: the settings.
         rewards: added to the config's.
-        in_memory: a policy to train in place, of which the folder ``config.model`` has all but the weights; None loads that.
+        in_memory: a policy to train in place, described without weights by ``config.model``; None loads
+            ``config.model``.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
@@ -165,7 +166,7 @@ def _make_ready(
     *,
     is_in_memory: bool,
 ) -> tuple[Policy | None, ValueModel | None]:
-    """Load what a policy is compared with and its critic, and prepare all for training. They start as the policy is now."""
+    """Load reference and critic, initialised from the current policy, and prepare all for training."""
     options, (device, dtype), reference, critic = critic_options_of(config), machine, None, None
     if config.loads_reference and is_in_memory and config.reference is None and not config.lora_rank:
         reference = copy_reference(config, policy)
@@ -184,24 +185,24 @@ def _make_ready(
 
 
 def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Ahead | None:
-    """What draws rollout batches while the policy learns, if the settings ask for it."""
+    """Asynchronous sampling, if the settings turn it on."""
     if not isinstance(config, OnlineConfig) or not config.async_steps:
         return None
     return Ahead(sampler, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed)
 
 
 def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
-    """Where prompts were read, and their tokens."""
+    """Sources of prompts, and their tokens."""
     return [(one.prompt.source, one.ids) for one in prompts]
 
 
 def _records(mix: PretrainingMix) -> list[tuple[str, Sequence[int]]]:
-    """Where records of the mix were read, and their tokens."""
+    """Sources of the mix's records, and their tokens."""
     return [(one.source, ids) for one in mix.examples for ids in (one.prompt, one.response)]
 
 
 def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str | Reward | RewardFunction]) -> About:
-    """What the run says of itself; ``counts`` are of its records, ``wanted`` the rewards as they were given."""
+    """Notes and provenance of the run; ``counts`` are of its records, ``wanted`` are the rewards as given."""
     config = learner.config
     facts: dict[str, Any] = {"rewards": [reward.name for reward in learner.rewards], "data": counts}
     facts |= {"score_norm": learner.score_norm.state_dict()}
@@ -219,14 +220,14 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
 
 
 def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
-    """A fixed coefficient, or one steered to ``kl_target``."""
+    """A fixed coefficient, or one adapted to ``kl_target``."""
     if config.kl_target is None:
         return core.FixedKL(config.kl_coef)
     return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
 
 
 def entropy_control(config: OnlineConfig) -> core.EntropyControl:
-    """A fixed coefficient of the entropy bonus, or one steered to ``target_entropy``."""
+    """A fixed coefficient of the entropy bonus, or one adapted to ``target_entropy``."""
     return core.EntropyControl(config.entropy_coef, config.target_entropy)
 
 
@@ -240,9 +241,9 @@ def reference_score_norm(
 ) -> core.ScoreNorm:
     """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
 
-    Without prompts nothing is sampled and scores stay as they are.
+    Without prompts nothing is sampled, and scores are not normalised.
 
-    Raises RewardError, also if all scores are equal and so have no scale.
+    Raises RewardError, also if all scores are equal.
     """
     if not prompts:
         return core.ScoreNorm()
@@ -252,15 +253,15 @@ def reference_score_norm(
         return core.ScoreNorm.of(scores)
     except ValueError:
         raise RewardError(
-            f"all {len(scores)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
-            "by; use --score-norm-samples 0 or a reward that tells responses apart"
+            f"all {len(scores)} reference samples got the score {float(scores[0])}, so scores cannot be normalised; "
+            "use --score-norm-samples 0 or a reward that distinguishes responses"
         ) from None
 
 
 def _wanted_rewards(
     config: C, rewards: Sequence[str | Reward | RewardFunction]
 ) -> tuple[C, list[str | Reward | RewardFunction]]:
-    """All rewards, and the config with those that are strings. The user's own code is loaded. Raises ConfigError."""
+    """All rewards, and the config with those given as strings. Loads the user's code. Raises ConfigError."""
     for name, value in config.user_code.items():
         user_code.load(name, value)
     wanted = [*config.rewards, *rewards]
@@ -276,7 +277,7 @@ def _wanted_rewards(
 def _where(policy: Policy, config: RolloutConfig) -> Machine:
     """Device, precision and micro-batches of reward models.
 
-    Those that are to be divided wait in main memory, and are stored as the policy's device, where their parts go, has them.
+    Models to be sharded are loaded into main memory, in the storage dtype of the policy's device.
     """
     return {
         "device": loading_device(config, policy.device),
@@ -288,21 +289,21 @@ def _where(policy: Policy, config: RolloutConfig) -> Machine:
 
 
 def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int, *, is_known: bool) -> Sampler:
-    """What draws responses, with its servers if the settings name some.
+    """The sampler, with servers if the settings name some.
 
     Args:
         config: the settings.
-        renderer: of prompts and responses.
-        policy: what is sampled from.
-        longest: tokens of the longest text.
-        is_known: whether the servers have served this run before, so that they are waited for.
+        renderer: renders prompts and responses.
+        policy: the policy to sample from.
+        longest: length of the longest text, in tokens.
+        is_known: whether the servers answered this run before; then unanswered requests are retried.
     """
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     sampler = replace(sampler, adaptive=AdaptiveMicroBatch("--rollout-micro-batch-size"))
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
-        policy.tokenizer = renderer.tokenizer  # which engines expect of a policy
+        policy.tokenizer = renderer.tokenizer  # engines read it there
         return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
@@ -313,7 +314,7 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
 def _load_prompts(
     config: RolloutConfig, source: Source, renderer: Renderer
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
-    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and what was left out or cut."""
+    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and counts of dropped or cut ones."""
     context = context_length(load_config(source))
     limit = prompt_limit(config.max_prompt_tokens, config.max_new_tokens, context)
     room = context - config.max_new_tokens
@@ -336,9 +337,9 @@ def _load_prompts(
 def _check_lengths(
     rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer, config: RolloutConfig
 ) -> None:
-    """Refuse reward models that cannot read what the policy will write. Raises ConfigError.
+    """Raises ConfigError for reward models whose context is too short for the policy's texts.
 
-    Of what is longer all the same they read the beginning, which a metric counts.
+    If a text is longer nevertheless, they read its beginning, and a metric counts it.
     """
     asked = [prompt.prompt for prompt in prompts]
     check_context(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
@@ -353,9 +354,9 @@ def _try_rewards(
     sampler: Sampler,
     config: RolloutConfig,
 ) -> None:
-    """Score a few responses before anything is written, with random numbers of their own. Raises RewardError.
+    """Score a few responses before anything is written, with a separate random generator. Raises RewardError.
 
-    A judge that compares is given as many to a prompt as in a step.
+    A comparing judge gets as many responses per prompt as in training.
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
@@ -368,12 +369,12 @@ def _try_rewards(
 
 
 def _resumes_with_same_servers(plan: FolderPlan) -> bool:
-    """Whether an unfinished run resumes with the servers that have answered it before: none begins without their answer."""
+    """Whether a run resumes with the same servers; they have answered it before, as no run starts without."""
     return plan.resumes and not NAMES_SERVERS & set(plan.changes)
 
 
 def _expect_answers(rewards: Sequence[Reward]) -> None:
-    """Have rewards on servers waited for as long as in the middle of a run."""
+    """Retry rewards on servers as long as in the middle of a run."""
     for reward in rewards:
         if isinstance(reward.function, Remote):
             reward.function.has_answered_before()
@@ -381,7 +382,7 @@ def _expect_answers(rewards: Sequence[Reward]) -> None:
 
 @contextlib.contextmanager
 def _resumable(resumes: bool) -> Iterator[None]:
-    """Around what asks servers before the first step: a resumed run that fails has the status of one that can be resumed."""
+    """Gives a resumed run that fails on servers before its first step the exit status of a resumable run."""
     try:
         yield
     except (RewardError, SamplerError) as error:

@@ -1,4 +1,4 @@
-"""What surrounds the mathematics of an update: memory that runs out, numbers that are not finite, several ranks, metrics."""
+"""Mechanics of an update around its maths: out of memory, non-finite numbers, several ranks, metrics."""
 
 import contextlib
 import math
@@ -27,46 +27,46 @@ from heedful.types import MicroBatch
 
 
 class Learned(NamedTuple):
-    """What came of an update."""
+    """Result of an update."""
 
     metrics: dict[str, float]
     kl: Tensor
-    """To the reference, of each response ``[batch]``."""
+    """KL to the reference per response, ``[batch]``."""
 
 
 class Update:
     """The optimizer steps on one rollout batch.
 
     Args:
-        learner: what learns.
-        kl: to the reference, of each response ``[batch]``.
+        learner: the learner.
+        kl: KL to the reference per response, ``[batch]``.
     """
 
     def __init__(self, learner: Learner[RolloutConfig], kl: Tensor) -> None:
         hit("pass")
         self.learner, self.started = learner, time.perf_counter()
         self.kl = kl.clone()
-        """KL of each response; `set_kl` fills in what the update's own pass is the first to know."""
+        """KL per response; `set_kl` fills in rows that only the update's own pass computes."""
         self.sums = MetricSums()
         self.steps: list[StepResult] = []
         self.visited = 0
-        """Minibatches whose metrics are in the sums."""
+        """Number of minibatches in the sums."""
         self.approx_kl: float | Tensor = 0.0
-        """Of the minibatch's micro-batches so far, on this rank."""
+        """Sum over the minibatch's micro-batches so far, on this rank."""
         self._before: Metrics = {}
         self._mixed: list[str] = []
         self._read: list[Tensor] = []
 
     @property
     def has_moved(self) -> bool:
-        """Whether the policy is no longer the one that sampled."""
+        """Whether the policy has changed since sampling."""
         return any(math.isfinite(step.norm) for step in self.steps)
 
     def attempts(self, rows: int) -> Iterator[contextlib.AbstractContextManager[MicroBatch]]:
-        """Attempts at the gradients of a minibatch: each gives the micro-batch to use, smaller if memory has run out.
+        """Attempts at a minibatch's gradients. Each yields the micro-batch to use, smaller after memory ran out.
 
         Args:
-            rows: of the minibatch (pairs, if these are what is learned from).
+            rows: number of rows (or pairs) of the minibatch.
         """
         learner, self._before = self.learner, dict(self.sums.totals)
         mixed_before = None if learner.ptx is None else learner.ptx.order.state_dict()
@@ -94,7 +94,7 @@ class Update:
         self.approx_kl = self.approx_kl + metrics.get("policy/approx_kl", 0.0)
 
     def add_first_pass(self, new: TokenOutputs, part: Experience, counts: Counts) -> None:
-        """Add the metrics and the KL of a micro-batch's pass before the update, whose policy is the one that sampled."""
+        """Add the metrics and the KL of a micro-batch's pass, if the policy has not changed since sampling."""
         kl = None
         if part.ref_logprobs is not None:
             kl = core.response_kl(new.logprobs.detach(), part.ref_logprobs, part.mask)
@@ -108,12 +108,12 @@ class Update:
         self._read.append(rows)
 
     def share_kl(self, among: Tensor | None = None) -> None:
-        """Have on each rank the KL that all have filled in: of all rows, or of those ``among`` which they read."""
+        """Share KL values among ranks: of all rows, or of the rows ``among``."""
         ranks.all_well()
         ranks.put_together(self.kl, self._read, among)
 
     def is_above(self, approx_kl_limit: float | None) -> bool:
-        """Whether the policy has moved, and its approx_kl on the minibatch is above a limit."""
+        """Whether the policy has changed and its approx_kl on the minibatch exceeds a limit."""
         if not self.has_moved or approx_kl_limit is None:
             return False
         if ranks.size() > 1:
@@ -127,15 +127,15 @@ class Update:
             self._mixed = self.learner.ptx.accumulate(self.learner.policy, self.sums, limit)
 
     def leave_out(self) -> None:
-        """Forget a minibatch's gradients."""
+        """Drop a minibatch's gradients."""
         self.learner.optimizer.zero_grad(set_to_none=True)
 
     def step(self, sources: Sequence[str], *, max_approx_kl: float = math.inf) -> None:
-        """One optimizer step on the gradients of a minibatch, or none if a number of it is not finite.
+        """One optimizer step on a minibatch's gradients; skipped if a number is not finite.
 
         Args:
-            sources: where its prompts were read.
-            max_approx_kl: above it, ratios have exploded.
+            sources: sources of its prompts.
+            max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
         """
         learner = self.learner
         result = take_step(
@@ -153,17 +153,17 @@ class Update:
             learner.average.update()
 
     def metrics(self) -> dict[str, float]:
-        """Means over the minibatches, and what the steps were like."""
+        """Means over minibatches, and metrics of the optimizer steps."""
         return self.sums.means(max(1, self.visited)) | step_metrics([step.norm for step in self.steps])
 
     def taken_frac(self, responses: int) -> float:
-        """Share of the planned optimizer steps on so many responses that were taken."""
+        """Share of planned optimizer steps that were taken, for this number of responses."""
         config = self.learner.config
         planned = config.ppo_epochs * math.ceil(max(1, responses) / config.minibatch_size)
         return sum(not step.is_left_out for step in self.steps) / planned
 
     def end(self, metrics: dict[str, float], learned_tokens: Tensor, sampled_tokens: int) -> Learned:
-        """A step's metrics with its seconds and speed, and the KL of each response."""
+        """The step's metrics with its seconds and speed, and the KL per response."""
         metrics = with_effective_frac(metrics) | {"time/update": time.perf_counter() - self.started}
         device = self.learner.policy.device
         speed = online_performance(metrics, float(learned_tokens), device, sampled_tokens=sampled_tokens)
@@ -171,16 +171,16 @@ class Update:
 
 
 def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
-    """Numbers of rows in random order, in as few minibatches of at most ``size`` as there can be; none if there are no rows.
+    """Row indices in random order, in the fewest minibatches of at most ``size``; none without rows.
 
-    Their sizes differ by one at most, so that none is a small rest, whose step would be as large as that of a whole one.
+    Sizes differ by at most one: a small last minibatch would take a step as large as a full one.
     """
     order = torch.randperm(count, generator=generator)
     return order.tensor_split(math.ceil(count / size)) if count else ()
 
 
 def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConfig]) -> Iterator[Tensor]:
-    """Rows of every minibatch of every epoch; masked and failed responses leave all of them smaller."""
+    """Rows of every minibatch of every epoch; masked and failed responses shrink all of them evenly."""
     for _ in range(epochs):
         for rows in shuffled(len(experience.rows), learner.config.minibatch_size, learner.generator):
             yield rows.to(experience.rows.device)
@@ -196,16 +196,16 @@ def take_step(
     sources: Sequence[str],
     max_approx_kl: float = math.inf,
 ) -> StepResult:
-    """One optimizer step on the gradients that are there, for all modules or, if a number is not finite, for none.
+    """One optimizer step on the accumulated gradients of all modules; skipped for all if a number is not finite.
 
     Args:
-        learner: what learns.
-        modules: those of its networks that do.
+        learner: the learner.
+        modules: its networks in this step.
         sums: the step's metrics.
-        before: the sums without this minibatch; they are put back if the step is left out.
+        before: the sums without this minibatch, restored if the step is skipped.
         update: number of the optimizer step within its rollout batch, from 1.
-        sources: where the minibatch's records were read.
-        max_approx_kl: above it, ratios have exploded.
+        sources: sources of the minibatch's records.
+        max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
     """
     broken, norm, norms = broken_numbers(sums, before, max_approx_kl), math.nan, list[float]()
     if broken:
@@ -221,7 +221,7 @@ def take_step(
 
 
 def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl: float) -> dict[str, float]:
-    """The metrics that a minibatch made non-finite; if there are none, its approx_kl if that is above a limit."""
+    """Metrics that this minibatch made non-finite; if none, its approx_kl if above the limit."""
     name = "policy/approx_kl"
     exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > max_approx_kl
     if sums.are_finite() and not exploded:
@@ -235,7 +235,7 @@ def critic_norm(of_head: Sequence[StepResult], taken: Sequence[StepResult]) -> d
 
     Args:
         of_head: steps of a value head on the policy's trunk.
-        taken: steps of the policy, and with it of a critic that has a network of its own.
+        taken: steps of the policy and a separate critic.
     """
     norm = mean_norm([step.norm for step in of_head] or [step.critic_norm for step in taken])
     return {} if norm is None else {"value/grad_norm": norm}

@@ -29,16 +29,16 @@ def value_loss(values: Tensor | None, part: Experience, counts: Counts, cfg: Onl
 
 
 def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[StepResult]]:
-    """``value_epochs`` passes of the policy's value head over the states that it read when the responses were scored.
+    """Train the policy's value head for ``value_epochs`` epochs on the stored hidden states.
 
-    They cost next to nothing, as the trunk has no pass, and the value loss does not pull it away from the policy's.
-    Returns mean metrics and the head's steps; nothing without such a head.
+    This is cheap, as the trunk is not run, and the value loss does not change the trunk.
+    Returns mean metrics and the head's steps; empty without such a head.
     """
     cfg, head, states = learner.config, learner.policy.value_head, experience.states
     if head is None or states is None:
         return {}, []
     sums, steps = MetricSums(), list[StepResult]()
-    step = passes((head, lambda: 0.0 * head(states[:1], experience.mask[:1]).sum()))  # of a rank that has no rows
+    step = passes((head, lambda: 0.0 * head(states[:1], experience.mask[:1]).sum()))  # for a rank without rows
     for rows in minibatches(experience, cfg.value_epochs, learner):
         minibatch, before = experience.select(rows), dict(sums.totals)
         counts = Counts.of(minibatch, cfg)
