@@ -160,7 +160,7 @@ def test_a_trained_reward_model_is_learned_from_again(model, tmp_path):
     again = train("reward", model=first.reward_model, tokenizer=tokenizer, data=ROWS["reward"])
     by_path = train("reward", {"model": str(first.folder / "final")}, data=ROWS["reward"])
     assert is_same(saved(again), saved(by_path))
-    with pytest.raises(CheckpointError, match=r"holds a reward model, and no policy; result\.reward_model loads it"):
+    with pytest.raises(CheckpointError, match=r"is a reward model, not a policy; load it with result\.reward_model"):
         _ = again.policy
 
 
@@ -298,15 +298,15 @@ WRONG = {
         "got pandas.DataFrame",
     ),
     "splits": (DataError, {"data": datasets.DatasetDict(test=datasets.Dataset.from_list([{}]))}, "data['test']"),
-    "no data": (ConfigError, {"data": None}, "data is missing: name it in the settings (PPOConfig(data=...)), or give"),
+    "no data": (ConfigError, {"data": None}, "data is missing: set it in the settings (PPOConfig(data=...)), or pass"),
     "no model": (ConfigError, {"model": None}, "model is missing: "),
     "another object": (ConfigError, {"model": torch.nn.Linear(1, 1)}, "got a Linear; save it, and name its folder"),
     "a tokenizer and a name": (
         ConfigError,
         {"model": "name", "tokenizer": object()},
-        "tokenizer was given without a model in memory",
+        "tokenizer is only for a model in memory",
     ),
-    "no tokenizer": (CheckpointError, lambda policy: {"model": policy.lm}, "give it too (tokenizer=...)"),
+    "no tokenizer": (CheckpointError, lambda policy: {"model": policy.lm}, "pass it too (tokenizer=...)"),
     "another tokenizer": (DataError, unknown_token, "data[1]: the token '<new>' has the id"),
     "another device": (CheckpointError, on_meta, "weights are on the meta device"),
 }
@@ -474,7 +474,7 @@ def test_a_step_that_is_left_out_is_in_its_metrics(policy, capsys):
     _, _, metrics = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
     assert metrics["optimizer/skipped_steps"] > 0
     said = capsys.readouterr().err
-    assert "an update was skipped" in said
+    assert "skipped a non-finite update" in said
     assert "lists them all" not in said
 
 

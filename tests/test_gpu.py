@@ -443,7 +443,7 @@ def test_a_model_that_waits_for_the_device_is_decoded_without_graphs(tmp_path):
 
     lm.register_forward_hook(wait)
     decoder, stream = GraphDecoder(lm, torch.float32), torch.cuda.current_stream()
-    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph") as caught:
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph") as caught:
         assert greedy(decoder, 12, kept) == expected
     assert "previous error" not in str(caught[0].message)  # what broke the recording, not that it was broken
     assert torch.cuda.current_stream() == stream

@@ -150,7 +150,7 @@ def test_prompts_are_texts_conversations_or_rows(tiny):
         ([], r"takes a list of prompts, got \[\]"),
         ([{"question": "a"}], "prompt 0 has no `prompt`, but question; rename the column"),
         (["a", 3], r"prompt 1: `prompt` is 3"),
-        (["好" * 400], r"prompt 0 has 1200 tokens; the model reads \d+ besides max_new_tokens=6"),
+        (["好" * 400], r"prompt 0 has 1200 tokens, but the context has room for \d+ besides max_new_tokens=6"),
     ],
 )  # fmt: skip
 def test_what_is_no_prompt(policy, prompts, message):

@@ -352,10 +352,7 @@ def test_rankings_that_prefer_a_response_to_an_equal_one(train, refused, written
 
 def test_offset_data_that_are_no_demonstrations(train, refused, written):
     path = written("偏好.jsonl", [RECORD["reward"]])
-    refused(
-        train("reward", "--offset-data", path), f"--offset-data: {path}:1", "not a demonstration", "--columns applies
-        only to --data"
-    )
+    refused(train("reward", "--offset-data", path), f"--offset-data: {path}:1", "not a demonstration", "only to --data")
     refused(train("reward", "--offset-data", path[:-1]), "--offset-data", "no such file", "Perhaps you meant")
 
 
@@ -453,7 +450,7 @@ def test_an_output_that_holds_a_run(train, finished, command, tmp_path):
     before = finished(command)
     outcome = train(command, "--seed", "7")
     assert (outcome.status, outcome.out) == (2, "")
-    for fragment in (str(tmp_path / "运行"), "already holds a run", "--overwrite"):
+    for fragment in (str(tmp_path / "运行"), "already has a", "--overwrite"):
         assert fragment in outcome.message
     assert contents(tmp_path / "运行") == before
 

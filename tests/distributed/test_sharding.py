@@ -330,9 +330,9 @@ def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):
     for found in two:
         assert found["refused"] == [
             "--replicas 3 does not divide the 2 ranks; choose one of 1, 2, or start a multiple of 3 ranks",
-            "--shard full: Linear has no list of layers to divide; leave out --shard",
-            "--shard full: GPT2LMHeadModel is a mixture whose experts are modules of their own, and which of them learn "
-            "differs from rank to rank; leave out --shard",
+            "--shard full: Linear has no list of layers to shard; leave out --shard",
+            "--shard full: GPT2LMHeadModel is a mixture of experts with a module per expert, and ranks would differ "
+            "in the experts that get gradients; leave out --shard",
         ]
 
 

@@ -123,16 +123,17 @@ def test_rank_is_not_set(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(inputs())
     done = alone(*SFT, "--output", tmp_path / "run")
     assert done.returncode == 2
-    assert (
-        "RANK is not set, though WORLD_SIZE=2 says that this is one of several processes; start them with torchrun"
-        in (done.stderr)
-    )
+    assert "RANK is not set, but WORLD_SIZE=2 means several processes; start them with torchrun" in (done.stderr)
 
 
 @pytest.mark.parametrize(
     ("name", "gpus", "said"),
     [
-        ("cuda", 2, "rank 3: 4 ranks on a machine with 2 CUDA devices; torchrun --nproc-per-node 2, or --device cpu"),
+        (
+            "cuda",
+            2,
+            "rank 3: 4 ranks on a machine with 2 CUDA devices; use torchrun --nproc-per-node 2, or --device cpu",
+        ),
         ("cuda:1", 4, "--device cuda:1: 4 ranks cannot share a GPU"),
         ("mps", 0, "--device mps: 4 ranks cannot share it"),
     ],

@@ -131,7 +131,7 @@ def test_several_rows_continue_one_prompt(policy):
 def test_where_capturing_fails_the_same_tokens_come_without_a_graph(policies):
     lm = policies["qwen3"].lm
     decoder = GraphDecoder(lm, torch.float32, capture=True)
-    with pytest.warns(UserWarning, match="Qwen3ForCausalLM cannot be recorded as a CUDA graph") as caught:
+    with pytest.warns(UserWarning, match="Qwen3ForCausalLM cannot be captured as a CUDA graph") as caught:
         tokens = decode(decoder, PROMPTS, 12)
     assert torch.equal(tokens, generate(lm, PROMPTS, 12))
     assert len(caught) == 1
@@ -186,7 +186,7 @@ def test_a_broken_recording_leaves_its_stream_and_its_cause_is_named(policies, m
 
     lm.register_forward_hook(wait)
     decoder = GraphDecoder(lm, torch.float32, capture=True)
-    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph.*: it waits for the device") as caught:
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph.*: it waits for the device") as caught:
         tokens = decode(decoder, PROMPTS, 12)
     assert torch.equal(tokens, generate(lm, PROMPTS, 12))
     assert len(caught) == 1

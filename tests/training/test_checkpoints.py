@@ -256,5 +256,5 @@ def test_a_state_in_several_files(tmp_path, monkeypatch):
 
 
 def test_what_a_state_cannot_hold_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="a state cannot hold set"):
+    with pytest.raises(TypeError, match="a state cannot contain set"):
         write_state(tmp_path / "state", {"a": {1, 2}})

@@ -190,7 +190,7 @@ def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path):
     for name in (".final.backup", ".config.yaml.swp", ".final.partial"):
         (tmp_path / "run" / name).mkdir()
         (tmp_path / "run" / name / "论文").write_text("x")
-        with pytest.raises(ConfigError, match="which no run wrote"):
+        with pytest.raises(ConfigError, match="which is not from a run"):
             sft(overwrite=True)
         assert (tmp_path / "run" / name / "论文").exists()
         shutil.rmtree(tmp_path / "run" / name)
@@ -345,7 +345,8 @@ def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, cap
     monkeypatch.setattr(fcntl, "flock", refused)
     assert sft(max_steps=1)["steps"] == 1
     assert not is_locked(tmp_path / "run")
-    assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has no locks, so a second process in the same folder is not detected" in said
     monkeypatch.undo()
     sft(overwrite=True, max_steps=1)
     assert "has no locks" not in capsys.readouterr().err

@@ -108,8 +108,11 @@ def test_on_a_cpu_frozen_weights_stay_as_they_were(model):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"optimizer_device": "cpu"}, "--optimizer-device cpu moves nothing: the run is on the CPU; leave it out"),
-        ({"weights_dtype": "bfloat16", "dtype": "float32"}, "--weights-dtype bfloat16 needs products in bfloat16"),
+        ({"optimizer_device": "cpu"}, "--optimizer-device cpu has no effect: the run is on the CPU; leave it out"),
+        (
+            {"weights_dtype": "bfloat16", "dtype": "float32"},
+            "--weights-dtype bfloat16 needs matrix products in bfloat16",
+        ),
         ({"weights_dtype": "bfloat16", "dtype": "float16"}, "here they are in float16"),
     ],
 )

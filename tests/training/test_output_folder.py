@@ -46,7 +46,7 @@ def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_p
     before = files(tmp_path / "run")
     for _ in range(2):
         killed(fault, lambda: sft(overwrite=True, seed=1))
-    with pytest.raises(ConfigError, match=r"already holds a run, which is finished.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"already has a finished run.*--overwrite"):
         sft()
     assert files(tmp_path / "run") == before
     assert [path.name for path in (tmp_path / "run").glob(".*")] == []
@@ -86,7 +86,7 @@ def test_a_run_that_an_earlier_version_set_aside_comes_back(sft, tmp_path):
     """It set a run aside beside its folder; killed there, it left the folder of a run without a first step."""
     before = files(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / ".run.replaced-0123abcd")
-    with pytest.raises(ConfigError, match="already holds a run, which is finished"):
+    with pytest.raises(ConfigError, match="already has a finished run"):
         sft()
     assert files(tmp_path / "run") == before
     assert not list(tmp_path.glob(".*"))
@@ -122,7 +122,7 @@ def test_overwrite_leaves_foreign_files_alone(sft, tmp_path, foreign):
     path = tmp_path / "run" / foreign
     path.parent.mkdir(exist_ok=True)
     path.write_text("重要", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"holds {foreign.split('/')[0]}, which no run wrote"):
+    with pytest.raises(ConfigError, match=rf"has {foreign.split('/')[0]}, which is not from a run"):
         sft(overwrite=True)
     assert path.read_text("utf-8") == "重要"
 
@@ -294,7 +294,7 @@ def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path, kille
     killed("run.learned:kill", lambda: sft(save_every=0))
     before = files(tmp_path / "run")
     assert "final/model.safetensors" in before
-    with pytest.raises(CheckpointError, match="holds models of an unfinished run, but no checkpoint"):
+    with pytest.raises(CheckpointError, match="has models of an unfinished run, but no checkpoint"):
         sft(save_every=0)
     assert files(tmp_path / "run") == before
 

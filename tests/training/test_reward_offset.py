@@ -157,7 +157,7 @@ def test_the_file_is_written_down_and_protected(train, tmp_path, demonstrations)
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert demonstrations in environment["data"]
     inside = write_jsonl(run / "示例.jsonl", [{"prompt": "问", "completion": "好"}])
-    with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
+    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
         train("run", offset_data=inside, overwrite=True)
 
 

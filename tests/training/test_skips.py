@@ -141,7 +141,7 @@ def test_the_command_line_ends_with_status_4(heedful, offline, monkeypatch):
     paths = {"model": settings.model, "data": settings.data, "output": settings.output}
     done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=5, sample_every=0)
     assert done.status == 4
-    assert "heedful: TrainingError: 4 steps in a row made no update" in done.err
+    assert "heedful: TrainingError: 4 steps in a row were skipped" in done.err
     assert "Traceback" not in done.err
 
 
@@ -246,7 +246,7 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
     assert ("optimizer/grad_norm" in of_step) == (name == "grpo")
     assert ("loss/policy" in of_step) == (name == "grpo")
     assert of_step.get("loss/policy", 0.0) is not None, "the mean over the updates that were made: null would be NaN"
-    assert capsys.readouterr().err.count("an update was skipped") == len({line["step"] for line in left_out})
+    assert capsys.readouterr().err.count("skipped a non-finite update") == len({line["step"] for line in left_out})
     weights = AutoModelForCausalLM.from_pretrained(settings.output / "final").state_dict()
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
@@ -254,7 +254,7 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
 @pytest.mark.parametrize("name", often(["ppo", "grpo", "a2c"], ["ppo"]))
 def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
     """Online DPO would go on: it only ranks, and 1e39 is more than 12."""
-    with pytest.raises(TrainingError, match="4 steps in a row made no update") as caught:
+    with pytest.raises(TrainingError, match="4 steps in a row were skipped") as caught:
         TRAIN[ONLINE[name][0]](online(name, steps=9), rewards=[too_large("")])
     assert caught.value.status == 4
 

@@ -217,5 +217,5 @@ def test_a_state_stays_as_it_is_while_training_goes_on(started, kind):
 
 def test_weights_of_another_model_are_refused():
     small, large = torch.nn.Linear(2, 1), torch.nn.Sequential(torch.nn.Linear(2, 1))
-    with pytest.raises(KeyError, match="the state holds other weights"):
+    with pytest.raises(KeyError, match="the state has other weights"):
         load_trained_weights(large, trained_weights(small))

@@ -1,1 +1,1 @@
-"""Several processes that train one model: what they tell each other, and who does what."""
+"""Training with several processes (ranks): communication, sharding and failures."""

@@ -1,8 +1,8 @@
-"""How the ranks of a run end together: one that fails tells the others why; one that tells nothing has died or hangs.
+"""Failure handling of ranks: a failing rank reports its error to the others; a silent one has died or hangs.
 
-All ranks know a small key-value store, which torchrun (or, without it, rank 0) serves. A rank that leaves the run writes its
-error there. torchrun alone tells ranks nothing of each other: it prints which failed first, ends the others, and exits with
-1. Here rank 0 learns the reason, saves what was learned, and every rank exits with the status of the one that failed.
+All ranks share a small key-value store, served by torchrun (or, without it, by rank 0). A rank that leaves the run
+writes its error there. torchrun itself only prints which rank failed first, kills the others, and exits with 1. Here
+rank 0 learns the reason and saves a checkpoint, and every rank exits with the status of the failed one.
 """
 
 import contextlib
@@ -22,31 +22,31 @@ from heedful.errors import ConfigError, HeedfulError, RankError
 T = TypeVar("T")
 
 GRACE = 5.0
-"""Seconds that a rank waits for the others to tell why a collective failed."""
+"""Seconds that a rank waits for the others' error reports after a failed collective."""
 LAST_WORDS = 30.0
-"""Seconds that other ranks leave to rank 0 to save what was learned and say so, before their processes end."""
+"""Seconds that other ranks wait for rank 0 to save a checkpoint and report it, before they exit."""
 TRANSPORTS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "imed out")
-"""What errors of torch's collectives say, where they could be other errors too."""
+"""Texts by which errors of torch's collectives are recognised."""
 
 
 class _Job:
-    """The store, this rank and how many there are; nothing before `open_store`."""
+    """The store, this rank and the number of ranks; empty before `open_store`."""
 
     store: dist.Store | None = None
     serves = False
-    """Whether the store ends with this process; torchrun's does not."""
+    """Whether this process serves the store; with torchrun it does not."""
     rank = 0
     size = 1
     silent: frozenset[int] = frozenset()
-    """The ranks that have died or hang, so far as this one knows."""
+    """Ranks known to have died or to hang."""
 
 
 def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """The store at MASTER_ADDR:MASTER_PORT. Raises ConfigError if it is not named or cannot be reached."""
+    """The store at MASTER_ADDR:MASTER_PORT. Raises ConfigError if the address is unset, invalid or unreachable."""
     host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
     if not host or not port.isdigit():
         raise ConfigError(
-            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not say where the ranks meet; start them with torchrun "
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} are not a valid address of rank 0; start the ranks with torchrun "
             "--nproc-per-node N -m heedful ..., which sets both"
         )
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -58,15 +58,15 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
         except RuntimeError as error:
             found.append(error)
 
-    thread = threading.Thread(target=connect, daemon=True)  # torch waits without end if another program listens there
+    thread = threading.Thread(target=connect, daemon=True)  # torch waits forever if another program listens there
     thread.start()
     thread.join(timeout.total_seconds() + GRACE)
-    store = found[0] if found else RuntimeError("another program listens there, and does not answer")
+    store = found[0] if found else RuntimeError("another program listens there and does not answer")
     if isinstance(store, RuntimeError):
         reason = "the port is taken" if "EADDRINUSE" in str(store) else "it cannot be reached in time"
         raise ConfigError(
-            f"rank {rank} does not meet the others at {host}:{port}: {reason} ({str(store).splitlines()[0]}); choose another "
-            "port with torchrun --master-port, or let it choose one with --standalone (one machine)"
+            f"rank {rank} cannot connect to the others at {host}:{port}: {reason} ({str(store).splitlines()[0]}); choose "
+            "another port with torchrun --master-port, or let it choose one with --standalone (one machine)"
         ) from store
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _Job.store, _Job.serves, _Job.rank, _Job.size = dist.PrefixStore(f"heedful/{attempt}", store), serves, rank, size
@@ -74,7 +74,8 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
 
 
 def report(error: BaseException | None) -> None:
-    """Tell that this rank leaves the run, by an error or, with None, because others have left. The first report counts."""
+    """Report that this rank leaves the run by an error or, with None, because others left. Only the first report
+    counts."""
     if _Job.store is None or _report_of(_Job.rank) is not None:
         return
     status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "status", 1)
@@ -83,7 +84,7 @@ def report(error: BaseException | None) -> None:
 
 
 def lost(error: Exception) -> RankError:
-    """The error to raise because a collective failed: it names the ranks that failed, or do not answer."""
+    """The error to raise for a failed collective: names the ranks that failed or do not answer."""
     report(None)
     others = [number for number in range(_Job.size) if number != _Job.rank]
 
@@ -107,9 +108,10 @@ def lost(error: Exception) -> RankError:
 
 
 def all_stop(error: BaseException) -> bool:
-    """Tell that this rank stops by an error, and wait a little: True if all others stop by the same, and can act together.
+    """Report that this rank stops by an error, and wait briefly: True if all ranks stop by the same error and can act
+    together.
 
-    All of them get the same answer, unless one comes so late that the others have gone.
+    All ranks get the same answer, unless one is so late that the others have left.
     """
     if ranks.size() == 1 or _Passes.are_open:
         return False
@@ -124,16 +126,16 @@ def all_stop(error: BaseException) -> bool:
 
 
 def failure_elsewhere() -> tuple[str, int] | None:
-    """What another rank told when it failed, and its exit status; None if none has."""
+    """Error message and exit status of another failed rank, or None."""
     if _Job.store is None:
         return None
     return _failure(_reports([number for number in range(_Job.size) if number != _Job.rank]))
 
 
 def speaks() -> bool:
-    """True if it is for this rank to tell the user why the run ends: no lower one does.
+    """True if this rank reports the end of the run to the user: no lower rank does.
 
-    Before ranks have met, that is the first of each machine.
+    Before ranks are connected, it is the first rank of each machine.
     """
     if _Job.store is None:
         return os.environ.get("LOCAL_RANK", "0") == "0"
@@ -141,9 +143,9 @@ def speaks() -> bool:
 
 
 def end() -> None:
-    """Let rank 0 say its last words: the others wait until it has, for a while, as torchrun ends all once one has ended.
+    """Exit order: the other ranks wait for rank 0's report, for a while, since torchrun kills all once one exits.
 
-    If rank 0 serves the store, it then waits for them: one that finds no store would take it to have died.
+    If rank 0 serves the store, it then waits for them: without a store they would conclude that it died.
     """
     if _Job.store is None:
         return
@@ -158,13 +160,13 @@ def end() -> None:
 
 
 def _failure(reports: dict[int, dict[str, Any]]) -> tuple[str, int] | None:
-    """The error of the lowest rank that has failed, with its exit status."""
+    """The error of the lowest failed rank, with its exit status."""
     failed = [(number, words) for number, words in sorted(reports.items()) if words["error"] is not None]
     return (f"rank {failed[0][0]} of {_Job.size}: {failed[0][1]['error']}", failed[0][1]["status"]) if failed else None
 
 
 def _reports(numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """What those of some ranks that have left have told."""
+    """The reports of those of the ranks that have left."""
     return {number: words for number in numbers if (words := _report_of(number)) is not None}
 
 
@@ -173,7 +175,7 @@ def _report_of(number: int) -> dict[str, Any] | None:
 
 
 def _wait(seconds: float, is_ready: Callable[[], bool]) -> bool:
-    """Wait for something, at most so long. Returns whether it has come."""
+    """Wait until ``is_ready``, at most ``seconds``. Returns whether it is."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() > deadline:
@@ -186,7 +188,7 @@ def _put(key: str, value: dict[str, Any]) -> None:
     assert _Job.store is not None
     try:
         _Job.store.set(key, json.dumps(value))
-    except RuntimeError:  # the process that served it is gone, and with it those who would have read
+    except RuntimeError:  # the store's process is gone, so nobody would read it
         return
 
 
@@ -198,30 +200,30 @@ def _get(key: str) -> dict[str, Any] | None:
         return None
 
 
-# Ranks whose models are divided: each pass needs all of them, so what one cannot finish none can ---------------------------
+# Sharded models: each pass needs all ranks, so if one cannot finish it, none can --------------------------------------
 
 
 class _Passes:
-    """Whether this rank is in the midst of passes that the others make with it."""
+    """Whether this rank is in a collective pass."""
 
     are_open = False
 
 
 @contextlib.contextmanager
 def in_lockstep() -> Iterator[None]:
-    """Around passes through divided models. After an error they stay open: the other ranks still wait."""
+    """Context of passes through sharded models. After an error it stays open: the other ranks still wait."""
     _Passes.are_open = True
     yield
     _Passes.are_open = False
 
 
 def others_wait() -> bool:
-    """True if other ranks wait in the midst of passes that this one has not finished, and so cannot do again."""
+    """True if other ranks wait in a pass that this one has not finished, so it cannot be repeated."""
     return _Passes.are_open
 
 
 def check_present(error: Exception) -> None:
-    """Raise RankError if an error in a pass through divided models is that another rank has left."""
+    """Raises RankError if an error in a pass through sharded models was caused by another rank that left."""
     if not _Passes.are_open or not isinstance(error, RuntimeError) or isinstance(error, HeedfulError):
         return
     if any(word in str(error) for word in TRANSPORTS):
@@ -230,7 +232,7 @@ def check_present(error: Exception) -> None:
 
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Around passes through divided models outside `AdaptiveMicroBatch`: RankError if another rank leaves in their midst."""
+    """Context of passes through sharded models outside `AdaptiveMicroBatch`: RankError if another rank leaves."""
     try:
         yield
     except Exception as error:

@@ -1,14 +1,14 @@
-"""The processes (ranks) of a run, each with its own device: who this one is, what is its part, and what all of them add up.
+"""The processes (ranks) of a run, each with its own device: rank, share of the work, and collective operations.
 
 torchrun --nproc-per-node 2 -m heedful ppo ...
 
-starts them. Every rank reads all of the data and decides everything, from the same numbers; only the expensive passes are
-split. In one process nothing here does anything: `shard_indices` is everything, sums are what they are.
+starts them. Every rank reads all data and makes all decisions from the same numbers; only the expensive passes are
+split. In a single process everything here is the identity: `shard_indices` returns all, sums do not change.
 
-All ranks call the functions that talk (collective operations) in the same order; `rank`, `size`, `is_first`, `shard_indices`
-and `parts` do not. A collective of Gloo that is not completed, because a rank has died, hangs or has failed, raises
-RankError, which names it. One of NCCL waits in the GPU until the launcher (torchrun) ends the process, as it does once a rank
-has ended, or until NCCL's own timeout.
+All ranks must call collective operations in the same order; `rank`, `size`, `is_first`, `shard_indices` and `parts` are
+local. A Gloo collective that fails because a rank has died, hangs or has failed raises RankError, which names it. An
+NCCL collective waits in the GPU until the launcher (torchrun) kills the process, once a rank has ended, or until NCCL's
+timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from heedful.errors import ConfigError, HeedfulError, is_out_of_memory
 
-if TYPE_CHECKING:  # torch is imported when there are other ranks to talk to
+if TYPE_CHECKING:  # torch is imported only with several ranks
     import torch
     from torch import Tensor
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 BUCKET = 2**24
-"""Numbers that are added up in one message (64 MiB in float32)."""
+"""Numbers summed in one message (64 MiB in float32)."""
 
 
 class _World:
-    """This process among those that have joined; by itself before `join`."""
+    """This process among the joined ranks; alone before `join`."""
 
     rank = 0
     size = 1
@@ -44,13 +44,13 @@ class _World:
 
 
 def launched() -> bool:
-    """True if a launcher such as torchrun has started this process as one of several."""
+    """True if a launcher such as torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside, this rank does everything itself, as if it were the only process, while others do something else or wait."""
+    """In this context the rank acts as the only process, while others do something else or wait."""
     before, _World.is_alone = _World.is_alone, True
     try:
         yield
@@ -59,7 +59,7 @@ def alone() -> Iterator[None]:
 
 
 def size() -> int:
-    """How many ranks there are; 1 if this is the only process, or it acts `alone`."""
+    """Number of ranks; 1 for a single process, or one that acts `alone`."""
     return 1 if _World.is_alone else _World.size
 
 
@@ -69,20 +69,20 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """True on rank 0, which alone writes and shows; True if this is the only process."""
+    """True on rank 0, which does all writing and display; True in a single process."""
     return _World.rank == 0
 
 
 def join(device: torch.device, timeout: timedelta) -> None:
-    """Become one of the ranks that the launcher's environment names. In one process, and a second time, nothing happens.
+    """Join the ranks of the launcher's environment. Does nothing in a single process, or if already joined.
 
-    Sums of tensors on CUDA devices go by NCCL, everything else by Gloo.
+    Sums of tensors on CUDA devices use NCCL, everything else Gloo.
 
     Args:
-        device: where this rank computes.
-        timeout: how long the slowest rank may let the others wait before the job ends.
+        device: this rank's device.
+        timeout: maximum time to wait for the slowest rank before the job ends.
 
-    Raises ConfigError if the environment is incomplete or a port is taken; RankError if the others do not come in time.
+    Raises ConfigError if the environment is incomplete or the port is taken; RankError on timeout.
     """
     if not launched() or size() > 1:
         return
@@ -103,7 +103,7 @@ def join(device: torch.device, timeout: timedelta) -> None:
 
 
 def leave() -> None:
-    """Let go of the other ranks after a run that ended well. Its number stays. All call it: NCCL ends together."""
+    """Disconnect from the other ranks after a successful run; keeps the rank's number. Collective, for NCCL."""
     if _World.size > 1:
         import torch.distributed as dist
 
@@ -112,9 +112,9 @@ def leave() -> None:
 
 
 def give_up(error: BaseException) -> None:
-    """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing.
+    """Leave a run after an error on this rank, so that the others also end and know why. Repeated calls do nothing.
 
-    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not together.
+    The others' Gloo collectives fail from now on. NCCL groups end with the process (`ends_at_once`), not collectively.
     """
     if _World.size > 1:
         from heedful.distributed import rank_failures
@@ -126,26 +126,26 @@ def give_up(error: BaseException) -> None:
 
 
 def ends_at_once() -> bool:
-    """True if this process, after an error, must end without the usual clearing up, where NCCL would wait for others."""
+    """True if this process must exit after an error without the usual clean-up, in which NCCL would wait for others."""
     return _World.uses_nccl
 
 
 def number(name: str) -> int:
-    """A number of the launcher's environment. Raises ConfigError if it is not there."""
+    """An integer variable of the launcher's environment. Raises ConfigError if it is missing or invalid."""
     text = os.environ.get(name, "")
     if not text.isdigit():
         got = f"is {text!r}" if text else "is not set"
         raise ConfigError(
-            f"{name} {got}, though WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes; start "
+            f"{name} {got}, but WORLD_SIZE={os.environ['WORLD_SIZE']} means several processes; start "
             "them with torchrun --nproc-per-node N -m heedful ..., which sets both, or unset WORLD_SIZE for one process"
         )
     return int(text)
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The device of this rank: of several CUDA devices that with its number on this machine (LOCAL_RANK), made current.
+    """This rank's device: with CUDA, the one of index LOCAL_RANK, made current.
 
-    Raises ConfigError if a device was chosen that the ranks would share.
+    Raises ConfigError for a device that ranks would share.
     """
     if not launched() or device.type == "cpu":
         return device
@@ -158,13 +158,13 @@ def local_device(device: torch.device) -> torch.device:
         )
     if device.index is not None:
         raise ConfigError(
-            f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each takes the one of its number "
-            "(CUDA_VISIBLE_DEVICES chooses among them)"
+            f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each rank uses the GPU of its number "
+            "(CUDA_VISIBLE_DEVICES selects among them)"
         )
     if count > torch.cuda.device_count():
         raise ConfigError(
             f"rank {number('RANK')}: {count} ranks on a machine with {torch.cuda.device_count()} CUDA devices; "
-            f"torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+            f"use torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
         )
     device = torch.device("cuda", here)
     torch.cuda.set_device(device)
@@ -173,9 +173,10 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """Inside, each rank has its own stream of torch's random numbers, as for dropout; afterwards all have the same.
+    """In this context each rank has its own stream of torch's random numbers, for example for dropout; then all share
+    one again.
 
-    The streams are seeded from the common one, so they are the same when a run goes on from a checkpoint.
+    The streams are seeded from the shared one, so they are the same after resuming from a checkpoint.
     """
     if size() == 1:
         yield
@@ -195,15 +196,15 @@ def own_random_numbers() -> Iterator[None]:
 
 
 def shard_indices(costs: Sequence[float]) -> list[int]:
-    """The indices that are this rank's, in ascending order; see `parts`."""
+    """This rank's indices, in ascending order; see `parts`."""
     return list(range(len(costs))) if size() == 1 else parts(costs, size())[rank()]
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Divide indices among ``count`` ranks so that costs are about equal: the next largest goes to the rank with the least.
+    """Split indices into ``count`` parts of about equal cost: the next most expensive goes to the cheapest part.
 
-    Every index is in one part, and no part is empty if there are enough. Graham 1969 ("Bounds on multiprocessing timing
-    anomalies"): the largest sum is at most 4/3 of the smallest possible. A cost counts as at least 1.
+    Every index is in exactly one part, and no part is empty if there are enough. The largest sum is at most 4/3 of the
+    optimum (Graham 1969, "Bounds on multiprocessing timing anomalies"). A cost counts as at least 1.
     """
     divided: list[list[int]] = [[] for _ in range(count)]
     loads = [(0.0, number) for number in range(count)]
@@ -215,9 +216,9 @@ def parts(costs: Sequence[float], count: int) -> list[list[int]]:
 
 
 def add(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its sum over the ranks, in place; small ones travel together.
+    """All-reduce: replace each tensor by its sum over the ranks, in place; small tensors share a message.
 
-    Every rank ends with the same bits. Numbers in half precision are added in float32.
+    The result is bitwise equal on all ranks. Half precision is summed in float32.
     """
     if size() == 1:
         return
@@ -236,7 +237,7 @@ def add(tensors: Iterable[Tensor]) -> None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one dtype and device, as many as make a message."""
+    """Group tensors of the same dtype and device into messages."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         bucket = kinds.setdefault((tensor.dtype, tensor.device), [])
@@ -250,7 +251,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def add_gradients(parameters: Iterable[Tensor]) -> None:
     """Replace the gradient of each parameter by its sum over the ranks.
 
-    Those that have a gradient on some ranks count as 0 on the others; those that have none anywhere keep none.
+    A gradient that only some ranks have counts as 0 on the others; one that no rank has stays None.
     """
     if size() == 1:
         return
@@ -267,10 +268,10 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
-    """Put the rows of all ranks together, ``[count, ...]``; the rows of several ranks do not overlap.
+    """Gather disjoint rows of all ranks into ``[count, ...]``.
 
-    ``mine`` are this rank's, ``[len(rows), ...]``, and ``rows`` say where each belongs. The other dimensions are the same on
-    all ranks, also where there are no rows.
+    ``mine`` are this rank's rows, ``[len(rows), ...]``, and ``rows`` their indices. The other dimensions must be equal
+    on all ranks, also without rows.
     """
     import torch
 
@@ -283,9 +284,9 @@ def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
 
 
 def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
-    """Put together rows of a tensor, ``[rows, ...]``, of which each rank has filled in its own, in place.
+    """Gather rows of a tensor, ``[rows, ...]``, in place; each rank has filled in its own.
 
-    ``mine`` are the indices of this rank's, in parts; ``among`` those of all ranks, None if together they have all rows.
+    ``mine`` are this rank's row indices, in parts; ``among`` those of all ranks (None for all rows).
     """
     if size() == 1:
         return
@@ -302,19 +303,19 @@ def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None =
 
 
 def broadcast(value: T) -> T:
-    """Rank 0's value, on every rank. It must be something that pickle can hold."""
+    """Rank 0's value, on every rank. It must be picklable."""
     if size() == 1:
         return value
     held = [value if is_first() else None]
     with complete():
         _dist().broadcast_object_list(held, src=0)
-    return held[0]  # type: ignore[return-value]  # what rank 0 put there
+    return held[0]  # type: ignore[return-value]  # rank 0's value
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """Do it on rank 0 only (`alone`), and return what it gave on every rank. It must be something that pickle can hold.
+    """Run ``work`` on rank 0 only (`alone`), and return its result, which must be picklable, on every rank.
 
-    An `Exception` that it raised is raised on every rank.
+    An `Exception` of it is raised on every rank.
     """
     if size() == 1:
         return work()
@@ -328,11 +329,11 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     value, failure = broadcast(outcome)
     if failure is not None:
         raise failure
-    return value  # type: ignore[return-value]  # None only beside a failure, raised above
+    return value  # type: ignore[return-value]  # None only with a failure, raised above
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that pickle can hold: itself, or one that says the same."""
+    """A picklable error: itself, or one with the same message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -341,7 +342,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks, in their order, on every rank. They must be something that pickle can hold."""
+    """The values of all ranks, ordered by rank, on every rank. They must be picklable."""
     if size() == 1:
         return [value]
     held: list[Any] = [None] * size()
@@ -356,25 +357,25 @@ def any_of(flag: bool) -> bool:
 
 
 class ElsewhereMemoryError(MemoryError):
-    """Another rank has run out of memory, so that this one starts the same work again with it."""
+    """Another rank ran out of memory, so this one repeats the work together with it."""
 
 
 def all_well() -> None:
-    """To call before ranks talk to each other in work that is done again if memory runs out on one of them.
+    """Call before collectives in work that is repeated if a rank runs out of memory.
 
-    Raises ElsewhereMemoryError if it did: that rank calls ``any_of(True)`` instead.
+    Raises ElsewhereMemoryError if one did: that rank calls ``any_of(True)`` instead.
     """
     if any_of(False):
         raise ElsewhereMemoryError("out of memory on another rank")
 
 
 def total(value: float) -> float:
-    """The sum of the ranks' numbers, added in their order."""
+    """The sum of the ranks' numbers, in order of rank."""
     return value if size() == 1 else sum(gather(value))
 
 
 def merged(parts: Mapping[K, T]) -> dict[K, T]:
-    """The entries of all ranks, whose keys differ."""
+    """The union of all ranks' entries, which have different keys."""
     return {key: value for part in gather(dict(parts)) for key, value in part.items()}
 
 
@@ -390,9 +391,9 @@ def largest(value: float) -> float:
 
 
 def check_same(facts: Mapping[str, str], what: Mapping[str, str]) -> None:
-    """Check that every rank has the same facts as rank 0, else ConfigError on every rank.
+    """Raises ConfigError on every rank if a rank's facts differ from rank 0's.
 
-    ``what`` says of each name, or its first word, how to make it the same.
+    ``what`` maps each name, or its first word, to the fix.
     """
     everywhere = gather(dict(facts))
     for number, others in enumerate(everywhere):
@@ -418,10 +419,11 @@ def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
 
 @contextlib.contextmanager
 def complete() -> Iterator[None]:
-    """A collective, which is completed, or raises RankError; or torch's own error if memory runs out on this rank."""
+    """Context of a collective: converts its failure to RankError, except torch's own error if this rank runs out of
+    memory."""
     try:
         yield
-    except RuntimeError as error:  # of Gloo and NCCL, DistError among them
+    except RuntimeError as error:  # from Gloo and NCCL, including DistError
         if is_out_of_memory(error):
             raise
         from heedful.distributed import rank_failures

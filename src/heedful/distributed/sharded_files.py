@@ -1,7 +1,8 @@
-"""Divided tensors on disk: each rank writes its parts as safetensors, and any number of ranks, or one process, reads them.
+"""Sharded tensors on disk: each rank writes its shards as safetensors; any number of ranks, or one process, can read
+them.
 
-torch.distributed.checkpoint does the work. Its writer of safetensors is used, so there is no pickle in the files: the header
-of each says which part of which tensor it holds.
+Uses torch.distributed.checkpoint with its safetensors writer, so files contain no pickle: each header lists the file's
+shards.
 """
 
 import warnings
@@ -22,15 +23,15 @@ from heedful.errors import CheckpointError
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write divided tensors into a folder that all ranks see. All ranks call it, each with its parts.
+    """Write sharded tensors to a folder shared by all ranks. Collective.
 
-    Raises OSError on every rank if one of them could not write, and RankError if one is lost.
+    Raises OSError on every rank if one could not write, and RankError if one is lost.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with complete():
             dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except dcp.CheckpointException as error:  # of some ranks, told to all
+    except dcp.CheckpointException as error:  # of some ranks, raised on all
         number, (first, _) = min(error.failures.items())
         raise OSError(
             getattr(first, "errno", None) or 5, f"rank {number} could not write: {first}", str(folder)
@@ -38,7 +39,7 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class Parts:
-    """A folder of divided tensors. Any rank may read any of them, whatever the others do.
+    """A folder of sharded tensors. Any rank can read any of them, independently of the others.
 
     Raises CheckpointError if files are damaged or missing.
     """
@@ -48,30 +49,30 @@ class Parts:
         self._reader = _Reader(str(folder))
         try:
             self.metadata = self._reader.read_metadata()
-        except Exception as error:  # whatever a damaged file makes the readers raise
+        except Exception as error:  # readers may raise anything for a damaged file
             raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
         for key, facts in self.metadata.state_dict_metadata.items():
             assert isinstance(facts, TensorStorageMetadata)
             there = sum(chunk.sizes.numel() for chunk in facts.chunks)
             if there != facts.size.numel():
-                raise CheckpointError(f"{folder} holds only a part of tensor {key}; a file is missing or occurs twice")
+                raise CheckpointError(f"{folder} has only a part of tensor {key}; a file is missing or duplicated")
 
     def stored(self, key: str) -> "Stored":
-        """A tensor that is read when it is needed. Raises CheckpointError if it is not there."""
+        """A lazily read tensor. Raises CheckpointError if it is missing."""
         facts = self.metadata.state_dict_metadata.get(key)
         if not isinstance(facts, TensorStorageMetadata):
             raise CheckpointError(f"{self.folder} has no tensor {key}")
         return Stored(self, key, facts.size, facts.properties.dtype)
 
     def read(self, key: str, into: Tensor) -> None:
-        """Read a tensor, or the part of it that this rank holds, into one of its shape and dtype."""
+        """Read a tensor, or this rank's shard of it, into one of its shape and dtype."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is not read by all ranks together, which is meant
+            warnings.simplefilter("ignore")  # about reading without other ranks, which is intended
             dcp.load({key: into}, storage_reader=self._reader, no_dist=True)
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Torch's reader, which looks at the headers of the files once and not for every tensor."""
+    """Torch's reader, with file headers read once instead of for every tensor."""
 
     _metadata: Metadata | None = None
 
@@ -83,7 +84,7 @@ class _Reader(HuggingFaceStorageReader):
 
 @dataclass(frozen=True)
 class Stored:
-    """A divided tensor on disk."""
+    """A sharded tensor on disk."""
 
     parts: Parts
     key: str
@@ -91,11 +92,11 @@ class Stored:
     dtype: torch.dtype
 
     def read(self, like: Tensor | None = None, device: torch.device | None = None) -> Tensor:
-        """Read its numbers: all of them onto the CPU, or the part of ``like`` that this rank holds.
+        """Read the full tensor to the CPU, or the shard that corresponds to this rank's shard of ``like``.
 
         Args:
-            like: a tensor of the same shape, whole or divided.
-            device: where the part goes; None is where ``like`` is.
+            like: a tensor of the same shape, full or sharded.
+            device: the shard's device; None is that of ``like``.
         """
         if like is None:
             into = torch.empty(self.shape, dtype=self.dtype)
@@ -106,9 +107,9 @@ class Stored:
 
 
 def as_held(value: Tensor | Stored, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """A tensor of a run's state in the form of ``like``, which has its shape: whole, or the part that this rank holds.
+    """A tensor of a run's state in the layout of ``like``, which has its shape: full, or this rank's shard.
 
-    A part goes to a device, by default to that of ``like``.
+    A shard goes to ``device``, by default that of ``like``.
     """
     if isinstance(value, Stored):
         return value.read(like, device)

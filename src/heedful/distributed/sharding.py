@@ -1,9 +1,9 @@
-"""Models divided among the ranks: each holds a part of every weight, gradient and moment of the optimizer (PyTorch's FSDP2).
+"""Sharding of models over ranks: each holds a shard of every weight, gradient and optimizer moment (PyTorch's FSDP2).
 
-A block's weights are put together for as long as it computes, and its gradients are summed and divided again. Everything else
-that needs whole weights (sampling, saving) asks for a copy of them, `gathered`.
+A block's weights are gathered while it computes, and its gradients are reduced and scattered. Other uses of full
+weights (sampling, saving) make a copy with `gathered`.
 
-All ranks call these functions in the same order, with the same arguments, but for those that say otherwise.
+Functions are collective (same order and arguments on all ranks) unless documented otherwise.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ SyncEvery = Literal["step", "micro-batch"]
 
 
 class _Divided(NamedTuple):
-    """What is known of a divided model."""
+    """Facts about a sharded model."""
 
     structure: nn.Module
-    """The same model without numbers; see `gathered`."""
+    """The same model without storage; see `gathered`."""
     sync_every: SyncEvery
 
 
@@ -43,9 +43,9 @@ _DIVIDED: WeakKeyDictionary[nn.Module, _Divided] = WeakKeyDictionary()
 
 
 def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None = None) -> DeviceMesh:
-    """The ranks as FSDP2 sees them: all in a row, or ``replicas`` rows, each of which holds the whole model.
+    """FSDP2's device mesh: all ranks in one row, or ``replicas`` rows, each with the full model.
 
-    ``timeout`` is how long ranks of a row or column wait for one another; None is torch's own choice.
+    ``timeout`` of collectives in a row or column; None is torch's default.
 
     Raises ConfigError if the number of ranks is not a multiple of ``replicas``.
     """
@@ -61,19 +61,19 @@ def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
-    """Divide a model among the ranks of a mesh, in place: each block by itself, and all else with the root.
+    """Shard a model over the ranks of a mesh, in place: each block is a unit, and the rest belongs to the root.
 
-    Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in
-    the dtype that they are stored in, and products run under autocast as before, so the numbers are those of one process up
-    to the order of sums. Gradients in bfloat16 are summed in float32.
+    Gradients are summed over ranks, not averaged, since losses divide by counts of the whole batch. Weights are
+    gathered in their storage dtype, and products run under autocast as before, so the numbers equal those of one
+    process up to the order of sums. bfloat16 gradients are summed in float32.
 
-    The gradients of a unit travel together, in one dtype. Of what learns in it, the dtype that most numbers have is divided,
-    and the rest stays whole on every rank: with matrices in bfloat16 the norms and biases, which are in float32.
+    The gradients of a unit are reduced together, in one dtype. So only trainable weights of its most frequent dtype are
+    sharded, and the rest is replicated: with bfloat16 matrices, the float32 norms and biases.
 
     Args:
-        module: the module whose ``forward`` is called; with whole weights, the same on every rank, on whatever device. Its
-            adapters are on it.
-        mesh: see `make_mesh`. The parts are on its device.
+        module: the module whose ``forward`` is called; with full weights, equal on every rank, on any device. Adapters
+            must be added before.
+        mesh: see `make_mesh`. The shards are on its device.
         sync_every: when gradients are summed, for `passes`.
 
     Raises ConfigError if the model has no blocks.
@@ -82,7 +82,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
     units = [*blocks(module), *heads(module), module]
     dtypes, whole = _dtypes(units)
     for parameter in whole:
-        parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved as it is divided
+        parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved when it is sharded
     for unit, dtype in zip(units, dtypes, strict=True):
         sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
         fully_shard(unit, mesh=mesh, mp_policy=sums, ignored_params=whole)
@@ -95,19 +95,20 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
 
 
 def _forget_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
-    """A block's forward hook: drop the half-precision copies of its weights that autocast keeps until the pass is over.
+    """A block's forward hook: drop the half-precision copies of its weights, which autocast would keep until the pass
+    ends.
 
-    All blocks' together are a whole model. They are kept for as long as the block computes, as in one process: of a weight
-    that is used twice, the two gradients are then added up in half precision, before they become float32.
+    Together those copies are a full model. They are kept while the block computes, as in one process: the two gradients
+    of a weight used twice are then added in half precision, before conversion to float32.
     """
     torch.clear_autocast_cache()
 
 
 def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
-    """The dtype in which most of what learns in each unit is stored, and the parameters that learn in another.
+    """Each unit's most frequent dtype of trainable parameters, and the trainable parameters with another dtype.
 
     Args:
-        units: what one holds belongs to no later one. The dtype is None if nothing learns.
+        units: a parameter belongs to the first unit with it. The dtype is None if nothing is trainable.
     """
     dtypes: list[torch.dtype | None] = []
     others: set[nn.Parameter] = set()
@@ -125,16 +126,16 @@ def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[n
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:
-    """A forward hook: without a backward pass to come, the root's weights are divided again at once, as the blocks' are."""
+    """A forward hook: without a backward pass, reshard the root's weights at once, like those of blocks."""
     if not torch.is_grad_enabled():
         module.reshard()  # type: ignore[operator]  # an FSDPModule
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The layers of a model: the list of modules that holds most weights. Raises ConfigError if there is none."""
+    """The layers of a model: the module list with most weights. Raises ConfigError if there is none."""
     lists: list[nn.Module] = [found for found in module.modules() if isinstance(found, nn.ModuleList)]
     if not lists:
-        raise ConfigError(f"--shard full: {type(module).__name__} has no list of layers to divide; leave out --shard")
+        raise ConfigError(f"--shard full: {type(module).__name__} has no list of layers to shard; leave out --shard")
     return list(max(lists, key=_weights).children())
 
 
@@ -143,7 +144,7 @@ def _weights(module: nn.Module) -> int:
 
 
 def heads(module: nn.Module) -> list[nn.Module]:
-    """Modules that are called by themselves too: a policy's value head learns in passes of its own."""
+    """Modules that are also called separately: a policy's value head has its own passes."""
     head = getattr(module, "value_head", None)
     return [head] if isinstance(head, nn.Module) and hasattr(module, "lm") else []
 
@@ -153,12 +154,12 @@ def _parts(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether a model is divided among ranks. Any rank may ask."""
+    """Whether a model is sharded. Local."""
     return isinstance(module, FSDPModule)
 
 
 def _without_numbers(module: M) -> M:
-    """A copy of a model whose parameters have shapes and no numbers; buffers are shared."""
+    """A copy of a model with parameters on the meta device; buffers are shared."""
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in module.parameters()
@@ -167,10 +168,10 @@ def _without_numbers(module: M) -> M:
 
 
 def gathered(module: M, *, convert: Callable[[nn.Module, Tensor], Tensor] | None = None) -> M:
-    """A copy of a divided model with whole weights, as they are now; of one that is not divided, the model itself.
+    """A copy of a sharded model with its current full weights; an unsharded model is returned itself.
 
-    Weights are put together one after the other, so besides the copy no more than one is held. ``convert``, given the module
-    that holds a weight and the whole weight, returns what the copy holds instead.
+    Weights are gathered one by one, so the copy needs memory for only one weight more. ``convert`` maps a weight's
+    module and the full weight to the weight in the copy.
     """
     if not is_sharded(module):
         return module
@@ -180,7 +181,8 @@ def gathered(module: M, *, convert: Callable[[nn.Module, Tensor], Tensor] | None
 
 
 def gathered_on_first(module: M) -> M | None:
-    """`gathered` on rank 0, in main memory; None on the others, which hold one whole weight at a time. For saving."""
+    """`gathered` on rank 0, in main memory, for saving; None on the others, which need memory for one full weight at a
+    time."""
     if not is_sharded(module):
         return module if is_first() else None
     return _gathered(module, torch.device("cpu"), None, keeps=is_first())
@@ -204,7 +206,7 @@ def _gathered(
             full = full.clone()
         held = full if device is None else full.to(device)
         del full
-        made: dict[int, nn.Parameter] = {}  # a tied weight stays one, unless it is converted for one of its owners
+        made: dict[int, nn.Parameter] = {}  # a tied weight stays tied, unless converted for one of its modules
         for name in names:
             path, _, last = name.rpartition(".")
             owner = filled.get_submodule(path)
@@ -217,12 +219,12 @@ def _gathered(
 
 
 def is_divided(tensor: Tensor) -> bool:
-    """Whether a tensor is divided among ranks. Any rank may ask."""
+    """Whether a tensor is sharded. Local."""
     return isinstance(tensor, DTensor)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, whether or not it is divided."""
+    """The full tensor, gathered if it is sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
     with complete():
@@ -230,12 +232,12 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its part, or all of one that is not divided. They share memory. Any rank may ask."""
+    """This rank's shard of a tensor, or the tensor itself if not sharded. Shares memory. Local."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def first_held(tensor: Tensor) -> int:
-    """Where this rank's part begins among the numbers of a tensor, row by row; 0 if it is not divided. Any rank may ask."""
+    """Index of this rank's first element in the flattened full tensor; 0 if not sharded. Local."""
     if not isinstance(tensor, DTensor):
         return 0
     _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -243,9 +245,9 @@ def first_held(tensor: Tensor) -> int:
 
 
 def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """The part of a whole tensor that a rank holds of another of its shape, on a device (None: its own). Nothing is sent.
+    """Shard a full tensor like ``like``, on a device (None: its own). No communication.
 
-    If ``like`` is not divided, that is the whole.
+    If ``like`` is not sharded, returns the full tensor.
     """
     if not isinstance(like, DTensor) or isinstance(whole, DTensor):
         return whole
@@ -257,7 +259,7 @@ def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients of one module's parameters, divided or not, down to a norm. Returns the norm that they had."""
+    """Clip the gradient norm of one module's parameters, sharded or not. Returns the norm before clipping."""
     divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
     with complete() if divided else contextlib.nullcontext():
         norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]
@@ -268,7 +270,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all gradients together, in at least float32: torch's own has the eight bits of bfloat16, if they do."""
+    """Total norm of the gradients in at least float32; torch's has the precision of the gradients, such as bfloat16."""
     if not any(gradient.dtype == torch.bfloat16 for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients)
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
@@ -277,7 +279,7 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def exchange(one: Tensor, other: Tensor) -> None:
-    """Exchange the numbers of two tensors that are divided in the same way. FSDP2 relies on where weights are: they stay."""
+    """Swap the values of two equally sharded tensors in place, since FSDP2 relies on the weights' addresses."""
     mine, its = held(one), held(other)
     kept = mine.clone()
     mine.copy_(its)
@@ -285,16 +287,16 @@ def exchange(one: Tensor, other: Tensor) -> None:
 
 
 class Passes:
-    """The passes of a loop over micro-batches through divided models: all ranks make the same number.
+    """Keeps ranks in step in a loop over micro-batches through sharded models: all make the same number of passes.
 
-    Weights are put together by all ranks at once, so a rank with fewer micro-batches passes over nothing instead.
+    Gathering weights is collective, so a rank with fewer micro-batches makes dummy passes.
 
     Args:
-        dummy_losses: one for each pass of a micro-batch, in their order, for ranks that have no rows left: each makes a pass
-            that reads every weight, and returns 0 (such as `Policy.dummy_loss`).
-        modules: those that are passed through.
-        sync_every: ``step`` sums gradients over the ranks in the last pass of the loop, which takes memory for those of whole
-            weights until then; ``micro-batch`` in every pass.
+        dummy_losses: one per pass of a micro-batch, in order, for ranks without rows: each reads every weight, and
+            returns 0 (such as `Policy.dummy_loss`).
+        modules: the modules of the passes.
+        sync_every: ``step`` sums gradients over ranks in the last pass of the loop, with memory for full gradients
+            until then; ``micro-batch`` sums in every pass.
     """
 
     def __init__(
@@ -303,12 +305,12 @@ class Passes:
         self.dummy_losses, self.modules, self.sync_every = dummy_losses, modules, sync_every
 
     def before(self, *, is_last: bool) -> None:
-        """Call before each micro-batch's passes, there or not."""
+        """Call before the passes of each micro-batch, also of dummy passes."""
         for module in self.modules:
             module.set_requires_gradient_sync(is_last or self.sync_every == "micro-batch")  # type: ignore[operator]  # an FSDPModule
 
     def nothing(self) -> None:
-        """Make the passes of a micro-batch that is not there. Gradients stay as they are."""
+        """Make dummy passes. Gradients do not change."""
         for dummy_loss in self.dummy_losses:
             loss = dummy_loss()
             if loss.requires_grad:
@@ -316,7 +318,7 @@ class Passes:
 
 
 def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
-    """`Passes` through models, each with its dummy loss; None if they are not divided, so that ranks need not keep step."""
+    """`Passes` through models, each with its dummy loss; None if none is sharded."""
     divided = [(module, dummy_loss) for module, dummy_loss in through if is_sharded(module)]
     if not divided:
         return None

@@ -1,1 +1,1 @@
-"""Sample responses to prompts, and run the teacher-forced pass over them."""
+"""Sampling of responses to prompts, and the teacher-forced pass over them."""

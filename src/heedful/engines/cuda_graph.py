@@ -1,8 +1,8 @@
-"""Decode with CUDA graphs: the kernels that compute one token are recorded once and then launched all together.
+"""Decoding with CUDA graphs: the kernels of one token are captured once, then launched together.
 
-The model is not modified. Launching the thousand small kernels of a token one by one from Python takes several times as long
-as running them. A graph always reads and writes the same addresses: the weights and a `FixedBatch`. It is made for one number
-of rows and one number of positions; a few of each suffice.
+The model is not modified. Launching the thousand small kernels of a token one by one from Python takes several times as
+long as running them. A graph always uses the same addresses: the weights and a `FixedBatch`. It has a fixed number of
+rows and of positions; a few sizes suffice.
 """
 
 import warnings
@@ -18,22 +18,22 @@ from heedful.engines.fixed_batch import FixedBatch
 from heedful.kernels.packing import positions
 
 SMALLEST_ROWS = 8
-"""The fewest rows of a graph. Larger graphs have a power of two of rows, or as many as there is room for."""
+"""Minimum rows of a graph. Larger graphs have a power of two of rows, or as many as fit."""
 POSITIONS = 128
-"""A graph's attention reads a multiple of this number of positions."""
+"""A graph's attention reads a multiple of this many positions."""
 
 
 class GraphDecoder:
     """Decodes a batch after its prefill: call `start`, then `step` for each token, and `keep` when rows have ended.
 
-    Graphs are captured when first needed and stay valid while the weights keep their addresses, so a copy of the policy that
-    is refreshed in place uses the graphs of the first batch again. If capturing fails, and on devices without graphs, the
-    same step runs kernel by kernel. Nothing here waits for the device.
+    Graphs are captured at first use and stay valid while the weights keep their addresses, so a copy of the policy that
+    is refreshed in place reuses them. If capturing fails, and on devices without graphs, the same step runs kernel by
+    kernel. Nothing here synchronises with the device.
 
     Args:
         lm: the model to decode with.
-        compute_dtype: half precision runs matrix products under autocast, unless the weights have that dtype already.
-        capture: record graphs; None means on CUDA devices only.
+        compute_dtype: half precision runs matrix products under autocast, unless the weights already have that dtype.
+        capture: capture graphs; None means on CUDA devices only.
     """
 
     def __init__(self, lm: PreTrainedModel, compute_dtype: torch.dtype, *, capture: bool | None = None) -> None:
@@ -52,8 +52,9 @@ class GraphDecoder:
         Args:
             cache: the keys and values of the prompts.
             attention_mask: ``[prompts, time]``, 1 at real tokens.
-            max_new_tokens: the most steps that will follow.
-            rows: row i continues the prompt ``rows[i]``, so several rows may continue one prompt; None continues each once.
+            max_new_tokens: maximum number of steps.
+            rows: row i continues the prompt ``rows[i]``; several rows may continue one prompt. None continues each
+                once.
         """
         if rows is None:
             rows = torch.arange(len(attention_mask), device=attention_mask.device)
@@ -103,7 +104,7 @@ class GraphDecoder:
             self._weights = weights
 
     def _bucket(self) -> tuple[int, int]:
-        """Return the rows and positions of the smallest graph that has room for the next step."""
+        """Return rows and positions of the smallest graph that fits the next step."""
         batch = self._started()
         num_positions = (self._written // POSITIONS + 1) * POSITIONS
         assert num_positions <= batch.num_positions, "more steps than max_new_tokens of start"
@@ -115,33 +116,33 @@ class GraphDecoder:
             return self._started().forward(self.lm, *bucket)
 
     def _try_capture(self, bucket: tuple[int, int]) -> None:
-        """Record a step, or warn once why that is not possible."""
+        """Capture a step, or warn once with the reason why it is not possible."""
         batch, outside, cause = self._started(), None, None
         try:
             outside = torch.cuda.current_stream()
             stream = torch.cuda.Stream()
             stream.wait_stream(outside)
-            with torch.cuda.stream(stream):  # libraries make their workspaces in the first call, which is not recorded
+            with torch.cuda.stream(stream):  # libraries allocate workspaces in the first call, which is not captured
                 self._forward(bucket)
             outside.wait_stream(stream)
             pool = (
                 next(iter(self._graphs.values()))[0].pool() if self._graphs else None
-            )  # shared, as only one replays at a time
+            )  # shared, since only one graph replays at a time
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 try:
                     logits = self._forward(bucket)
                     batch.advance()
-                except Exception as first:  # ending a broken recording raises another
+                except Exception as first:  # ending a failed capture raises another
                     cause = first
                     raise
-        except Exception as error:  # a model that cannot be recorded can still run kernel by kernel
+        except Exception as error:  # a model that cannot be captured can still run kernel by kernel
             if outside is not None:
-                torch.cuda.set_stream(outside)  # a capture that fails leaves its own stream current
+                torch.cuda.set_stream(outside)  # a failed capture leaves its own stream current
             self._capture = False
             self._graphs.clear()
             warnings.warn(
-                f"{type(self.lm).__name__} cannot be recorded as a CUDA graph, so sampling is slower: "
+                f"{type(self.lm).__name__} cannot be captured as a CUDA graph, so sampling is slower: "
                 f"{_first_line(cause or error)}",
                 stacklevel=3,
             )
@@ -162,7 +163,7 @@ def graph_decoder(lm: PreTrainedModel, compute_dtype: torch.dtype) -> GraphDecod
 def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
     """Return why the model cannot decode on a fixed cache, or None if it can.
 
-    It is judged by what the model declares, and by comparing its logits for a batch with padding with and without the cache.
+    Checks the model's declarations, and compares its logits for a padded batch with and without the cache.
     """
     if not (lm._supports_attention_backend and lm._can_compile_fullgraph):
         return "transformers does not declare that it can use a fixed cache"
@@ -184,14 +185,15 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
         decoder.start(cache, mask[:, :4], max_new_tokens=1)
         expected = whole.logits[:, -1].float()
         difference = float((decoder.step(ids[:, 4]) - expected).abs().max() / expected.std())
-    except Exception as error:  # an architecture with a cache, a mask or positions of its own kind
+    except Exception as error:  # an architecture with its own kind of cache, mask or positions
         return _first_line(error)
     limit = 0.1 if whole.logits.dtype in (torch.bfloat16, torch.float16) else 1e-3
     return None if difference < limit else f"its logits change by {difference:.2g} of their standard deviation"
 
 
 def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch.autocast:
-    """Return autocast without a cache of cast weights, which a graph would read for ever. Half-precision models need none."""
+    """Return autocast without a cache of cast weights, since a graph would keep reading stale ones. Disabled for
+    half-precision models."""
     is_half = compute_dtype in (torch.bfloat16, torch.float16)
     casts = is_half and any(parameter.dtype != compute_dtype for parameter in lm.parameters())
     return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)

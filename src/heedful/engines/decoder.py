@@ -1,4 +1,4 @@
-"""Run a policy over prompts and then over one token per row at a time, with a key-value cache."""
+"""Decoding with a key-value cache: read prompts, then one token per row at a time."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from heedful.models.policy import Policy
 
 
 class SamplingModel:
-    """The copy of a policy that decodes, with the policy's weights at this moment; any number of batches can use it.
+    """A copy of a policy for decoding, with its current weights; usable for any number of batches.
 
-    Of a policy that is divided among ranks, each rank has a whole copy, so decoding waits for no other; all make it together.
+    Of a sharded policy each rank gathers a full copy (collective), so decoding needs no other rank.
 
     Args:
         policy: the model to sample from.
-        cuda_graphs: record the kernels of a step and replay them, on a CUDA device (`heedful.engines.cuda_graph`).
+        cuda_graphs: decode with CUDA graphs on a CUDA device (`heedful.engines.cuda_graph`).
     """
 
     def __init__(self, policy: Policy, *, cuda_graphs: bool = False) -> None:
@@ -41,13 +41,13 @@ class SamplingModel:
 
 
 class Decoder:
-    """The model and the cache for decoding a batch of rows, one row per prompt. Equal prompts are read only once.
+    """Model and cache for decoding a batch, one row per prompt. Equal prompts are read only once.
 
     Args:
-        model: the copy of the policy that decodes.
+        model: the copy of the policy for decoding.
         prompts: token ids of each row's prompt.
-        pad_id: the token that fills padding.
-        max_new_tokens: the most tokens that will be read after the prompts; only CUDA graphs need it.
+        pad_id: the padding token.
+        max_new_tokens: maximum number of tokens read after the prompts; only for CUDA graphs.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Decoder:
         if self.graph is not None:
             self.graph.keep(rows)
         else:
-            self.cache.reorder_cache(rows)  # which layers with states have too
+            self.cache.reorder_cache(rows)  # layers with recurrent states have it too
             self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
 
     def _additive(self, mask: Tensor) -> Tensor:
-        """Return ``[rows, 1, 1, capacity]``: 0 at tokens of the prompt, -inf at padding and at places not written yet."""
+        """Return ``[rows, 1, 1, capacity]``: 0 at prompt tokens, -inf at padding and unwritten positions."""
         places = nn.functional.pad(mask, (0, capacity(mask.shape[1]) - mask.shape[1]), value=False)
         additive = torch.zeros(places.shape, dtype=self.mask_dtype, device=self.device)
         return additive.masked_fill_(~places, -math.inf)[:, None, None]
@@ -121,11 +121,12 @@ class Decoder:
 
 
 _RECORDED: WeakKeyDictionary[PreTrainedModel, tuple[PreTrainedModel, GraphDecoder | None]] = WeakKeyDictionary()
-"""For each model, the copy whose memory its recordings read. Recording for every batch would cost more than it saves."""
+"""For each model, the copy whose memory its CUDA graphs read. Capturing anew for every batch would cost more than it
+saves."""
 
 
 def _recorded(policy: Policy) -> tuple[PreTrainedModel, GraphDecoder | None]:
-    """Return the policy's inference copy with its weights at this moment, and its recordings, if it can be recorded."""
+    """Return the policy's inference copy with its current weights, and its graphs, if it can be captured."""
     if policy.lm not in _RECORDED:
         copied = inference_copy(policy.lm, policy.compute_dtype)
         _RECORDED[policy.lm] = copied, graph_decoder(copied, policy.compute_dtype)

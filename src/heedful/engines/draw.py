@@ -1,4 +1,4 @@
-"""Draw the next token from logits."""
+"""Sample the next token from logits."""
 
 import math
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from heedful.core.masking import at_least_float32
 
 BLOCK = 64
-"""Tokens per block. The search first finds the block by the blocks' sums, then the token within it."""
+"""Tokens per block. The search first finds the block by block sums, then the token in it."""
 AT_ONCE = 2**19
-"""The most probabilities that a CPU adds up at a time, because it copies them to float64 first."""
+"""Maximum number of probabilities summed at a time on a CPU, which copies them to float64 first."""
 
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
@@ -20,8 +20,8 @@ def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: fl
     Args:
         logits: one row per response.
         top_k: keep the k most likely tokens and those that tie with the k-th; 0 keeps all.
-        top_p: keep the smallest set of the most likely tokens whose probability reaches this, in (0, 1]; 1 keeps all. The
-            token that crosses it is kept, as in transformers (Holtzman et al. 2020, section 3.1).
+        top_p: keep the smallest set of most likely tokens with at least this total probability, in (0, 1]; 1 keeps all.
+            The token that crosses it is kept, as in transformers (Holtzman et al. 2020, section 3.1).
     """
     if 0 < top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[:, -1:]
@@ -36,20 +36,21 @@ def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: fl
 
 
 def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """Draw one token per row from ``softmax(logits)``, by inverting its cumulative distribution at a uniform number.
+    """Sample one token per row from ``softmax(logits)`` by inverse transform sampling: the cumulative distribution at
+    ``u``.
 
-    A row's token depends only on its own logits and its own number, not on the rest of the batch. A token of probability 0 is
-    never drawn. The distribution is summed in float64.
+    A row's token depends only on its own logits and number, not on the rest of the batch. Tokens of probability 0 are
+    never sampled. The distribution is summed in float64.
 
     Args:
         logits: one row per response.
-        uniforms: one number per row, in [0, 1).
+        uniforms: one number ``u`` per row, in [0, 1).
     """
     return draw_from(at_least_float32(logits).softmax(dim=-1), uniforms)
 
 
 def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """Draw as `draw` does, but from probabilities: find the block in which the cumulative sum passes, then the token."""
+    """`draw` from probabilities: find the block in which the cumulative sum exceeds ``u``, then the token."""
     if probabilities.device.type == "mps":  # has no float64
         return draw_from(probabilities.cpu(), uniforms.cpu()).to(probabilities.device)
     rows, vocab = probabilities.shape
@@ -68,5 +69,5 @@ def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tenso
     inside = blocks[torch.arange(rows, device=blocks.device), block.squeeze(1)].double().cumsum(dim=-1) + before
     target = torch.minimum(
         target, torch.nextafter(inside[:, -1:], torch.zeros_like(total))
-    )  # the two sums round differently
+    )  # the two sums may round differently
     return (block * size + torch.searchsorted(inside, target, right=True)).squeeze(1)

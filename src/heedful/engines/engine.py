@@ -1,4 +1,4 @@
-"""Engines: what samples responses for a policy. `Engine` is the protocol; `heedful.LocalEngine` samples in this process."""
+"""Engines sample a policy's responses. `Engine` is the protocol; `heedful.LocalEngine` samples in this process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Responses:
     rollouts: Rollouts
     completions: list[Completion]
     temperature: float
-    """That they were sampled at; log-probs are taken at it."""
+    """Sampling temperature, also of the log-probs."""
 
     @property
     def ids(self) -> Int[Tensor, "batch length"]:
@@ -49,12 +49,12 @@ class Responses:
 
     @property
     def logprobs(self) -> Float[Tensor, "batch time"]:
-        """Log-probs as sampling saw them, ``[B, T]``; `heedful.logprobs` computes them as training does."""
+        """Log-probs recorded during sampling, ``[B, T]``; `heedful.logprobs` computes those of training."""
         return self.rollouts.sampler_logprobs
 
     @property
     def truncated(self) -> Bool[Tensor, " batch"]:
-        """True where a response was cut by its length, ``[B]``."""
+        """True for responses cut at the length limit, ``[B]``."""
         return self.rollouts.truncated
 
     @property
@@ -72,41 +72,41 @@ class Responses:
 
 
 class RemoteEngine(Protocol):
-    """What samples token ids on servers while this process does something else."""
+    """Samples token ids on servers, asynchronously."""
 
     def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Any:
-        """Have a response to each prompt drawn by the policy's weights as they are now; returns a ticket for `finish`."""
+        """Start sampling a response to each prompt with the policy's current weights; returns a ticket for `finish`."""
 
     def finish(self, ticket: Any, device: torch.device) -> Rollouts:
-        """Wait for what `begin` asked for. Raises SamplerError."""
+        """Wait for the responses that `begin` requested. Raises SamplerError."""
 
     def take_retries(self) -> int:
-        """How often something was asked again, since this was last called."""
+        """Number of retries since the last call."""
 
     def close(self) -> None:
-        """End all that is on its way."""
+        """Cancel all pending requests."""
 
 
 class Engine(Protocol):
-    """What samples responses. A class with these three methods is an engine."""
+    """Samples responses. Any class with these three methods is an engine."""
 
     def generate(self, prompts: Sequence[AnyPrompt]) -> Responses:
         """Sample a response to each prompt."""
 
     def update_weights(self, policy: Policy) -> None:
-        """Sample by these weights from now on."""
+        """Sample with these weights from now on."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release resources."""
 
 
 def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
-    """Any prompt as a `Prompt`. A row's other fields are its columns, which reward functions receive. Raises DataError."""
+    """Convert any prompt to a `Prompt`. A row's other fields become columns for reward functions. Raises DataError."""
     if isinstance(prompt, Prompt):
         return prompt
     fields: dict[str, Any] = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
     if "prompt" not in fields:
-        raise DataError(f"{source} has no `prompt`, but {', '.join(fields) or 'nothing'}; rename the column")
+        raise DataError(f"{source} has no `prompt`, only {', '.join(fields) or 'no columns'}; rename the column")
     value: Any = fields["prompt"]
     if not isinstance(value, str) and isinstance(value, Sequence):
         fields["prompt"] = [as_dict(message) if isinstance(message, Message) else message for message in value]

@@ -1,4 +1,4 @@
-"""A decoding step that always uses the same memory: ids, positions, mask and a key-value cache of fixed length."""
+"""A decoding step in fixed memory: ids, positions, mask, and a key-value cache of fixed length."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class FixedLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of one token per row. Returns those of all positions, written or not."""
+        """Write keys and values of one token per row. Returns those of all positions, also unwritten ones."""
         self.keys.index_copy_(2, self.write_position, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.write_position, value_states.to(self.values.dtype))
         return self.keys, self.values
@@ -25,21 +25,22 @@ class FixedLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class FixedBatch:
-    """The memory that steps read and write besides the weights, for the largest batch and the longest row.
+    """The memory of decoding steps besides the weights, for the largest batch and the longest row.
 
-    The number of tokens is a tensor too, because a recorded step must find it in memory.
+    The number of tokens is a tensor too, because a captured step must read it from memory.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     ids: Tensor
-    """``[rows, 1]``: the tokens that the next step reads."""
+    """``[rows, 1]``: input tokens of the next step."""
     position_ids: Tensor
     """``[rows, 1]``: their positions, not counting padding."""
     mask: Tensor
-    """``[rows, 1, 1, positions]``, added to the attention scores: 0 at what a row reads, elsewhere the lowest number."""
+    """``[rows, 1, 1, positions]``, added to attention scores: 0 at positions that a row attends to, elsewhere the
+    lowest number."""
     write_position: Tensor
-    """``[1]``: where the next step writes in the cache, the same for all rows."""
+    """``[1]``: cache position written by the next step, the same for all rows."""
 
     @classmethod
     def like(cls, cache: Cache, num_rows: int, num_positions: int) -> "FixedBatch":
@@ -47,8 +48,8 @@ class FixedBatch:
 
         Args:
             cache: the prefilled cache.
-            num_rows: the most rows.
-            num_positions: the most tokens per row, with padding.
+            num_rows: maximum number of rows.
+            num_positions: maximum number of tokens per row, including padding.
         """
 
         def room(tensor: Tensor) -> Tensor:
@@ -67,12 +68,12 @@ class FixedBatch:
 
     @property
     def num_rows(self) -> int:
-        """The most rows that fit."""
+        """Maximum number of rows."""
         return self.mask.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """The most tokens per row that fit, with padding."""
+        """Maximum number of tokens per row, including padding."""
         return self.mask.shape[-1]
 
     def fill(self, cache: Cache, attention_mask: Tensor, rows: Tensor) -> None:
@@ -86,7 +87,7 @@ class FixedBatch:
             values[:count, :, :width] = layer.values[rows, :, :width]
         self.mask.fill_(torch.finfo(self.mask.dtype).min)
         self.mask[:count, 0, 0, :width].masked_fill_(attention_mask[rows].bool(), 0.0)
-        self.position_ids.zero_()  # rows that only fill up a batch must stay within the model's context
+        self.position_ids.zero_()  # filler rows must stay within the model's context
         self.position_ids[:count, 0] = attention_mask.sum(dim=1)[rows]
         self.write_position.fill_(width)
 
@@ -100,7 +101,7 @@ class FixedBatch:
     def forward(self, lm: PreTrainedModel, num_rows: int, num_positions: int) -> Tensor:
         """Read ``ids`` and return the logits ``[num_rows, vocab]``; attention reads only the first ``num_positions``.
 
-        Until `advance` is called, another call does the same again.
+        Calls before `advance` repeat the same step.
         """
         self.mask.index_fill_(-1, self.write_position, 0.0)
         here = (slice(0, num_rows), slice(None), slice(0, num_positions))

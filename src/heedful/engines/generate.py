@@ -1,4 +1,4 @@
-"""The sampling loop: it samples one token per row and step, with a key-value cache."""
+"""The sampling loop: one token per row and step, with a key-value cache."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,9 +20,10 @@ from heedful.types import MicroBatch
 
 MICRO_BATCH = MicroBatch(64)
 CHECK_EVERY = 16
-"""On a GPU, steps between two checks of which rows have ended, because each check waits for the device."""
+"""On a GPU, number of steps between checks for ended rows, because a check synchronises with the device."""
 ROWS = 8
-"""In half precision the number of rows is a multiple of this, because oneDNN compiles and keeps a product for each number."""
+"""In half precision the number of rows is a multiple of this, because oneDNN compiles and caches a kernel per
+number."""
 
 
 def sample(
@@ -38,20 +39,20 @@ def sample(
 ) -> Rollouts:
     """Sample one response to each prompt.
 
-    Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
-    depend only on the seed and the row, not on the device, on the number of ranks, each of which samples some of the rows, or
-    on which rows are sampled together. Those have prompts of similar length, as all of them are padded to the longest.
+    Every row has its own stream of uniform numbers, drawn from ``generator`` before the loop. So responses depend only
+    on the seed and the row, not on the device, the number of ranks (which share the rows) or the micro-batches. A
+    micro-batch has prompts of similar length, since it is padded to the longest.
 
     Args:
         policy: the model to sample from.
         prompts: token ids of each prompt.
         sampling: temperature, filters and lengths.
         stop_ids: the tokens that end a response.
-        pad_id: the token that fills padding.
-        generator: the source of random numbers, on the CPU.
-        micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
-            ``max_new_tokens`` together.
-        adaptive: remembers what memory has room for; None forgets it.
+        pad_id: the padding token.
+        generator: source of random numbers, on the CPU.
+        micro_batch: maximum rows sampled at a time, and maximum tokens: rows times (longest prompt +
+            ``max_new_tokens``).
+        adaptive: remembers the micro-batch that fits into memory; None does not remember.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -62,9 +63,9 @@ def sample(
     costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
 
     def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Tokens, log-probs and those of all that was kept ``[rows, max_new_tokens]``; how many of them a response has.
+        """Tokens, their log-probs, and log-probs of the kept mass, ``[rows, max_new_tokens]``; and response lengths.
 
-        Of this rank's rows; those of others are not filled in.
+        Only of this rank's rows; other rows are not filled in.
         """
         tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
         logprobs = torch.zeros(tokens.shape, device=policy.device)
@@ -102,7 +103,7 @@ def sample(
     truncated = torch.tensor([response[-1] not in stops for response in responses], device=policy.device)
 
     def inside(numbers: Tensor) -> Tensor:
-        """Numbers of tokens, cut to the longest response and 0 outside of responses."""
+        """Per-token numbers, cut to the longest response, and 0 outside of responses."""
         return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
 
     return Rollouts(
@@ -115,16 +116,16 @@ def sample(
 
 
 class Step(NamedTuple):
-    """What one step of `decode` sampled, one entry for each row that is still in the batch."""
+    """Samples of one step of `decode`, an entry per row still in the batch."""
 
     rows: Tensor
     """Index of the row's prompt."""
     tokens: Tensor
     logprobs: Tensor
     kept: Tensor | None
-    """Log of the probability of all tokens that could be drawn; None if every token could."""
+    """Log of the probability mass kept by top-k and top-p; None if all is kept."""
     active: Tensor
-    """False = the row had ended before, so its token means nothing."""
+    """False = the row had ended before, so its token is meaningless."""
 
 
 @torch.inference_mode()
@@ -138,19 +139,19 @@ def decode(
     stop_ids: Sequence[int],
     pad_id: int,
 ) -> Iterator[Step]:
-    """Yield, step by step, what each row sampled. The loop ends when all rows have ended.
+    """Yield the samples of each step, until all rows have ended.
 
-    Rows that have ended leave the batch once they are an eighth of it; until then they read padding. In half precision some
-    of them stay, so that the number of rows is a multiple of `ROWS`.
+    Ended rows leave the batch once they are an eighth of it; until then they read padding. In half precision some stay,
+    so that the number of rows is a multiple of `ROWS`.
 
     Args:
-        model: the copy of the policy that samples.
+        model: the copy of the policy for sampling.
         prompts: token ids of each row's prompt.
         sampling: temperature and filters.
-        uniforms: ``[rows, steps]`` numbers in [0, 1), one for each token.
-        lengths: ``[rows]``, the most tokens of each response.
+        uniforms: ``[rows, steps]`` numbers in [0, 1), one per token.
+        lengths: ``[rows]``, maximum number of tokens per response.
         stop_ids: the tokens that end a response.
-        pad_id: the token that fills padding.
+        pad_id: the padding token.
     """
     device = model.device
     multiple = ROWS if model.compute_dtype in HALF else 1
@@ -172,7 +173,7 @@ def decode(
                 return
             num_held = -(-num_active // multiple) * multiple
             if num_held <= len(rows) * 7 // 8:
-                # the rows that go on, and some that have ended
+                # unfinished rows, and some ended ones
                 kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
                 rows, tokens, active = rows[kept], tokens[kept], active[kept]
                 decoder.keep(kept)
@@ -180,12 +181,12 @@ def decode(
 
 
 def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sample tokens. Returns them, their log-probs under the unfiltered distribution at the sampling temperature, and the log
-    of the probability that this gives all tokens that could be drawn; None if every token could.
+    """Sample tokens. Returns them, their log-probs under the unfiltered distribution at the sampling temperature, and
+    the log of the mass kept by top-k and top-p (None if all is kept).
     """
     temperature = sampling.temperature or 1.0
     scaled = logits if temperature == 1 else logits / temperature
-    if not sampling.leaves_out:  # one softmax does for both
+    if not sampling.leaves_out:  # one softmax for both
         probabilities = scaled.softmax(dim=-1)
         tokens = draw_from(probabilities, uniforms)
         return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log(), None

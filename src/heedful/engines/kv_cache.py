@@ -1,4 +1,4 @@
-"""A key-value cache for sampling that is written in place."""
+"""A key-value cache for sampling, written in place."""
 
 import inspect
 from typing import Any
@@ -11,22 +11,23 @@ from transformers.cache_utils import DynamicLayer
 from heedful.kernels.attention import ATTENTION
 
 BLOCK = 32
-"""The cache grows by this many tokens: rarely enough to cost nothing, and with few unused places to read."""
+"""The cache grows by this many tokens: a compromise between reallocations and unused positions."""
 
 KEYS_AND_VALUES, STATES = "past_key_values", "cache_params"
-"""Names under which models take a cache: those with attention, and those with recurrent states only."""
+"""Argument names of a model's cache: with attention, and with only recurrent states."""
 
 
 def capacity(length: int) -> int:
-    """Return how many places the cache has for ``length`` tokens: ``length`` rounded up to whole blocks."""
+    """Return the cache's number of positions for ``length`` tokens: rounded up to whole blocks."""
     return -(-length // BLOCK) * BLOCK
 
 
 class InPlaceLayer(DynamicLayer):
-    """Keys and values of one layer, ``[rows, heads, capacity, size]``. A token is written in place, without copying the rest.
+    """Keys and values of one layer, ``[rows, heads, capacity, size]``. Tokens are written in place, without copying the
+    rest.
 
-    After the first call `update` returns the whole capacity. Places that are not written yet contain zeros, so the attention
-    mask must exclude them. ``dtype`` is that of the stored keys and values; None keeps the dtype in which they arrive.
+    After the first call `update` returns the whole capacity. Unwritten positions contain zeros, so the attention mask
+    must exclude them. ``dtype`` is the storage dtype; None keeps the incoming dtype.
     """
 
     keys: Any
@@ -39,7 +40,7 @@ class InPlaceLayer(DynamicLayer):
         self.length = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of new tokens, ``[rows, heads, tokens, size]``. Returns what attention should read."""
+        """Write the keys and values of new tokens, ``[rows, heads, tokens, size]``. Returns the input of attention."""
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
             self.dtype, self.device = self.stored_dtype or key_states.dtype, key_states.device
@@ -66,12 +67,12 @@ class InPlaceLayer(DynamicLayer):
 def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicCache, bool]:
     """Make an empty cache for a model. Returns it, and whether it consists of `InPlaceLayer`.
 
-    It does if every layer attends to all tokens with `heedful.kernels.attention`. Models with other layers (sliding windows,
-    states) or another attention get transformers' own cache.
+    It does if every layer attends to all tokens with `heedful.kernels.attention`. Models with other layers (sliding
+    windows, recurrent states) or another attention get transformers' own cache.
 
     Args:
         lm: the model.
-        dtype: of the stored keys and values; None keeps the dtype in which they arrive.
+        dtype: storage dtype of keys and values; None keeps the incoming dtype.
     """
     cache = DynamicCache(config=lm.config)
     in_place = lm.config._attn_implementation == ATTENTION and all(
@@ -83,5 +84,5 @@ def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicC
 
 
 def cache_argument(lm: PreTrainedModel) -> str:
-    """Return the name of the argument under which a model takes its cache. It would ignore a cache under another name."""
+    """Return the name of a model's cache argument. Models ignore a cache under another name."""
     return STATES if STATES in inspect.signature(lm.forward).parameters else KEYS_AND_VALUES

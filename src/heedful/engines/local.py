@@ -17,16 +17,16 @@ from heedful.types import MicroBatch
 
 
 class LocalEngine:
-    """Samples in this process, by the policy as it is at each call.
+    """Samples in this process, with the policy's current weights at each call.
 
     Args:
-        policy: what is sampled from, with its tokenizer.
-        max_new_tokens: longest response, in tokens.
+        policy: the policy to sample from, with its tokenizer.
+        max_new_tokens: maximum response length, in tokens.
         temperature: divides the logits; 0 is greedy.
         top_k: sample only from the k most likely tokens; 0 samples from all.
-        top_p: sample only from the most likely tokens that together have this probability.
-        seed: of the random numbers.
-        micro_batch_size: rows that are sampled at a time.
+        top_p: sample only from the smallest set of most likely tokens with this total probability.
+        seed: seed of the random numbers.
+        micro_batch_size: rows sampled at a time.
 
     Raises CheckpointError if the policy has no tokenizer or cannot be sampled from, ConfigError for a number out of range.
     """
@@ -54,7 +54,7 @@ class LocalEngine:
     def generate(self, prompts: Sequence[AnyPrompt]) -> Responses:
         """Sample a response to each prompt.
 
-        Raises DataError for what is no prompt, one that leaves no room for a response, or no prompts at all.
+        Raises DataError for an invalid prompt, one without room for a response, or an empty list.
         """
         if isinstance(prompts, str) or not len(prompts):
             raise DataError(f"generate takes a list of prompts, got {prompts!r:.60}")
@@ -63,18 +63,18 @@ class LocalEngine:
         return Responses(rollouts, completions, self.sampler.options.temperature)
 
     def update_weights(self, policy: Policy) -> None:
-        """Sample by another policy of the same shape from now on."""
+        """Sample from another policy of the same shape from now on."""
         self.policy = policy
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
         asked = as_prompt(prompt, f"prompt {index}")
         ids = self.sampler.renderer.prompt_ids(asked.prompt)
         if len(ids) > self.room:
             raise DataError(
-                f"{asked.source} has {len(ids)} tokens; the model reads {self.room} besides max_new_tokens="
+                f"{asked.source} has {len(ids)} tokens, but the context has room for {self.room} besides max_new_tokens="
                 f"{self.sampler.options.max_new_tokens}; shorten it, or lower max_new_tokens"
             )
         return EncodedPrompt(asked, ids)

@@ -1,4 +1,4 @@
-"""A check before the first response: does a model sample with the log-probs that it is trained with?"""
+"""Check before sampling: a model's log-probs in decoding must equal those in training."""
 
 import torch
 
@@ -18,28 +18,28 @@ PROVEN = {
     "hunyuan_v1_moe", "minimax_m2", "flex_olmo", "jetmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu",
     "minicpm3", "longcat_flash",
 }  # fmt: skip
-"""Model types that need no check if their cache is written in place: docs/architectures.md has what was measured."""
+"""Model types that need no check if their cache is written in place; docs/architectures.md has the measurements."""
 LIMIT, HALF_LIMIT = 1e-3, 0.1
-"""The most that a log-prob may differ, as a share of the standard deviation of the logits. In float32 rounding gives less
-than a tenth of the limit, and a wrong state a hundred times as much. In half precision rounding may also change which
-experts a mixture picks; beyond that limit float32 decides."""
+"""Maximum difference of a log-prob, as a share of the logits' standard deviation. In float32 rounding gives less than a
+tenth of the limit, a wrong state a hundred times as much. In half precision rounding may also change a mixture's choice
+of experts; beyond the limit the check is repeated in float32."""
 PROMPT_LENGTHS, NEW_TOKENS = (7, 2), 6
-"""The second prompt is padded beside the first, and shorter than the usual convolution over four tokens."""
+"""The second prompt is shorter, hence padded, and shorter than the usual convolution over four tokens."""
 ADVICE = (
-    "docs/architectures.md lists the architectures that work. `heedful sft` and `dpo` need no samples: --sample-every 0 "
-    "trains without this check"
+    "docs/architectures.md lists the architectures that work. `heedful sft` and `dpo` can train without samples: "
+    "--sample-every 0 skips this check"
 )
 
 
 def check_sampling(policy: Policy, *, pad_id: int) -> None:
-    """Refuse a model whose log-probs one token at a time, with a cache, are not those of the whole text.
+    """Raises CheckpointError if a model's log-probs in decoding with a cache differ from those of a pass over the whole
+    text.
 
     Args:
-        policy: the model. Its mode stays as it is, and the run's random numbers are not used.
-        pad_id: the token that fills padding.
+        policy: the model. Its mode does not change, and the run's random numbers are not used.
+        pad_id: the padding token.
 
-    It is tried on two short texts of different length, padded to one batch. Architectures that are known to pass are not
-    tried. Raises CheckpointError.
+    Uses two short texts of different length, padded to one batch. Architectures known to pass are not checked.
     """
     lm, was_training, compute_dtype = policy.lm, policy.training, policy.compute_dtype
     name = f"{lm.config._name_or_path}: {type(lm).__name__}"
@@ -61,16 +61,16 @@ def check_sampling(policy: Policy, *, pad_id: int) -> None:
         policy.compute_dtype = compute_dtype
         policy.train(was_training)
     raise CheckpointError(
-        f"{name} would sample with other probabilities than it is trained with: log-probs of one token at a time, with a "
-        f"cache, and of whole texts differ by {found:.2g} standard deviations of the logits, more than {limit:g}. {ADVICE}"
+        f"{name} would sample with other probabilities than it trains on: log-probs of decoding with a cache and of whole "
+        f"texts differ by {found:.2g} standard deviations of the logits, more than {limit:g}. {ADVICE}"
     )
 
 
 @torch.no_grad()
 def _difference(policy: Policy, pad_id: int) -> float:
-    """The largest difference of a log-prob, in standard deviations of the logits. One row is repeated and one dropped."""
+    """The largest difference of log-probs, in standard deviations of the logits. Also repeats a row and drops one."""
     vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
-    tokens = iter(i % vocabulary for i in range(vocabulary // 2, 2 * vocabulary))  # special ones are at the ends
+    tokens = iter(i % vocabulary for i in range(vocabulary // 2, 2 * vocabulary))  # special tokens are at both ends
     prompts = [[next(tokens) for _ in range(length)] for length in PROMPT_LENGTHS]
     responses = [[next(tokens) for _ in range(NEW_TOKENS)] for _ in prompts]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
@@ -90,7 +90,7 @@ def _difference(policy: Policy, pad_id: int) -> float:
 
 
 def _is_exact(policy: Policy) -> bool:
-    """Whether a pass computes in float32 throughout: weights may be stored in fewer bits."""
+    """Whether a pass computes in float32 throughout; weights may be stored in fewer bits."""
     return policy.compute_dtype not in HALF and all(
         p.dtype in (torch.float32, torch.float64) for p in policy.parameters()
     )

@@ -1,4 +1,4 @@
-"""Servers by the beginning of their address: the only place that knows which kinds there are."""
+"""Selects the kind of server by the prefix of its address."""
 
 import importlib
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ KINDS = {"vllm": "heedful.engines.vllm.servers"}
 def connect(
     config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int, is_known: bool
 ) -> RemoteEngine:
-    """The servers that ``--sampler`` names, once they are known to fit the policy. Raises SamplerError, ConfigError.
+    """Connect to the servers of ``--sampler``, and check that they fit the policy. Raises SamplerError, ConfigError.
 
     Args:
         config: the settings of the run.
-        policy: what will be sampled from.
+        policy: the policy to sample from.
         stop_ids: the tokens that end a response.
-        pad_id: what is behind it.
-        longest: the most tokens of a prompt and its response.
-        is_known: whether the servers have served this run before; then they are waited for.
+        pad_id: the padding token.
+        longest: maximum tokens of prompt and response together.
+        is_known: whether the servers answered this run before; then unanswered requests are retried longer.
     """
     kind = config.sampler[0].partition(":")[0]
     if kind in KINDS:
@@ -35,7 +35,7 @@ def connect(
         except (ImportError, AttributeError) as error:
             package = "" if found.dist is None else f" of the package {found.dist.name}"
             raise ConfigError(
-                f"--sampler {config.sampler[0]}: {found.value}{package} cannot be loaded: {error}; install the package again"
+                f"--sampler {config.sampler[0]}: {found.value}{package} cannot be loaded: {error}; reinstall the package"
             ) from error
     remote: RemoteEngine = function(
         config, policy, stop_ids=stop_ids, pad_id=pad_id, longest=longest, is_known=is_known

@@ -1,4 +1,4 @@
-"""The result of sampling."""
+"""`Rollouts`: prompts and sampled responses as tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,20 +21,21 @@ class Rollouts:
     lengths: Int[Tensor, " batch"]
     """Number of response tokens of each row, including the stop token."""
     truncated: Bool[Tensor, " batch"]
-    """True = no stop token was sampled: the response was cut off by its length."""
+    """True = cut at the length limit, without a stop token."""
     sampler_logprobs: Float[Tensor, "batch time"]
-    """Log-probs of the sampled tokens, unfiltered, with the temperature applied. They enter a loss only as weights
-    (``--importance``), with ``kept_logprobs``."""
+    """Unfiltered log-probs of the sampled tokens at the sampling temperature. A loss uses them only for importance
+    weights (``--importance``), with ``kept_logprobs``."""
     kept_logprobs: Float[Tensor, "batch time"] | None = None
-    """Log of the probability of all tokens that could be drawn at each place, after top-k and top-p (at temperature 0: of the
-    likeliest one); at most 0. None if every token could be, or if servers sampled: their ``sampler_logprobs`` are those of
-    what was drawn from."""
+    """Log of the probability mass kept by top-k and top-p at each token (at temperature 0: of the most likely one); at
+    most 0. None if all is kept, or if servers sampled: their ``sampler_logprobs`` are already of the filtered
+    distribution."""
     versions: Int[Tensor, " batch"] | None = None
-    """The weights that drew each response: how many rollout batches they had learned from. None if nobody counts."""
+    """Version of the weights that sampled each response: number of rollout batches they were trained on. None if not
+    counted."""
 
     @property
     def drawn_logprobs(self) -> Float[Tensor, "batch time"]:
-        """Log-probs of the sampled tokens under what they were drawn from: filtered, divided by the mass that was kept."""
+        """Log-probs of the sampled tokens under the filtered distribution: normalised by the kept mass."""
         return self.sampler_logprobs if self.kept_logprobs is None else self.sampler_logprobs - self.kept_logprobs
 
     def responses(self, *, with_stop: bool) -> list[list[int]]:
@@ -59,7 +60,7 @@ class Rollouts:
 
 
 def joined(parts: Sequence[Rollouts], rows: Sequence[int], *, pad_id: int) -> Rollouts:
-    """Put rows of several rollouts, sampled with the same settings, into one batch; rows are counted through all parts."""
+    """Join rows of several rollouts with the same settings into one batch; row indices run through all parts."""
     prompts, responses = [], []
     for part in parts:
         ids, mask = part.batch.ids, part.batch.attention_mask

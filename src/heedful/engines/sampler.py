@@ -23,25 +23,25 @@ from heedful.types import Completion, MicroBatch
 
 @dataclass(frozen=True)
 class Sampler:
-    """Everything that sampling needs except a policy and prompts."""
+    """All inputs of sampling except policy and prompts."""
 
     options: SamplingOptions
     renderer: Renderer
     stop_ids: tuple[int, ...]
     """The tokens that end a response."""
     micro_batch: MicroBatch
-    """The most rows and tokens that are sampled at a time."""
+    """Maximum rows and tokens sampled at a time."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
-    """What memory has room for."""
+    """Remembers the micro-batch that fits into memory."""
     remote: RemoteEngine | None = None
-    """Servers that sample in the place of this process."""
+    """Servers that sample instead of this process."""
     engine: Engine | None = None
-    """What the user has written to sample in its place (``--sampler python:``)."""
+    """The user's engine that samples instead (``--sampler python:``)."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
     ) -> tuple[Rollouts, list[Completion]]:
-        """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
+        """Sample one response to each prompt. Returns them as tensors, and as text without the stop token."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
         if self.engine is not None:
             return self._ask(self.engine, policy, prompts)
@@ -60,20 +60,20 @@ class Sampler:
         return rollouts, self._completions(prompts, rollouts)
 
     def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Any:
-        """Have servers sample, by the policy as it is now; `finish` waits for them."""
+        """Start sampling on servers with the policy's current weights; `finish` waits for the result."""
         assert self.remote is not None
         return self.remote.begin(policy, [prompt.ids for prompt in prompts], generator)
 
     def finish(
         self, ticket: Any, policy: Policy, prompts: Sequence[EncodedPrompt]
     ) -> tuple[Rollouts, list[Completion]]:
-        """What `respond` gives, of prompts for which `begin` was called. Raises SamplerError."""
+        """The result of `begin`, like that of `respond`. Raises SamplerError."""
         assert self.remote is not None
         rollouts = self.remote.finish(ticket, policy.device)
         return rollouts, self._completions(prompts, rollouts)
 
     def close(self) -> None:
-        """Close the servers' connection, or the user's engine, if there is one."""
+        """Close the connection to servers, or the user's engine, if any."""
         for one in (self.engine, self.remote):
             if one is not None:
                 one.close()
@@ -81,7 +81,7 @@ class Sampler:
     def _ask(
         self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]
     ) -> tuple[Rollouts, list[Completion]]:
-        """Responses of an engine that the user has written, on rank 0. Raises ConfigError if they do not fit the prompts."""
+        """Responses of the user's engine, on rank 0. Raises ConfigError if they do not fit the prompts."""
 
         def generate() -> Responses:
             engine.update_weights(policy)
@@ -90,10 +90,14 @@ class Sampler:
         found = ranks.on_rank_zero(generate)
         name, longest = type(engine).__name__, self.options.max_new_tokens
         if len(found) != len(prompts):
-            raise ConfigError(f"--sampler: {name}.generate gave {len(found)} responses to {len(prompts)} prompts")
+            raise ConfigError(
+                f"--sampler: {name}.generate returned {len(found)} responses for {len(prompts)} prompts; "
+                "return one per prompt"
+            )
         if found.mask.shape[1] > longest:
             raise ConfigError(
-                f"--sampler: {name}.generate gave a response of {found.mask.shape[1]} tokens; --max-new-tokens is {longest}"
+                f"--sampler: {name}.generate returned a response of {found.mask.shape[1]} tokens, above "
+                f"--max-new-tokens {longest}"
             )
         return found.rollouts.to(policy.device), found.completions
 
@@ -115,16 +119,16 @@ def make_sampler(
     micro_batch: MicroBatch = MICRO_BATCH,
     is_used: bool = True,
 ) -> Sampler:
-    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response.
+    """Make a sampler with the stop tokens of the policy's generation config, tokenizer and chat template.
 
     Args:
         options: temperature, filters and lengths.
-        renderer: that of the policy.
-        policy: what will be sampled from, as it is now or with other weights.
-        micro_batch: the most rows and tokens that are sampled at a time.
+        renderer: the policy's.
+        policy: the policy to sample from; its weights may change later.
+        micro_batch: maximum rows and tokens sampled at a time.
         is_used: whether anything will be sampled; the policy is then checked (`check_sampling`).
 
-    Raises CheckpointError if the policy cannot be sampled from, or has no row for a token that ends responses or is padding.
+    Raises CheckpointError if the policy cannot be sampled from, or has no embedding row for a stop or padding token.
     """
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)

@@ -16,10 +16,10 @@ from heedful.types import MicroBatch
 def micro_batches(
     batch: Batch, limit: MicroBatch, passes: Passes | None = None, *, at_least_one: bool = False
 ) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
+    """Yield micro-batches of at most ``limit``, each with its row indices.
 
-    If there are several parts, rows are sorted by length first (`rows_of`). Of several ranks each yields its own rows, and
-    maybe none, or the first if there must be ``at_least_one``; ``passes`` keeps them in step if their models are divided.
+    If there are several, rows are sorted by length first (`rows_of`). Each rank yields its own rows, which may be none
+    (with ``at_least_one``, then the first row); ``passes`` synchronises ranks with sharded models.
     """
     lengths = batch.attention_mask.sum(dim=1).tolist()
     none = [[0]] if at_least_one else []
@@ -42,19 +42,19 @@ def token_outputs(
 ) -> TokenOutputs:
     """Compute log-probs, entropy and values of a batch's responses, each ``[batch, time]``, without gradients.
 
-    Several ranks read some rows each, and all have the results of all.
+    Ranks share the rows, and all get all results.
 
-    Module, precision and temperature are those of training, so that the ratio on the first minibatch is 1 up to rounding. The
-    results are on the batch's device, wherever the policy is.
+    Module, precision and temperature are those of training, so that the ratio on the first minibatch is 1 up to
+    rounding. The results are on the batch's device.
 
     Args:
-        policy: the model; it returns values only if it has a value head.
+        policy: the model; returns values only with a value head.
         batch: prompts and responses.
         temperature: divides the logits.
-        micro_batch: the most rows and tokens at a time.
-        adaptive: remembers what memory has room for; None forgets it.
-        with_entropy: compute the entropy too.
-        with_states: keep what the value head read, ``[batch, time, hidden]``.
+        micro_batch: maximum rows and tokens at a time.
+        adaptive: remembers the micro-batch that fits into memory; None does not remember.
+        with_entropy: also compute the entropy.
+        with_states: also return the value head's inputs, ``[batch, time, hidden]``.
     """
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
@@ -87,7 +87,7 @@ def token_outputs(
 def token_values(
     value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, adaptive: AdaptiveMicroBatch | None = None
 ) -> Tensor:
-    """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
+    """Compute a separate value model's values of a batch's responses, ``[batch, time]``, without gradients."""
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
         parts = micro_batches(batch, limit, passes((value_model, value_model.dummy_loss)), at_least_one=True)
@@ -97,12 +97,12 @@ def token_values(
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
-    """Put the rows of several micro-batches, and of several ranks, in the order of the batch, on its device."""
+    """Assemble the rows of micro-batches and ranks in the order of the batch, on its device."""
     order = torch.cat([rows for rows, _ in parts])
     numbers = torch.cat([part for _, part in parts]).to(batch.ids.device)
     if ranks.size() == 1:
         return numbers[order.argsort()]
     own = (
         order.tolist() if ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist()) else []
-    )  # or it read the first
+    )  # else the rank read the first row
     return ranks.all_gather_rows(numbers[: len(own)], own, len(batch.ids))

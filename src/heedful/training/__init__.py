@@ -1,1 +1,1 @@
-"""Optimisation: one file an algorithm; what they share are functions."""
+"""Shared by all trainers: optimizer, metrics, run folder, checkpoints."""

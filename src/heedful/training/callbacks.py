@@ -1,4 +1,4 @@
-"""Functions of the user's that a run calls after its steps, evaluations and savings."""
+"""The user's functions, called after steps, evaluations and saves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,25 +12,26 @@ OnSave = Callable[[int, Path], object]
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a run calls, on rank 0, while it waits. An exception ends the run as any other does; a note on it says where."""
+    """Called by a run on rank 0, synchronously. An exception ends the run like any other; its note names callback and
+    step."""
 
     on_step: Callable[[int, Mapping[str, float]], object] | None = None
-    """Called with the number of a step that is learned and logged, and its metrics."""
+    """Called with a step's number and its metrics, after it is logged."""
     on_evaluation: Callable[[int, Mapping[str, float]], object] | None = None
-    """Called with a step and its metrics on held-out data; step 0 is the model before its first."""
+    """Called with a step and its metrics on held-out data; step 0 is the initial model."""
     on_save: Callable[[int, Path], object] | None = None
-    """Called with a step and the folder of a checkpoint, of ``best`` or of ``final``, once that is whole."""
+    """Called with a step and the folder of a checkpoint, ``best`` or ``final``, once it is complete."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is learned and logged."""
+        """After a step is logged."""
         _call("on_step", self.on_step, step, dict(metrics))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is evaluated."""
+        """After an evaluation."""
         _call("on_evaluation", self.on_evaluation, step, dict(metrics))
 
     def save(self, step: int, folder: Path) -> None:
-        """A model or a checkpoint is written."""
+        """After a model or a checkpoint is written."""
         _call("on_save", self.on_save, step, folder)
 
 

@@ -1,11 +1,11 @@
-"""The checkpoints of a run: saved whole or not at all, verified when read, the oldest removed first.
+"""The checkpoints of a run: written atomically, verified when read, the oldest removed first.
 
 checkpoints/step-000100/                  the model in Hugging Face format, as in final/
-checkpoints/step-000100/resume/           the state that the run continues from: tensors in safetensors, all else in JSON
+checkpoints/step-000100/resume/           the state to resume from: tensors in safetensors, the rest in JSON
 checkpoints/step-000100/MANIFEST.json     every file with its size and SHA-256 sum, written last
 
-There is no pickle, so that loading runs no code. Tensors that are divided among ranks (--shard full) are written by all
-ranks, each its parts, below resume/divided/.
+No pickle, so loading runs no code. Of tensors sharded over ranks (--shard full), each rank writes its shards to
+resume/divided/.
 """
 
 import contextlib
@@ -38,49 +38,50 @@ NAME = re.compile(r"step-(\d{6,})")
 RESUME = "resume"
 MANIFEST = "MANIFEST.json"
 SCHEMA = 1
-"""Version of the manifest and of what it lists. A higher one is of a newer heedful."""
+"""Version of the manifest and of the state's format. A higher one is from a newer heedful."""
 STATE = "state.json"
 DIVIDED = "divided"
-"""The folder of tensors that are divided among ranks."""
+"""The folder of sharded tensors."""
 PARTS = ".heedful-parts"
-"""The end of the name of a folder in which ranks write their parts of a checkpoint."""
+"""Suffix of the folder to which ranks write their shards of a checkpoint."""
 MOST_BYTES = 2**31
-"""Size of one file of tensors, so that no more than this of a model on a GPU is copied to main memory at a time."""
+"""Maximum size of a file of tensors; also bounds the main memory used to copy a model from a GPU."""
 
 
 class Writes(Protocol):
-    """What can write a model to a folder, by itself."""
+    """Can write its model to a folder, without other ranks."""
 
     def save(self, folder: Path) -> None:
         """Write the model to a folder."""
 
 
 class RunLearner(Writes, Protocol):
-    """What learns in a run, and what the run saves."""
+    """The models in training, as a run saves and restores them."""
 
     optimizer: torch.optim.Optimizer
 
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
-        """The models that it saves, and their tokenizer."""
+        """The models to save, and their tokenizer."""
 
     def unsharded(self) -> Writes:
-        """What writes its models: itself, if they are not divided among ranks; else a copy of them on rank 0. All call it."""
+        """An unsharded version for saving: itself if models are not sharded, else a gathered copy on rank 0.
+        Collective."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes during a run."""
+        """The state that changes during a run."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all of it to what `state_dict` returned."""
+        """Restore the state from `state_dict`."""
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step is."""
+    """Path of a run's checkpoint of a step."""
     return run / "checkpoints" / f"step-{step:06d}"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that verified."""
+    """A verified checkpoint."""
 
     path: Path
     step: int
@@ -92,21 +93,21 @@ class Checkpoints:
 
     Args:
         run: the run's folder.
-        identity: the run's own name, so that no checkpoint of another run is used.
-        keep: how many to keep; 0 keeps all.
+        identity: the run's id, so that no checkpoint of another run is used.
+        keep: number of checkpoints to keep; 0 keeps all.
     """
 
     def __init__(self, run: Path, identity: str, keep: int) -> None:
         self.folder, self.identity, self.keep = run / "checkpoints", identity, keep
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """Path of the checkpoint of a step."""
         return checkpoint_path(self.folder.parent, step)
 
     def save(self, step: int, model: Writes, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then remove older ones. Raises OSError; what was there before is then still there.
+        """Write a checkpoint, then remove older ones. Raises OSError; existing checkpoints are then kept.
 
-        What the ranks have written of a divided state (`write_parts_of`) becomes a part of it.
+        Includes the shards that ranks wrote with `write_parts_of`.
         """
         with complete_or_absent(self.path(step)) as folder:
             model.save(folder)
@@ -129,14 +130,15 @@ class Checkpoints:
         return steps[::-1]
 
     def candidates(self) -> list[Path]:
-        """All that is named like a checkpoint, newest first: by the step, not by the time, which clocks set back."""
+        """All folders named like a checkpoint, newest first, by step (clocks may be set back)."""
         found = [path for path in self.folder.iterdir() if NAME.fullmatch(path.name)] if self.folder.is_dir() else []
         return sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that verifies, and a line about each newer one that does not.
+        """The newest valid checkpoint, and a note on each newer, invalid one.
 
-        Those are set aside as bad-step-N, with the reason in REASON.txt. What a killed process was writing is removed.
+        Invalid ones are renamed to bad-step-N, with the reason in REASON.txt. Half-written ones of killed processes are
+        removed.
         """
         for path in self.folder.glob(".step-*") if self.folder.is_dir() else ():
             if path.name.endswith(PARTS):
@@ -152,32 +154,32 @@ class Checkpoints:
                 if aside.is_dir() and not aside.is_symlink():
                     with contextlib.suppress(OSError):
                         write_text(aside / "REASON.txt", f"{error}\n")
-                notes.append(f"{path.name} was not written to its end or is damaged: {error}; it is now {aside.name}")
+                notes.append(f"{path.name} is incomplete or damaged: {error}; it is now {aside.name}")
         return None, notes
 
     def read(self, path: Path) -> Checkpoint:
-        """A checkpoint of this run. Raises CheckpointError if it does not verify or is of another run."""
+        """Read and verify a checkpoint. Raises CheckpointError if it is damaged or from another run."""
         return Checkpoint(path, self.check(path), read_state(path / RESUME))
 
     def check(self, path: Path) -> int:
-        """The step of a checkpoint. Raises CheckpointError as `read` does, but for its state, which is not read."""
+        """The step of a checkpoint. Raises CheckpointError like `read`, but does not read the state."""
         if path.is_symlink():
             raise CheckpointError("it is a link")
         manifest = verify(path)
         if manifest.get("run") != self.identity:
-            raise CheckpointError("it is of another run")
+            raise CheckpointError("it is from another run")
         step = manifest.get("step")
         if not isinstance(step, int) or path.name != self.path(step).name:
             raise CheckpointError(f"it is of step {step}")
         return step
 
     def go_back_to(self, step: int) -> list[Path]:
-        """Set later checkpoints aside as later-step-N. Returns where they are."""
+        """Rename later checkpoints to later-step-N. Returns their paths."""
         later = [path for path in self.candidates() if int(path.name.partition("-")[2]) > step]
         return [path.rename(_unused(path.with_name(f"later-{path.name}"))) for path in later]
 
     def set_model_aside(self, name: str) -> list[str]:
-        """Set a model of the run, best or final, aside as later-NAME. Returns a line about it, if there is one."""
+        """Rename best or final to later-NAME. Returns a note if it existed."""
         model = self.folder.parent / name
         if not model.is_dir():
             return []
@@ -185,7 +187,7 @@ class Checkpoints:
 
 
 def _unused(path: Path) -> Path:
-    """A path at which there is nothing: this one, or one with a number."""
+    """An unused path: this one, or one with a number appended."""
     new, number = path, 1
     while new.exists() or new.is_symlink():
         number += 1
@@ -194,11 +196,11 @@ def _unused(path: Path) -> Path:
 
 
 def check_space(config: TrainingOptions, learner: RunLearner) -> None:
-    """Refuse a disk that has no room for what a run writes. Raises MachineError; ConfigError if it takes no files at all.
+    """Raises MachineError if the disk lacks space for a run; ConfigError if the folder is not writable.
 
-    A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which are part of the
-    state from the first step on. While a new one is written there is one more than are kept, besides best/ and final/. What a
-    run that continues has of these counts as free.
+    A checkpoint has the trained weights as a model, the learner's state and Adam's two moments, which the state
+    contains from the first step on. While one is written there is one more than are kept, besides best/ and final/.
+    Existing ones of a resumed run count as free.
 
     """
     weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
@@ -219,7 +221,7 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
 
 
 def _check_writable(output: Path, there: Path) -> None:
-    """Refuse a place that takes no files, such as a read-only disk, which has no free bytes either. Raises ConfigError."""
+    """Raises ConfigError if no files can be written, as on a read-only disk, which reports no free bytes either."""
     try:
         tempfile.TemporaryDirectory(dir=there).cleanup()
     except OSError as error:
@@ -228,13 +230,13 @@ def _check_writable(output: Path, there: Path) -> None:
 
 
 def _bytes_of_models(run: Path) -> int:
-    """Size of the checkpoints, best/ and final/ of a run; not of what is set aside, which no new one replaces."""
+    """Size of the checkpoints, best/ and final/ of a run, without renamed ones, which are never replaced."""
     folders = [run / "best", run / "final", *Checkpoints(run, "", keep=0).candidates()]
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the manifest of all files in a folder, with ``facts``. It is the last file written."""
+    """Write the manifest of all files in a folder, with ``facts``. Written last."""
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": file_sum(folder / name)}
         for name in sorted(_files(folder))
@@ -244,9 +246,9 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, if all its files, and no others, are as they were written.
+    """The manifest of a folder, after checking that it has exactly the listed files, unchanged.
 
-    Links are not followed: a checkpoint holds its own files. Raises CheckpointError with the first thing that is wrong.
+    Links are not followed: a checkpoint contains its own files. Raises CheckpointError for the first difference.
     """
     manifest = _read_manifest(folder)
     files = manifest["files"]
@@ -262,14 +264,14 @@ def verify(folder: Path) -> dict[str, Any]:
         if size != facts["bytes"]:
             raise CheckpointError(f"{name} has {size} bytes, not {facts['bytes']}")
         if file_sum(folder / name) != facts["sha256"]:
-            raise CheckpointError(f"{name} has other content than was written")
+            raise CheckpointError(f"the content of {name} has changed")
     return manifest
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
-        raise CheckpointError(f"it has no {MANIFEST}, so it was not written to its end")
+        raise CheckpointError(f"it has no {MANIFEST}, so it is incomplete")
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes().decode("utf-8"))
         schema, written = manifest["schema"], manifest.pop("sha256")
@@ -277,36 +279,38 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"its {MANIFEST} cannot be read") from error
     if schema != SCHEMA:
-        raise CheckpointError(f"it has the schema {schema!r}; this heedful reads {SCHEMA}: use the one that wrote it")
+        raise CheckpointError(
+            f"it has schema {schema!r}, but this heedful reads {SCHEMA}: use the version that wrote it"
+        )
     if written != digest(manifest):
         raise CheckpointError(f"its {MANIFEST} was changed")
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"its {MANIFEST} names {name!r}, outside of it")
+            raise CheckpointError(f"its {MANIFEST} names {name!r}, which is outside the folder")
     return manifest
 
 
 def _files(folder: Path) -> set[str]:
-    """The files below a folder. Raises CheckpointError for anything that is neither a file nor a folder, such as a link."""
+    """All files below a folder. Raises CheckpointError for anything else than files and folders, such as links."""
     names = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise CheckpointError(f"{name} is a link or no file, which no checkpoint holds")
+            raise CheckpointError(f"{name} is a link or a special file, which checkpoints do not have")
         if path.is_file():
             names.add(name)
     return names
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a state into a new folder, but for what is divided among ranks.
+    """Write a state into a new folder, except sharded tensors.
 
     Args:
-        folder: does not exist yet.
-        state: a tree of dictionaries, lists, tuples, numbers, strings, None and tensors. It is read back equal, also numbers
-            that JSON has no word for and dictionaries whose keys are numbers.
+        folder: must not exist yet.
+        state: a tree of dictionaries, lists, tuples, numbers, strings, None and tensors. Reading it returns an equal
+            state, also for infinities, NaN, and dictionaries with numbers as keys.
 
-    Raises TypeError if something in it is of another kind.
+    Raises TypeError for other types.
     """
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors)
@@ -328,7 +332,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a state; its tensors are on the CPU, divided ones are `Stored`. Raises CheckpointError."""
+    """Read a state; tensors are on the CPU, sharded ones are `Stored`. Raises CheckpointError."""
     try:
         tensors: dict[str, Tensor] = {}
         for path in sorted(folder.glob("tensors-*.safetensors")):
@@ -336,27 +340,27 @@ def read_state(folder: Path) -> dict[str, Any]:
         divided = Parts(folder / DIVIDED) if (folder / DIVIDED).is_dir() else None
         text = (folder / STATE).read_text(encoding="utf-8")
         state: dict[str, Any] = json.loads(text, object_hook=lambda value: _decode(value, tensors, divided))
-    except (CheckpointError, MemoryError, OSError):  # the last two are the machine's, not the file's
+    except (CheckpointError, MemoryError, OSError):  # the last two are not the file's fault
         raise
-    except Exception as error:  # whatever a damaged file makes the readers raise
-        raise CheckpointError(f"{folder} holds no state of a run: {type(error).__name__}: {error}") from error
+    except Exception as error:  # readers may raise anything for a damaged file
+        raise CheckpointError(f"{folder} has no valid run state: {type(error).__name__}: {error}") from error
     return state
 
 
 def holds_divided(state: Mapping[str, Any]) -> bool:
-    """Whether anything in a state is divided among ranks."""
+    """Whether a state has sharded tensors."""
     return any(map(is_divided, _tensors(state).values()))
 
 
 def parts_of(run: Path, step: int) -> Path:
-    """Where ranks write their parts of a step's state, before a checkpoint is made of them."""
+    """Folder to which ranks write their shards of a step's state, before the checkpoint is complete."""
     return run / "checkpoints" / f".step-{step:06d}{PARTS}"
 
 
 def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
-    """`write_divided` into the folder of which a checkpoint is made. All ranks call it."""
+    """`write_divided` into `parts_of`. Collective."""
     folder = parts_of(run, step)
-    ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
+    ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # left by a killed run
     try:
         write_divided(folder, state)
     except OSError:
@@ -365,12 +369,12 @@ def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
 
 
 def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of what is divided in a state; `write_state` writes the rest. All ranks call it, or OSError."""
+    """Write this rank's shards of a state; `write_state` writes the rest. Collective. Raises OSError on all ranks."""
     write_parts(folder, {key: tensor for key, tensor in _tensors(state).items() if is_divided(tensor)})
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state, by their keys in its files."""
+    """The tensors of a state, by their keys in files."""
     tensors: dict[str, Tensor] = {}
     _encode(state, tensors)
     return tensors
@@ -381,7 +385,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON can hold it; what JSON lacks is an object with one key that starts with ``$``."""
+    """Encode a value for JSON; types that JSON lacks become an object with a single key that starts with ``$``."""
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value
@@ -397,11 +401,11 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"$float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a state cannot hold {type(value).__name__}")
+    raise TypeError(f"a state cannot contain {type(value).__name__}")
 
 
 def _decode(value: dict[str, Any], tensors: Mapping[str, Tensor], divided: Parts | None) -> Any:
-    """What `_encode` wrote as a JSON object; whatever is in it has been decoded."""
+    """Inverse of `_encode` for a JSON object whose values are already decoded."""
     match value:
         case {"$tensor": key}:
             return tensors[key]
@@ -411,7 +415,7 @@ def _decode(value: dict[str, Any], tensors: Mapping[str, Tensor], divided: Parts
             stored = divided.stored(key)
             if list(stored.shape) != shape:
                 found = list(stored.shape)
-                raise CheckpointError(f"tensor {key} in {divided.folder} has the shape {found}, not {shape}")
+                raise CheckpointError(f"tensor {key} in {divided.folder} has shape {found}, not {shape}")
             return stored
         case {"$items": items}:
             return dict(items)

@@ -1,4 +1,4 @@
-"""AdamW for weights in bfloat16, and with its moments in main memory."""
+"""AdamW for bfloat16 weights, and for moments in main memory."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,27 +12,27 @@ from heedful.core.rounding import stochastic_round
 from heedful.distributed.sharding import first_held, held
 
 PART = 2**24
-"""Weights that are stepped at a time: their float32 copies take a part of the memory that the whole would."""
+"""Number of weights per chunk: float32 copies are made only for a chunk, to save memory."""
 BLOCK = 2**20
-"""Weights whose noise has a seed of its own, so that a rank makes little noise beside that of its part of a tensor."""
+"""Number of weights per noise seed, so that a rank generates little noise beyond its own shard."""
 
 
 class CompactAdamW(torch.optim.Optimizer):
-    """AdamW whose moments may be on another device than the weights, and whose weights may be in bfloat16.
+    """AdamW with weights in float32 or bfloat16, and moments on any device.
 
-    Each step is torch's own, on float32 copies of the weights and their gradients where the moments are; weights in bfloat16
-    are then rounded at random (`heedful.core.stochastic_round`), so that steps too small for bfloat16 count on average.
-    With float32 weights the numbers are those of `torch.optim.AdamW`. Of weights that are divided among ranks, each rank has
-    the moments of its parts and steps those.
+    Each step is torch's AdamW on float32 copies of weights and gradients, on the moments' device. bfloat16 weights are
+    then rounded stochastically (`heedful.core.stochastic_round`), so that steps too small for bfloat16 count on
+    average. With float32 weights the numbers equal `torch.optim.AdamW`. With sharded weights, each rank steps its own
+    shards.
 
     Args:
         groups: parameter groups, each with ``lr`` and ``weight_decay``.
         betas, eps: Adam's.
-        device: of the moments and the step; None is that of the weights.
-        seed: of the noise.
+        device: device of moments and step; None is the weights' device.
+        seed: seed of the noise.
 
-    The noise of a weight depends on the seed, its step and its place only, so it is the same on any number of ranks, after a
-    run has gone on, and whatever else draws random numbers.
+    A weight's noise depends only on the seed, the step and its index. So it is the same on any number of ranks and
+    after resuming, and independent of other random numbers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CompactAdamW(torch.optim.Optimizer):
         self.device, self.seed = device, seed
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here steps with a closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not used here
         """Step all weights that have gradients."""
         assert closure is None
         pairs = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
@@ -90,7 +90,7 @@ class CompactAdamW(torch.optim.Optimizer):
         state["step"] += 1
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the state, with the moments in the dtype and on the device that they have: torch would take the weights'."""
+        """Load the state; moments keep their dtype and device (torch would use those of the weights)."""
         super().load_state_dict({**state_dict, "state": {}})
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for i, saved in state_dict["state"].items():
@@ -100,12 +100,12 @@ class CompactAdamW(torch.optim.Optimizer):
 
 
 def _noise(of_tensor: tuple[int, int, int], count: int, first: int, stepped: Tensor) -> Tensor:
-    """For each stepped weight a number of 0 to 2^16 - 1, int32, whatever part of its tensor they are.
+    """An integer of 0 to 2^16 - 1 (int32) per stepped weight, independent of the sharding.
 
     Args:
-        of_tensor: the run's seed, the steps before, the tensor's place in the optimizer. No two have the same noise.
-        count: weights in the tensor.
-        first: where in it the stepped weights begin.
+        of_tensor: (seed of the run, steps so far, index of the tensor in the optimizer); seeds the noise.
+        count: number of weights in the tensor.
+        first: index of the first stepped weight.
         stepped: ``[weights]``, at least one.
     """
     before, device = first // BLOCK * BLOCK, stepped.device
@@ -123,5 +123,5 @@ def _noise(of_tensor: tuple[int, int, int], count: int, first: int, stepped: Ten
 
 
 def _hash(*numbers: int) -> int:
-    """A number of 56 bits for some numbers, the same on every machine."""
+    """A 56-bit hash of numbers, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=7).digest(), "big")

@@ -1,4 +1,4 @@
-"""When to stop: the best evaluation so far, and how many came after it."""
+"""Early stopping: the best evaluation so far, and the number since."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class EarlyStopping:
-    """The best evaluation so far, and whether ``patience`` evaluations in a row were no better; 0 never stops."""
+    """Stops after ``patience`` evaluations in a row without improvement; 0 never stops."""
 
     def __init__(self, patience: int, *, higher_is_better: bool) -> None:
         self.patience = patience
@@ -16,7 +16,7 @@ class EarlyStopping:
         self.without_improvement = 0
 
     def update(self, value: float, step: int) -> bool:
-        """Take an evaluation. True if ``value`` is the best so far."""
+        """Record an evaluation. True if ``value`` is the best so far."""
         if self.would_improve([value]):
             self.best, self.best_step, self.without_improvement = value, step, 0
             return True
@@ -24,7 +24,7 @@ class EarlyStopping:
         return False
 
     def would_improve(self, values: Iterable[float]) -> bool:
-        """True if one of some further evaluations is the best so far; none that is not finite is."""
+        """True if any of the values is better than the best so far; non-finite values never are."""
         finite = (value for value in values if math.isfinite(value))
         return any(self.best is None or self.sign * value > self.sign * self.best for value in finite)
 

@@ -1,7 +1,7 @@
-"""Training from Python: models and data in memory, functions to call, and no folder.
+"""Training from Python: models and data in memory, callbacks, and an optional folder.
 
-What is in memory is written into ``inputs/`` of the run's folder before anything else, under names that have a sum of the
-content: the readers, checks and hashes of a command act on it, and an unfinished run goes on with it.
+Objects in memory are first written to ``inputs/`` in the run's folder, with a content hash in their names. So the
+readers, checks and hashes of the commands apply to them, and an unfinished run resumes with them.
 """
 
 import atexit
@@ -33,28 +33,28 @@ from heedful.training.rank_consistency import meet
 C = TypeVar("C", bound=TrainingOptions)
 AnyModel: TypeAlias = Policy | RewardModel | PreTrainedModel
 OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.parquet)?|\.heedful-\w+")
-"""The names of what is written; whatever else is in the folder is the user's."""
+"""Names of written inputs; all else in the folder belongs to the user."""
 
 
 class Objects(TypedDict, total=False):
-    """What a trainer takes beside its settings. A setting of the same name is then left out."""
+    """A trainer's arguments besides its settings. The setting of the same name must then be left out."""
 
     model: AnyModel | str | Path
-    """A `Policy`, a model of transformers with its ``tokenizer``, or what the setting takes. A copy of it is trained: it
-    stays as it is, and ``result.policy`` is the trained one."""
+    """A `Policy`, a transformers model with its ``tokenizer``, or a value of the setting. A copy is trained, available
+    as ``result.policy``; the model itself does not change."""
     tokenizer: PreTrainedTokenizerBase
-    """Of a model in memory; a `Policy` has its own."""
+    """Tokenizer of a transformers model in memory; a `Policy` has its own."""
     data: Records | str | Path
-    """A `datasets.Dataset`, or a list of dicts with the columns of a file, of texts or of conversations; or what the setting
-    takes."""
+    """A `datasets.Dataset`, or a list of dicts with the columns of a file, of texts or of conversations; or a value of
+    the setting."""
     eval_data: Records | str | Path
-    """Held-out data, likewise."""
+    """Held-out data, in the same forms."""
     on_step: OnMetrics
     """Called with each step and its metrics, on rank 0."""
     on_evaluation: OnMetrics
     """Called with the step of each evaluation and its metrics."""
     on_save: OnSave
-    """Called with a step and the folder of a checkpoint or model that is written."""
+    """Called with a step and the folder of a written checkpoint or model."""
 
 
 @contextlib.contextmanager
@@ -69,10 +69,10 @@ def in_files(
     on_evaluation: OnMetrics | None = None,
     on_save: OnSave | None = None,
 ) -> Iterator[tuple[C, Callbacks]]:
-    """Settings whose paths lead to what is given (`Objects`), and to a folder; and what the run is to call.
+    """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
-    A HeedfulError from inside names what is in memory as it was given: ``data[2]`` for line 3 of its file. At the end, files
-    that no run in the folder is made from are removed.
+    A HeedfulError in this context names objects as they were passed: ``data[2]`` for line 3 of the file. On exit, files
+    that no run in the folder uses are removed.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -96,22 +96,20 @@ def in_files(
 
 
 def check_given(config: TrainingOptions, given: Mapping[str, object]) -> None:
-    """What a trainer needs is named in its settings or given, and nothing is both. Raises ConfigError."""
+    """Raises ConfigError if an input is missing, or is both in the settings and an argument."""
     for name, value in given.items():
         named = getattr(config, name)
         if named and value is not None:
-            raise ConfigError(
-                f"{name} is in the settings ({named}) and was given as an argument; leave out one of the two"
-            )
+            raise ConfigError(f"{name} is both in the settings ({named}) and an argument; leave out one of the two")
         if not named and value is None and name != "eval_data":
             raise ConfigError(
-                f"{name} is missing: name it in the settings ({type(config).__name__}({name}=...)), or give it to the "
-                f"trainer as an argument ({name}=...)"
+                f"{name} is missing: set it in the settings ({type(config).__name__}({name}=...)), or pass it to the "
+                f"trainer ({name}=...)"
             )
 
 
 def temporary_folder() -> Path:
-    """A folder that is removed when Python ends."""
+    """A folder that is removed when Python exits."""
     folder = Path(tempfile.mkdtemp(prefix="heedful-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -120,7 +118,7 @@ def temporary_folder() -> Path:
 def _write(
     config: TrainingOptions, given: Mapping[str, object], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
-    """Write what is in memory. Returns the settings that name it, and the run's folder."""
+    """Write the objects in memory. Returns settings with their paths, and the run's folder."""
     output = temporary_folder() / "run" if config.output is None else config.output
     check_folder(output)
     folder = real_path(output) / IN_MEMORY
@@ -139,7 +137,7 @@ def _write(
                 settings[name] = str(write_records(value, folder, name, asks=isinstance(config, RolloutConfig)))
         if tokenizer is not None and not isinstance(given["model"], AnyModel):
             raise ConfigError(
-                "tokenizer was given without a model in memory; a model that is named comes with its own tokenizer"
+                "tokenizer is only for a model in memory; a model given by name or folder has its own tokenizer"
             )
     except BaseException:
         _remove_unused(real_path(output))
@@ -148,15 +146,15 @@ def _write(
 
 
 def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> Path:
-    """Write a model in memory into a folder whose name has a sum of its content."""
+    """Write a model in memory into a folder with a content hash in its name."""
     if not isinstance(model, AnyModel):
         raise ConfigError(
-            f"model must be a Policy, a model of transformers, or the name of one, got a {type(model).__name__}; save it, "
-            "and name its folder"
+            f"model must be a Policy, a transformers model, or a name or folder, got a {type(model).__name__}; save it "
+            "and pass its folder"
         )
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
-        raise CheckpointError("a model in memory comes without its tokenizer; give it too (tokenizer=...)")
+        raise CheckpointError("a transformers model in memory has no tokenizer; pass it too (tokenizer=...)")
     with tempfile.TemporaryDirectory(prefix=".heedful-", dir=folder) as partial:
         written = Path(partial) / "model"
         save_as_it_is(model, tokenizer, written)
@@ -168,7 +166,7 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
 
 
 def as_given(message: str, paths: Mapping[str, str]) -> str:
-    """A message that names what was given in memory in the place of its files."""
+    """A message with objects as they were passed in place of their files."""
     for name, path in paths.items():
         rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of Parquet, of JSON Lines
         for place in set(re.findall(rows, message)):
@@ -179,12 +177,12 @@ def as_given(message: str, paths: Mapping[str, str]) -> str:
 
 
 def _remove_unused(output: Path) -> None:
-    """Remove what no run in a folder is made from: of runs that were refused or replaced; and folders that are left empty."""
+    """Remove inputs that no run in a folder uses (of refused or replaced runs), and empty folders."""
     settings = [output / "config.yaml", output / REPLACED / "config.yaml"]
     used = "".join(path.read_text(encoding="utf-8") for path in settings if path.is_file())
     for path in (output / IN_MEMORY).iterdir():
         if OURS.fullmatch(path.name) and path.name not in used:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with contextlib.suppress(OSError):  # one that is not empty stays
+    with contextlib.suppress(OSError):  # keeps a folder that is not empty
         (output / IN_MEMORY).rmdir()
         output.rmdir()

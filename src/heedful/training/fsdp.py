@@ -1,4 +1,4 @@
-"""The models of a run, divided among its ranks (--shard full)."""
+"""Sharding of a run's models over its ranks (--shard full)."""
 
 from datetime import timedelta
 
@@ -16,23 +16,23 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What configurations call the number of experts of a mixture."""
+"""Names of the number of experts in model configurations."""
 
 
 def divides(config: ShardOptions) -> bool:
-    """Whether a run's models are to be divided. In one process there is nobody to divide them with."""
+    """Whether a run's models are sharded; never in a single process."""
     return config.shard == "full" and ranks.size() > 1
 
 
 def loading_device(config: ShardOptions, device: torch.device) -> torch.device:
-    """Where a model is loaded and prepared: in main memory, if only a part of it is to be on the device."""
+    """Device on which a model is loaded and prepared: the CPU, if it will be sharded."""
     return torch.device("cpu") if divides(config) else device
 
 
 def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueModel | RewardModel | None) -> None:
-    """Divide models among the ranks, in place, if the settings ask for it. Their adapters are on them; None is skipped.
+    """Shard models over the ranks, in place, if the settings say so. Adapters must be added before; None is skipped.
 
-    Raises ConfigError if the number of ranks or a model cannot be divided.
+    Raises ConfigError if the number of ranks does not fit, or a model cannot be sharded.
     """
     if not divides(config):
         return
@@ -40,8 +40,8 @@ def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueMo
         m.compute_dtype == torch.float16 for m in models if m is not None
     ):
         raise ConfigError(
-            "--shard full: this GPU computes in float16, whose scaled gradients are untried on divided weights; add --dtype "
-            "float32"
+            "--shard full: this GPU computes in float16, whose gradient scaling is untested with sharded weights; add "
+            "--dtype float32"
         )
     mesh = make_mesh(device, config.replicas, timedelta(minutes=getattr(config, "distributed_timeout_minutes", 30)))
     for model in models:
@@ -51,9 +51,9 @@ def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueMo
 
 
 def _find_out(model: Policy | ValueModel | RewardModel) -> None:
-    """What is tried once per model is tried now: later, a pass that only some ranks make would hang.
+    """Run the once-per-model probes now: later, a pass on only some ranks would hang.
 
-    Raises ConfigError for a mixture whose experts are modules: which of them have gradients differs from rank to rank.
+    Raises ConfigError for a mixture of experts with a module per expert: ranks differ in which experts have gradients.
     """
     if isinstance(model, RewardModel):
         model.try_packing()
@@ -66,6 +66,6 @@ def _find_out(model: Policy | ValueModel | RewardModel) -> None:
     settings = inner.config.get_text_config()
     if any((getattr(settings, name, None) or 0) > 1 for name in EXPERTS) and not expert_parameters(inner):
         raise ConfigError(
-            f"--shard full: {type(inner).__name__} is a mixture whose experts are modules of their own, and which of them "
-            "learn differs from rank to rank; leave out --shard"
+            f"--shard full: {type(inner).__name__} is a mixture of experts with a module per expert, and ranks would differ "
+            "in the experts that get gradients; leave out --shard"
         )

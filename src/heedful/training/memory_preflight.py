@@ -1,4 +1,4 @@
-"""A run that a GPU, or a machine without one, has too little memory for is refused before anything is written."""
+"""Memory check: refuses a run that needs more GPU or main memory than there is, before anything is written."""
 
 import math
 import os
@@ -14,40 +14,40 @@ from heedful.planning.memory import CUDA_CONTEXT, GB, Lengths, ShapeOf, Trainer,
 from heedful.planning.report import advice, what_fits
 
 MARGIN = 1.1
-"""A run on a GPU is refused if its plan is above this times the free memory: a plan may be a tenth off."""
+"""A run on a GPU is refused if its plan exceeds the free memory by this factor: a plan may be 10 % off."""
 BESIDE_WEIGHTS = {"CUDA itself", "states of the value head", "copy that samples", "copy for servers"}
-"""What an optimizer step holds besides weights, gradients and moments."""
+"""Parts of an optimizer step's plan that are not weights, gradients or moments."""
 
 
 def check_memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Refuse a run on a CUDA device whose memory is too small by far, or one elsewhere whose weights, gradients and moments
-    alone are more than the machine's memory. Raises ConfigError, with what would fit.
+    """Raises ConfigError, with settings that would fit, if a run needs clearly more memory than the CUDA device has, or
+    elsewhere, if its weights, gradients and moments alone exceed the machine's memory.
 
-    Call it when the lengths of the texts are known, best before the models are loaded. With ``memory_check`` off, nothing
-    happens.
+    Call it when the lengths of the texts are known, best before the models are loaded. Does nothing with
+    ``memory_check`` off.
     """
     if not config.memory_check:
         return
     half = compute_dtype in HALF
     try:
         if device.type == "cuda":
-            # What this process holds is the run's own, or the memory that torch kept of an earlier one.
+            # Memory of this process is the run's own, or torch's cache from an earlier run.
             free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
             refuse_on_gpu(config, load_shape, lengths, half=half, free=free, number=ranks.size())
         else:
-            # Apple's GPUs store as CUDA devices do.
+            # Apple's GPUs store weights like CUDA devices.
             kind: Literal["cpu", "cuda"] = "cpu" if device.type == "cpu" else "cuda"
             refuse_in_main_memory(config, load_shape, lengths, kind, half=half, memory=main_memory())
     except CheckpointError:
-        return  # a model that cannot be built without weights cannot be planned; loading it says what is wrong, if anything
+        return  # a model that cannot be built without weights cannot be planned; loading it reports errors
 
 
 def refuse_on_gpu(
     config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, half: bool, free: float, number: int = 1
 ) -> None:
-    """Refuse settings whose plan for one of ``number`` ranks is above `MARGIN` times ``free`` bytes. Raises ConfigError."""
+    """Raises ConfigError if the plan for one of ``number`` ranks exceeds `MARGIN` times ``free`` bytes."""
 
-    def needed(settings: Trainer) -> float:  # the context is there already when free memory is asked for
+    def needed(settings: Trainer) -> float:  # the CUDA context is already part of the used memory
         return plan_of(settings, shape_of, lengths, ranks=number, device="cuda", half=half).peak - CUDA_CONTEXT
 
     need = needed(config)
@@ -56,20 +56,20 @@ def refuse_on_gpu(
     who, asked = ("this run", "") if number == 1 else (f"each of the {number} ranks", f" --ranks {number}")
     raise ConfigError(
         f"{who} needs about {need / GB:.1f} GB, and {free / GB:.1f} GB of the GPU are free (texts of up to "
-        f"{lengths.longest} tokens; heedful plan{asked} says what each part takes); "
+        f"{lengths.longest} tokens; heedful plan{asked} lists the parts); "
         f"{advice(what_fits(config, needed, free))}\n"
-        "--no-memory-check goes ahead all the same"
+        "--no-memory-check runs it anyway"
     )
 
 
 def refuse_in_main_memory(
     config: Trainer, shape_of: ShapeOf, lengths: Lengths, device: Literal["cpu", "cuda"], *, half: bool, memory: float
 ) -> None:
-    """Refuse settings whose weights, gradients and moments, of all ranks of this machine, are more than its memory.
+    """Raises ConfigError if weights, gradients and moments of all ranks of this machine exceed its memory.
 
-    Activations are left out: no plan knows how much of freed memory a process on a CPU keeps. Raises ConfigError.
+    Activations are left out: on a CPU, the freed memory that a process keeps is unknown.
     """
-    local = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # on a CPU it need not be there
+    local = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # optional on a CPU
     local_ranks = int(local) if local.isdigit() else 1
 
     def needed(settings: Trainer) -> float:
@@ -82,22 +82,22 @@ def refuse_in_main_memory(
     if need <= memory:
         return
     raise ConfigError(
-        f"this run needs about {need / GB:.1f} GB for weights, gradients and the optimizer's moments alone, and this machine "
+        f"this run needs about {need / GB:.1f} GB for weights, gradients and the optimizer's moments alone, but this machine "
         f"has {memory / GB:.1f} GB of memory; {advice(what_fits(config, needed, memory))}\n"
-        "--no-memory-check goes ahead all the same"
+        "--no-memory-check runs it anyway"
     )
 
 
 def main_memory() -> float:
-    """Bytes of the machine's main memory, which Apple's GPUs share; infinite where the system does not say."""
+    """Bytes of the machine's main memory, which Apple's GPUs share; infinite if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no such call
+    except (AttributeError, ValueError, OSError):  # not available on Windows
         return math.inf
 
 
 def _needs_gpu(settings: Trainer, half: bool) -> bool:
-    """Whether settings are refused on a machine without a CUDA device, or with its precision of products."""
+    """Whether settings need a CUDA device, or bfloat16 products where there are none (``half`` is False)."""
     moved = settings.optimizer_device == "cpu" or getattr(settings, "reference_device", "same") == "cpu"
     small = settings.quantize != "none" or settings.optimizer != "adamw"
     return moved or small or (settings.weights_dtype == "bfloat16" and not half)

@@ -10,25 +10,25 @@ from heedful.distributed import ranks
 
 
 class MetricSums:
-    """Adds up metrics of micro-batches, which are shares of a step, and averages over steps. Of one whose name ends in
-    ``_max`` it keeps the largest."""
+    """Sums metrics of micro-batches (shares of a step) and averages over steps. Metrics named ``*_max`` keep their
+    maximum."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}
-        """Of all ranks; with several they are on the CPU."""
+        """Sums over all ranks; on the CPU if there are several."""
         self._mine: dict[str, Tensor] = {}
-        """Of this one, not yet in ``totals``; empty in one process."""
+        """Sums of this rank, not yet in ``totals``; empty in a single process."""
 
     def add(self, metrics: Metrics) -> None:
-        """Add metrics of a micro-batch of this rank; with several ranks they count after `add_ranks`."""
+        """Add metrics of this rank's micro-batch; with several ranks they enter the totals in `add_ranks`."""
         _add(self.totals if ranks.size() == 1 else self._mine, metrics)
 
     def add_whole(self, metrics: Metrics) -> None:
-        """Add metrics that every rank has."""
+        """Add metrics that are already equal on all ranks."""
         _add(self.totals, metrics if ranks.size() == 1 else {name: value.cpu() for name, value in metrics.items()})
 
     def add_ranks(self) -> "MetricSums":
-        """Add up what the ranks have added since the last time; every rank calls it. Returns itself."""
+        """Sum the ranks' metrics since the last call into the totals. Collective. Returns itself."""
         if ranks.size() == 1:
             return self
         ranks.all_well()
@@ -44,15 +44,15 @@ class MetricSums:
         return self
 
     def reset(self, totals: Metrics) -> None:
-        """Go back to totals of before."""
+        """Restore earlier totals."""
         self.totals, self._mine = dict(totals), {}
 
     def are_finite(self) -> bool:
-        """True if every sum is a finite number. This reads them once, so it waits for a GPU."""
+        """True if every sum is finite. Synchronises with a GPU."""
         return not self.totals or bool(torch.stack([total.isfinite() for total in self.totals.values()]).all())
 
     def means(self, steps: int) -> dict[str, float]:
-        """Sums divided by the number of optimizer steps they were taken over; maxima as they are."""
+        """Sums divided by the number of optimizer steps; maxima unchanged."""
         return {name: float(total) / (1 if name.endswith("_max") else steps) for name, total in self.totals.items()}
 
 

@@ -1,4 +1,4 @@
-"""Steps that are left out because a number is not finite: which, with which records, and when there are too many."""
+"""Skipping steps with non-finite numbers: logs their records, and ends a run after too many in a row."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,66 +12,66 @@ from heedful.errors import TrainingError
 from heedful.files import to_json
 
 FILE = "skipped.jsonl"
-"""Of a run's folder: a line for each update that was left out."""
+"""File in a run's folder, with a line per skipped update."""
 MOST_IN_A_ROW = 3
-"""How many steps in a row may be left out."""
+"""Maximum number of skipped steps in a row."""
 NAMED = 3
-"""How many records a message names; the file has all of them."""
+"""Maximum number of records named in a message; the file has all."""
 
 
 class StepResult(NamedTuple):
-    """An optimizer step that was taken, or left out."""
+    """An optimizer step, taken or skipped."""
 
     norm: float
-    """Of the gradient, before clipping; not finite if there was no step."""
+    """Gradient norm before clipping; not finite if the step was skipped."""
     is_left_out: bool = False
-    """True if its numbers were broken. In float16, gradients that are too large for the present scale are not."""
+    """True if skipped for non-finite numbers. Not for gradients that overflow the current float16 loss scale."""
     critic_norm: float = math.nan
-    """Of the gradient of a critic with its own network; NaN if none learned."""
+    """Gradient norm of a separate critic; NaN if none was trained."""
 
 
 @dataclass
 class NonFiniteGuard:
-    """Keeps count of a run's steps without an update, and writes down what they were to learn from.
+    """Counts a run's skipped steps, and logs their records.
 
     Args:
-        folder: of the run; None, or one that is not there, writes nothing.
+        folder: the run's folder; None, or a missing folder, writes nothing.
     """
 
     folder: Path | None
     in_a_row: int = 0
-    """Steps up to the latest that made no update."""
+    """Number of consecutive skipped steps, up to the latest."""
     latest: str = ""
-    """What the latest was, for messages."""
+    """Description of the latest skipped update, for messages."""
 
     def leave_out(self, step: int, update: int, broken: Mapping[str, float], sources: Sequence[str]) -> None:
-        """Write down that an update of a step (from 1) was left out, for numbers that are not finite.
+        """Log that an update (from 1) of a step was skipped for the non-finite numbers ``broken``.
 
-        ``sources`` say where its records were read, ``file:line``; those under suspicion, if it is known which.
+        ``sources`` are its records as ``file:line``; only the suspects, if known.
         """
         records = list(dict.fromkeys(sources))
         numbers = [f"{name} {value}" for name, value in broken.items()]
         more = f" and {len(records) - NAMED} more" if len(records) > NAMED else ""
-        is_first = not self.latest.startswith(f"step {step},")  # of its step: a whole rollout batch may be broken
+        is_first = not self.latest.startswith(f"step {step},")  # one message per step: all of its updates may be broken
         self.latest = f"step {step}, update {update}: {', '.join(numbers)}; records {', '.join(records[:NAMED])}{more}"
         if is_first:
-            say(f"an update was skipped, as if it had not been ({self.latest}){self._where()}")
+            say(f"skipped a non-finite update ({self.latest}){self._where()}")
         if self.folder is not None and self.folder.is_dir() and ranks.is_first():
             line = {"step": step, "update": update, "not_finite": numbers, "records": records}
             with (self.folder / FILE).open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")
 
     def count(self, updates: Sequence[StepResult]) -> None:
-        """Count a step by its updates: it was left out if all of them were, and there were any."""
+        """Count a step: it counts as skipped if it had updates and all were skipped."""
         is_left_out = bool(updates) and all(update.is_left_out for update in updates)
         self.in_a_row = self.in_a_row + 1 if is_left_out else 0
 
     def check(self) -> None:
-        """Raise TrainingError if too many steps in a row were left out."""
+        """Raises TrainingError if too many steps in a row were skipped."""
         if self.in_a_row > MOST_IN_A_ROW:
             raise TrainingError(
-                f"{self.in_a_row} steps in a row made no update, because losses or gradients were not finite "
-                f"(last: {self.latest}){self._where()}. Lower --learning-rate, try --dtype float32, or look at the records; "
+                f"{self.in_a_row} steps in a row were skipped because losses or gradients were not finite "
+                f"(last: {self.latest}){self._where()}. Lower --learning-rate, try --dtype float32, or check the records; "
                 f"{MOST_IN_A_ROW} in a row are allowed"
             )
 

@@ -15,18 +15,19 @@ from heedful.faults import hit
 from heedful.training.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
-"""Devices on which torch has AdamW as one kernel, several times as fast as one operation after another."""
+"""Devices with torch's fused AdamW kernel, several times as fast as separate operations."""
 
 
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed Python's and torch's generators and return a CPU generator of its own for sampling."""
+    """Seed Python's and torch's generators, and return a separate CPU generator for sampling."""
     random.seed(seed)
     torch.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
 
 
 def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: TrainingOptions) -> torch.optim.Optimizer:
-    """AdamW over the weights that modules have to learn, each with its own peak rate; weight decay acts only on matrices."""
+    """AdamW over the trainable weights of modules, each with its own peak learning rate; weight decay only for
+    matrices."""
     parameter_groups = []
     seen: set[int] = set()
     for module, learning_rate in groups:
@@ -42,7 +43,7 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
                 )
     betas = (0.9, options.adam_beta2)
     if options.optimizer == "adamw-8bit":
-        from bitsandbytes.optim import AdamW8bit  # a GPU's; heedful.models.load has checked that it is there
+        from bitsandbytes.optim import AdamW8bit  # GPU only; heedful.models.load has checked for it
 
         eight_bit: torch.optim.Optimizer = AdamW8bit(parameter_groups, betas=betas, eps=options.adam_eps)
         return eight_bit
@@ -54,18 +55,18 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
 
 
 class Schedule:
-    """Sets an optimizer's learning rates before each step: linear warm-up, then the chosen shape down to 0.
+    """Sets an optimizer's learning rates before each step: linear warm-up, then the chosen schedule down to 0.
 
     Args:
-        optimizer: each of its groups has a ``peak_lr``.
-        total_steps: steps of the run.
-        options: warm-up and shape.
+        optimizer: its groups have a ``peak_lr``.
+        total_steps: number of steps of the run.
+        options: warm-up and schedule.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, total_steps: int, options: OptimizerOptions) -> None:
         self.optimizer, self.total_steps, self.options = optimizer, total_steps, options
         self.done = 0
-        """Steps whose learning rate has been set."""
+        """Number of steps so far."""
 
     def advance(self) -> float:
         """Set the learning rates of the next step; returns the first group's."""
@@ -84,7 +85,7 @@ class Schedule:
 
 
 def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:
-    """What multiplies the peak learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
+    """Factor of the peak learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
     if step < options.warmup_steps:
         return (step + 1) / (options.warmup_steps + 1)
     progress = (step - options.warmup_steps) / max(1, total_steps - options.warmup_steps)
@@ -101,15 +102,13 @@ def optimizer_step(
     max_grad_norm: float,
     all_norms: list[float] | None = None,
 ) -> float:
-    """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
+    """Clip each module's gradient norm, step, and clear gradients. Returns the first module's norm, before clipping.
 
-    Gradients of several ranks, each of its own rows, are added up first.
+    Gradients are summed over ranks first. The norms of all modules with gradients are appended to ``all_norms``.
 
-    The norms of all that learn are appended to ``all_norms``.
-
-    If a norm is not finite, the step is left out for every module, as if it had never been: weights, moments and the
-    optimizer's count of steps stay; that norm is returned. In float16 the scale of the gradients is then halved: that is how
-    the scale is found. Raises TrainingError if a scale below 1 has not helped.
+    If a norm is not finite, the step is skipped for every module: weights, moments and the optimizer's step count do
+    not change, and that norm is returned. In float16 the loss scale is then halved. Raises TrainingError if the norm is
+    still not finite at a scale below 1.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
     ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters() if not is_divided(p)))
@@ -119,18 +118,18 @@ def optimizer_step(
     norms = [
         clip_gradients(parameters, max_grad_norm or math.inf)
         for parameters in with_gradients
-        if parameters  # a policy stands still while its critic warms up
+        if parameters  # a policy has no gradients during critic warm-up
     ]
     if all_norms is not None:
         all_norms += norms
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)
     if broken is not None and scaler is not None and scaler.get_scale() < 1:
         raise TrainingError(
-            f"the gradient norm is {broken}, so training cannot continue; lower --learning-rate, or try --dtype float32"
+            f"the gradient norm is {broken} even at a loss scale below 1; lower --learning-rate, or try --dtype float32"
         )
     hit("update.backward")
     if scaler is not None:
-        scaler.step(optimizer)  # or not, if a gradient is not finite
+        scaler.step(optimizer)  # skips the step if a gradient is not finite
         scaler.update()
     elif broken is None:
         optimizer.step()
@@ -140,13 +139,13 @@ def optimizer_step(
 
 
 def step_metrics(norms: Sequence[float]) -> dict[str, float]:
-    """Mean gradient norm of optimizer steps, and how many were skipped, if any (see `optimizer_step`)."""
+    """Mean gradient norm of optimizer steps, and the number of skipped ones, if any (see `optimizer_step`)."""
     mean, skipped = mean_norm(norms), sum(not math.isfinite(norm) for norm in norms)
     metrics = {} if mean is None else {"optimizer/grad_norm": mean}
     return metrics | ({"optimizer/skipped_steps": float(skipped)} if skipped else {})
 
 
 def mean_norm(norms: Sequence[float]) -> float | None:
-    """Mean of those that are finite; None if there are none."""
+    """Mean of the finite norms; None without any."""
     finite = [norm for norm in norms if math.isfinite(norm)]
     return sum(finite) / len(finite) if finite else None

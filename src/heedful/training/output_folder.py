@@ -1,8 +1,7 @@
-"""What a run may do with its output folder: use an empty one, replace a run in it, continue one, or leave it alone.
+"""Use of the output folder: start in an empty one, replace the run in it, resume it, or refuse.
 
-A run that is replaced (``--overwrite``) moves into the hidden folder ``.replaced`` of the same output folder until the new
-one has its ``final/``. If the new one never comes to its first step, the older one moves back: at once after an error, at the
-next start after a kill.
+A replaced run (``--overwrite``) moves into the hidden subfolder ``.replaced`` until the new run has its ``final/``. If
+the new run ends before its first step, the old one moves back: at once after an error, at the next start after a kill.
 """
 
 import re
@@ -23,10 +22,10 @@ from heedful.training import non_finite
 from heedful.training.provenance import differences, inputs, saved_settings, settings_of
 
 MARKER = "run.json"
-"""The file by which a folder is a run's."""
+"""The file that marks a folder as a run."""
 LOGS = ("metrics.jsonl", "samples.jsonl")
 NOT_ALWAYS = (non_finite.FILE,)
-"""Logs that are there only if there is something to say."""
+"""Optional logs."""
 MODELS = ("best", "final")
 CONTENTS = {
     MARKER,
@@ -41,27 +40,27 @@ CONTENTS = {
     *NOT_ALWAYS,
     *MODELS,
 }
-"""All that a run writes into its folder, besides its lock and temporary names of these."""
+"""All files and folders of a run, besides its lock and temporary names."""
 IN_MEMORY = "inputs"
-"""The folder of what a run was given in memory (`heedful.training.from_python`), which stays if the run is replaced."""
+"""The folder of inputs from memory (`heedful.training.from_python`); kept if the run is replaced."""
 REPLACED = ".replaced"
-"""The folder of the run that another replaces."""
+"""The folder of a replaced run."""
 MOVING = ".replaced-partial"
-"""The same while the run moves into it or out of it; what it lacks is still, or again, in the output folder."""
+"""Its name while a run moves in or out; missing files are in the output folder."""
 
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """What becomes of a run that is already in the output folder."""
+    """The decision on a run already in the output folder."""
 
     resumes: bool = False
     replaces: bool = False
     changes: tuple[str, ...] = ()
-    """Settings that differ from those of the run's beginning, as was allowed."""
+    """Settings that differ from the unfinished run's, as allowed by ``--allow-change``."""
 
 
 def check_folder(output: Path) -> None:
-    """Refuse a path at which no folder can be. Raises ConfigError."""
+    """Raises ConfigError for a path that cannot be a folder."""
     if output.is_file():
         raise ConfigError(f"--output {output} is a file; name a folder")
     blocking = blocking_file(output)
@@ -70,22 +69,22 @@ def check_folder(output: Path) -> None:
 
 
 def real_path(output: Path) -> Path:
-    """The folder itself, if the path is a link to it."""
+    """The path with links resolved."""
     return output.resolve() if output.is_symlink() else output
 
 
 def check_output(config: RunOptions) -> FolderPlan:
-    """Decide what becomes of what is in the output folder, before any work is done. Raises ConfigError.
+    """Decide what to do with the output folder's contents, before any work. Raises ConfigError.
 
-    What a kill cut short is repaired first: a replaced run whose successor never came to its first step moves back, and a new
-    run without its first files is removed.
+    Interrupted operations are repaired first: a replaced run whose successor made no step moves back, and a new run
+    without its first files is removed.
     """
     check_folder(config.folder)
     output = real_path(config.folder)
     cache: Path | None = getattr(config, "judge_cache", None)
     if cache is not None and cache.resolve().is_relative_to(output.resolve()):
         raise ConfigError(
-            f"--judge-cache {cache} is in the folder of the run; name a file elsewhere, for other runs too"
+            f"--judge-cache {cache} is in the run's folder; choose a file elsewhere, so that other runs can use it"
         )
     _repair(output)
     found = set(_foreign(output)) | {path.name for path in _contents(output)}
@@ -94,12 +93,10 @@ def check_output(config: RunOptions) -> FolderPlan:
             raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
         return FolderPlan()
     if not found & {MARKER, "environment.json"}:
-        raise ConfigError(
-            f"--output {output} holds files that are not a heedful run, so it is left alone; choose another folder"
-        )
+        raise ConfigError(f"--output {output} has files that are not from a heedful run; choose another folder")
     if is_locked(output):
         raise ConfigError(
-            f"--output {output} is being written by another run ({owner(output)}); wait for it, end it, or choose another "
+            f"--output {output} is in use by another run ({owner(output)}); wait for it, stop it, or choose another "
             "folder"
         )
     if config.overwrite:
@@ -115,13 +112,13 @@ def _check_replaceable(output: Path, config: RunOptions) -> None:
         place = path.resolve()
         if path.exists() and place.is_relative_to(output.resolve()) and place.parent != output.resolve() / IN_MEMORY:
             raise ConfigError(
-                f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
+                f"--output {output} has {path}, which this run needs and --overwrite would delete; choose another "
                 "folder"
             )
     foreign = sorted(_foreign(output))
     if foreign:
         raise ConfigError(
-            f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
+            f"--output {output} has {', '.join(foreign[:3])}, which is not from a run and --overwrite would delete; move it "
             "away, or choose another folder"
         )
 
@@ -129,35 +126,35 @@ def _check_replaceable(output: Path, config: RunOptions) -> None:
 def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
     others = "choose another folder, or add --overwrite to replace it"
     if config.resume == "never":
-        raise ConfigError(f"--output {output} already holds a run; {others}")
+        raise ConfigError(f"--output {output} already has a run; {others}")
     if not (output / MARKER).exists():
-        raise ConfigError(f"--output {output} already holds a run from a heedful version without resume; {others}")
+        raise ConfigError(f"--output {output} already has a run from a heedful version without resume; {others}")
     if config.resume != "auto":
         path = Path(config.resume)
         if path.resolve().parent != (output / "checkpoints").resolve():
             raise ConfigError(
-                f"--resume {path} is not a checkpoint of the run in --output {output}; name one of its checkpoints/"
+                f"--resume {path} is not a checkpoint of the run in --output {output}; choose one of its checkpoints/"
             )
     elif (output / "summary.json").exists():
-        raise ConfigError(f"--output {output} already holds a run, which is finished; {others}")
+        raise ConfigError(f"--output {output} already has a finished run; {others}")
     changes = differences(saved_settings(output), settings_of(config))
     refused = {name: values for name, values in changes.items() if name not in config.allow_change}
     if refused:
         listing = "\n".join(
             f"  {flag(name)}: {old!r} in the run, "
-            + (f"and no setting any more: {REMOVED[name].use}" if name in REMOVED else f"{new!r} now")
+            + (f"but the setting was removed: {REMOVED[name].use}" if name in REMOVED else f"{new!r} now")
             for name, (old, new) in refused.items()
         )
         raise ConfigError(
-            f"--output {output} holds an unfinished run with other settings, so it cannot resume with these:\n{listing}\n"
-            f"Use the run's settings, choose another folder, add --overwrite to replace it, or change it on purpose with "
+            f"--output {output} has an unfinished run with other settings, so it cannot resume with these:\n{listing}\n"
+            f"Use the run's settings, choose another folder, add --overwrite to replace it, or allow the change with "
             f"--allow-change {' '.join(name.replace('_', '-') for name in refused)}"
         )
     return FolderPlan(resumes=True, changes=tuple(changes))
 
 
 def finished(config: RunOptions) -> dict[str, Any] | None:
-    """The summary of a finished run of these settings in the output folder; None if there is none. Raises ConfigError."""
+    """The summary of a finished run with these settings in the output folder, or None. Raises ConfigError."""
     path = config.folder / "summary.json"
     if not path.exists() or is_locked(config.folder):
         return None
@@ -165,27 +162,26 @@ def finished(config: RunOptions) -> dict[str, Any] | None:
     if changes:
         name, (old, new) = next(iter(changes.items()))
         raise ConfigError(
-            f"--output {config.folder} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
-            "another folder"
+            f"--output {config.folder} has a finished run with {flag(name)} {old!r}, not {new!r}; choose another folder"
         )
     return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
 
 
 def holds_models(output: Path) -> bool:
-    """True if a run has left models to which no checkpoint leads: a last one, or anything among its checkpoints."""
+    """True if a run has models besides valid checkpoints: ``final/``, or anything in ``checkpoints/``."""
     checkpoints = output / "checkpoints"
     return (output / "final").exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
 def has_begun(output: Path) -> bool:
-    """True if a run has done its first step."""
+    """True if a run has completed its first step."""
     if any((output / name).exists() for name in ("checkpoints", "final", "summary.json")):
         return True
     return any(record["step"] > 0 for record in logged(output))
 
 
 def logged(run: Path, after: int = 0) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl from a byte on. One that a kill has torn is left out, as is a file that cannot be read."""
+    """The lines of metrics.jsonl from a byte on. Skips a torn last line and an unreadable file."""
     try:
         lines = (run / "metrics.jsonl").read_bytes()[after:].split(b"\n")
     except OSError:
@@ -196,9 +192,9 @@ def logged(run: Path, after: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
-    """Remove what a run wrote into its folder, but for its lock and the run that it replaces.
+    """Remove a run's files, except its lock and a replaced run.
 
-    Here and below, ``contents`` are the names of what belongs to it, if it is not a run.
+    Here and below, ``contents`` names the files for folders other than runs.
     """
     for path in _contents(output, contents):
         if path.is_dir() and not path.is_symlink():
@@ -208,7 +204,7 @@ def clear(output: Path, contents: Set[str] = CONTENTS) -> None:
 
 
 def set_aside(output: Path, contents: Set[str] = CONTENTS) -> None:
-    """Move the run in a folder, and what it had replaced itself, into `REPLACED`. After an error all is where it was."""
+    """Move the run in a folder, with any run it had replaced, into `REPLACED`. After an error nothing has moved."""
     (output / MOVING).mkdir()
     try:
         for path in [*_contents(output, contents), *output.glob(REPLACED)]:
@@ -222,7 +218,7 @@ def set_aside(output: Path, contents: Set[str] = CONTENTS) -> None:
 
 
 def bring_back(output: Path, contents: Set[str] = CONTENTS) -> None:
-    """Move the run that was set aside back, in the place of one that never came to its first step; if there is one."""
+    """Move a replaced run back, in place of one that made no step; does nothing without one."""
     if not (output / MOVING).exists():
         if not (output / REPLACED).exists():
             return
@@ -234,30 +230,30 @@ def bring_back(output: Path, contents: Set[str] = CONTENTS) -> None:
 
 
 def drop_replaced(output: Path) -> None:
-    """Remove the run that this one replaces."""
+    """Remove the replaced run."""
     shutil.rmtree(output / REPLACED, ignore_errors=True)
 
 
 def _repair(output: Path) -> None:
-    """Bring a folder that a kill left in the middle of something to a state in which it is a run, or empty."""
+    """Repair a folder after a kill, so that it has a run or is empty."""
     adopt_sibling(output)
     is_cut_short = (output / MOVING).exists()
     if not is_cut_short and has_begun(output):
         return
     has_first_files = all((output / name).exists() for name in ("environment.json", "config.yaml"))
     if is_cut_short or (output / REPLACED).exists() or ((output / MARKER).exists() and not has_first_files):
-        with FolderLock(output):  # refused if another process is only just writing them
+        with FolderLock(output):  # raises if another process is writing them
             if (output / MARKER).exists() and not has_first_files and not is_cut_short:
                 clear(output)
             bring_back(output)
 
 
 def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
-    """Move a run that an earlier version set aside beside the folder, as .NAME.replaced-XXXXXXXX, to where this one looks."""
+    """Move a replaced run of an earlier version, beside the folder as .NAME.replaced-XXXXXXXX, to `REPLACED`."""
     name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
     try:
         found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
-    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
+    except (FileNotFoundError, PermissionError):  # missing, or not listable
         return
     runs = sorted((path for path in found if (path / marker).exists()), key=lambda p: p.stat().st_ctime_ns)
     if runs and not (output / REPLACED).exists():
@@ -267,12 +263,12 @@ def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
 
 
 def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:
-    """What a run wrote into its folder."""
+    """A run's files and folders."""
     return [path for path in _entries(output) if path.name in contents or is_temporary(path.name, contents)]
 
 
 def _foreign(output: Path) -> list[str]:
-    """The names of what no run wrote."""
+    """Names that are not from a run."""
     ours = {*CONTENTS, LOCK, IN_MEMORY, REPLACED, MOVING}
     return [path.name for path in _entries(output) if path.name not in ours and not is_temporary(path.name)]
 
@@ -282,6 +278,6 @@ def _entries(output: Path) -> Iterator[Path]:
 
 
 def is_temporary(name: str, contents: Set[str] = CONTENTS) -> bool:
-    """Whether a name is that of something of a run while it is written or replaced."""
+    """Whether a name is the temporary name of one of a run's files."""
     begin, _, end = name.rpartition(".")
     return begin.startswith(".") and begin[1:] in contents and end in ("heedful-partial", "heedful-replaced")

@@ -1,4 +1,4 @@
-"""What a step cost: tokens per second, and memory."""
+"""Performance metrics of a step: tokens per second, and peak memory."""
 
 import sys
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ import torch
 
 
 def performance(num_tokens: float, seconds: float, device: torch.device) -> dict[str, float]:
-    """Tokens of all ranks that a step learned from, per second of its update, and the most memory so far."""
+    """Trained tokens of all ranks per second of the update, and peak memory so far."""
     return {"perf/tokens_per_second": num_tokens / max(seconds, 1e-9), "perf/memory_gb": most_memory_gb(device)}
 
 
 def online_performance(
     metrics: Mapping[str, float], num_tokens: float, device: torch.device, *, sampled_tokens: float
 ) -> dict[str, float]:
-    """Response tokens per second of sampling, scoring, the update and all three of an online step, and the most memory.
+    """Response tokens per second of an online step's sampling, scoring, update and whole, and peak memory.
 
-    ``metrics`` has the seconds of each phase; all but sampling is measured by the ``num_tokens`` that were learned from.
+    ``metrics`` has the seconds of each phase. All rates but sampling's use the ``num_tokens`` that were trained on.
     """
     seconds = {phase: metrics[f"time/{phase}"] for phase in ("rollout", "score", "update")}
     tokens = {"rollout": sampled_tokens, "score": num_tokens, "update": num_tokens}
@@ -29,7 +29,7 @@ def online_performance(
 
 
 def most_memory_gb(device: torch.device) -> float:
-    """The most memory so far, in GB: on a CUDA device what torch held there, elsewhere that of the process (0 if unknown)."""
+    """Peak memory so far in GB: torch's on a CUDA device, else the process's (0 if unknown)."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 1e9, 3)
     if sys.platform == "win32":

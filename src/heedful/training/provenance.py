@@ -1,5 +1,5 @@
-"""What a run is made from and with: settings, data, parent models, versions, hardware. An unfinished run goes on only with
-the same."""
+"""Provenance of a run: settings, data, parent models, versions, hardware. An unfinished run resumes only with the
+same."""
 
 import functools
 import hashlib
@@ -25,11 +25,11 @@ from heedful.models.save import VALUE_HEAD
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
-"""Suffixes of the files that a model is read from."""
+"""Suffixes of model files."""
 IN_PYTHON = "what rewards are functions given in Python"
-"""The name of those among a run's data."""
+"""Name of Python reward functions among a run's data."""
 SOURCES = {"data": "data", "models": "models", "revisions": "models"}
-"""Keys of `environment` that an unfinished run is compared by, and what ``--allow-change`` calls each."""
+"""Keys of `environment` that must match to resume, with their names in ``--allow-change``."""
 INPUTS = (
     "model",
     "reference",
@@ -41,10 +41,10 @@ INPUTS = (
     "chat_template",
     "judge_rubric",
 )
-"""Settings that may name a file or a folder."""
+"""Settings that may be a path."""
 TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
 OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
-"""Settings of one call of the command, not of the run."""
+"""Settings of a single command call, not of the run."""
 FREE = (
     *OF_THIS_CALL,
     "save_every",
@@ -64,17 +64,17 @@ FREE = (
     "sync_every",
     *TRACKING,
 )
-"""Settings that may differ when a run goes on: no number depends on them."""
-ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
-"""What to do about a file of an unfinished run that cannot be used."""
+"""Settings that may change on resuming: no number depends on them."""
+ANEW = "the run cannot resume without it: restore it, choose another folder, or add --overwrite to replace the run"
+"""Advice on an unusable file of an unfinished run."""
 
 
 class Artifact(NamedTuple):
-    """An input of a run that is no file, such as a function."""
+    """An input of a run that is not a file, such as a function."""
 
     name: str
     content: str
-    """What it is, in words that differ if it does."""
+    """Text that identifies it; differs if the input differs."""
 
 
 def environment(
@@ -84,9 +84,9 @@ def environment(
 
     Args:
         command: the trainer's name.
-        config: the run's settings. Local files that they name (code of rewards, a template) count as data.
+        config: the run's settings. Local files in them (code of rewards, a template) count as data.
         data: further inputs, mostly files.
-        models: names or folders of the models that the run starts from.
+        models: names or folders of the parent models.
     """
     device = resolve_device(config.device)
     local_models = [Path(path) for name in models for path in with_bases(downloaded_model(name))]
@@ -111,12 +111,12 @@ def environment(
 
 
 def made_from(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """A sum of a run's settings (`settings_of`) and of its sources in `environment`."""
+    """A hash of a run's settings (`settings_of`) and of its sources in `environment`."""
     return digest([settings, {kind: facts[kind] for kind in SOURCES}])
 
 
 def inputs(config: RunOptions) -> list[Path]:
-    """The files and folders that a configuration names; some do not exist, as names on the Hub."""
+    """Files and folders in a configuration; some do not exist, such as names on the Hub."""
     paths = [getattr(config, name, None) for name in INPUTS]
     for reward in (*getattr(config, "rewards", ()), *getattr(config, "selection_rewards", ())):
         kind, _, rest = reward.partition(":")
@@ -125,13 +125,13 @@ def inputs(config: RunOptions) -> list[Path]:
 
 
 def with_bases(model: str) -> list[str]:
-    """A model, and the models below it if it is adapters."""
+    """A model and, for adapters, its base models."""
     base, adapters = adapter_chain(str(model))
     return list(dict.fromkeys([str(model), *map(str, adapters), base]))
 
 
 def content_hashes(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Hashes of those paths that are files, and of those that are folders of models."""
+    """Hashes of the paths that are files, and of those that are model folders."""
     return (
         {path: _file_digest(Path(path)) for path in paths if Path(path).is_file()},
         {path: _model_digest(Path(path)) for path in paths if Path(path).is_dir()},
@@ -139,7 +139,7 @@ def content_hashes(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]
 
 
 def _content(data: str | Artifact) -> list[tuple[str, str]]:
-    """The name of data and what is compared of it; nothing for what has neither a file nor rows."""
+    """Name and hash of data; empty without a file or rows."""
     if isinstance(data, Artifact):
         return [data]
     content = _file_digest(Path(data)) if Path(data).is_file() else dataset_sum(data)
@@ -147,19 +147,19 @@ def _content(data: str | Artifact) -> list[tuple[str, str]]:
 
 
 def _model_digest(folder: Path) -> str:
-    """A sum of all that a model is read from: weights, its value head, configurations, tokenizer, templates, code."""
+    """A hash of all files of a model: weights, value head, configurations, tokenizer, templates, code."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_FILES)
     files += [path for path in [folder / VALUE_HEAD] if path.is_file()]
     return digest([[path.relative_to(folder).as_posix(), _file_digest(path)] for path in files])
 
 
 def digest(content: Any) -> str:
-    """The SHA-256 sum of something that JSON can hold."""
+    """SHA-256 of a value's JSON."""
     return hashlib.sha256(to_json(content).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _file_digest(path: Path) -> str:
-    """The SHA-256 sum of a file; it is read again only if its size or time has changed."""
+    """SHA-256 of a file, cached until its size or time changes."""
     state = path.stat()
     return _file_digest_at(path, state.st_size, state.st_mtime_ns)
 
@@ -170,7 +170,7 @@ def _file_digest_at(path: Path, _size: int, _time: int) -> str:
 
 
 def file_sum(path: Path) -> str:
-    """The SHA-256 sum of a file as it is now."""
+    """SHA-256 of a file, not cached."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -182,7 +182,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _git_revision() -> str | None:
-    """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
+    """Git revision of heedful's checkout, with ``-dirty`` if modified; None outside a checkout."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
@@ -199,31 +199,31 @@ def _git_revision() -> str | None:
 
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, as YAML holds them; one with a secret is marked (`secret_marks`)."""
+    """Settings that determine a run's numbers, as in YAML; secrets are replaced by marks (`secret_marks`)."""
     settings = to_plain(config, leave_out=FREE, without_secrets=True)
     return _marked(settings, secret_marks(config))
 
 
 def saved_settings(output: Path) -> dict[str, Any]:
-    """`settings_of` the run in a folder, with those that are gone and were not at their default. Raises ConfigError."""
+    """`settings_of` the run in a folder, with removed settings that were not at their default. Raises ConfigError."""
     return {name: value for name, value in written_settings(output).items() if not was_default(name, value)}
 
 
 def written_settings(output: Path) -> dict[str, Any]:
-    """`settings_of` the run in a folder as the version that wrote them had them. Raises ConfigError."""
+    """`settings_of` the run in a folder, as its heedful version wrote them. Raises ConfigError."""
     saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
     marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
     return _marked({name: value for name, value in saved.items() if name not in FREE}, marks)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings whose values differ, with both values; None for one that is not there."""
+    """Settings whose values differ, with both values; None for a missing one."""
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
 def secret_marks(config: RunOptions) -> dict[str, str]:
-    """A mark of each setting whose secret is left out of config.yaml, such as the query of an address: 32 bits of a SHA-256
-    sum, which tell another secret apart and give none away."""
+    """Marks for settings whose secret config.yaml omits, such as the query of an address: 32 bits of its SHA-256,
+    enough to detect a change without revealing the secret."""
     plain = to_plain(config, leave_out=FREE)
     written = to_plain(config, leave_out=FREE, without_secrets=True)
     return {name: digest(value)[:8] for name, value in plain.items() if value != written[name]}
@@ -234,12 +234,12 @@ def _marked(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str, Any
 
 
 def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Sequence[str]) -> list[str]:
-    """Check that a run goes on with the data, models, device and precision of its beginning. Returns notes on versions.
+    """Check that a run resumes with the same data, models, device and precision. Returns notes on versions.
 
     Args:
-        old: `environment` at its beginning.
+        old: `environment` at the run's start.
         new: `environment` now.
-        allowed: kinds that may differ: data, models (a revision on the Hub counts as a model), device, dtype.
+        allowed: what may differ: data, models (including Hub revisions), device, dtype.
 
     Raises ConfigError.
     """
@@ -250,14 +250,14 @@ def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowe
             name = changed[0]
             differ = f" ({before[name]}; now {now[name]})" if name == IN_PYTHON else ""
             raise ConfigError(
-                f"{name} is not what it was when the run began{differ}, so the run cannot resume; bring the "
-                f"former one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
+                f"{name} has changed since the run began{differ}, so the run cannot resume; restore the "
+                f"former one, add --overwrite to start anew, or allow the change with --allow-change {setting}"
             )
-    for name in ("device", "dtype"):  # what auto meant
+    for name in ("device", "dtype"):  # resolved from auto
         if old.get(name) != new.get(name) and name not in allowed:
             raise ConfigError(
-                f"--{name} was {old.get(name)} when the run began and is {new.get(name)} here; resume where that is the "
-                f"same, or change it on purpose with --allow-change {name}"
+                f"--{name} was {old.get(name)} when the run began and is {new.get(name)} here; resume where it is the "
+                f"same, or allow the change with --allow-change {name}"
             )
     pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
     pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}

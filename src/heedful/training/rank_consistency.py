@@ -1,4 +1,4 @@
-"""All ranks of a run are made from and with the same: what differs is found before it makes numbers differ."""
+"""Checks that all ranks of a run have the same settings, data, models, versions and weights."""
 
 from datetime import timedelta
 from importlib.metadata import version
@@ -16,23 +16,23 @@ from heedful.training.provenance import LIBRARIES, content_hashes, digest, file_
 
 REMEDY = {
     "settings": "start every rank with the same flags and the same YAML file",
-    "output": "start every rank with the same --output, a folder that all machines see",
-    "data": "copy the files, or name a folder that all machines see",
-    "models": "copy the models, or name a folder that all machines see",
+    "output": "start every rank with the same --output, a folder shared by all machines",
+    "data": "copy the files, or use a folder shared by all machines",
+    "models": "copy the models, or use a folder shared by all machines",
     "versions": "install the same versions on every machine",
     "code": "install the same heedful on every machine",
 }
-"""What may differ, and how to make it the same."""
+"""Facts that may differ, each with its fix."""
 
 
 def meet(config: RunOptions) -> None:
-    """Meet the other ranks, if there are any. Raises ConfigError; RankError if they do not come in time."""
+    """Wait for the other ranks, if any. Raises ConfigError; RankError on timeout."""
     if ranks.launched():
         ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
 
 
 def join_ranks(config: RunOptions) -> None:
-    """Meet the other ranks and check that all run the same. Raises ConfigError; RankError if they do not come in time."""
+    """Wait for the other ranks, and check that all run the same. Raises ConfigError; RankError on timeout."""
     if not ranks.launched():
         return
     meet(config)
@@ -41,7 +41,7 @@ def join_ranks(config: RunOptions) -> None:
 
 
 def _facts(config: RunOptions) -> dict[str, str]:
-    """Sums of what a run depends on."""
+    """Hashes of a run's dependencies."""
     files, models = content_hashes([str(path) for path in inputs(config)])
     code = sorted(Path(__file__).parents[1].rglob("*.py"))
     return {
@@ -55,9 +55,9 @@ def _facts(config: RunOptions) -> dict[str, str]:
 
 
 def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Check that what learns has the same weights on every rank. Raises TrainingError, naming a rank that differs.
+    """Check that trained weights are equal on all ranks. Raises TrainingError that names a rank that differs.
 
-    Weights that are divided among ranks are there once.
+    Sharded weights exist once, so they are not compared.
     """
     if ranks.size() == 1:
         return
@@ -66,6 +66,6 @@ def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
     for number, theirs in enumerate(ranks.gather(sums)):
         if theirs != sums and number and ranks.rank() == 0:
             raise TrainingError(
-                f"rank {number} no longer has the weights of rank 0; ranks must run on processors and GPUs of one kind, with "
-                "the same libraries"
+                f"the weights of rank {number} differ from those of rank 0; run all ranks on processors and GPUs of "
+                "the same kind, with the same libraries"
             )

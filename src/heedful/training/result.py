@@ -1,4 +1,4 @@
-"""What a trainer returns: the run's folder, its summary, its metrics as a table, and the model that it trained."""
+"""A trainer's result: the run's folder, its summary, metrics as a table, and the trained model."""
 
 import functools
 from dataclasses import dataclass, field
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A run that is finished. ``result["steps"]`` is ``result.summary["steps"]``."""
+    """A finished run. ``result["steps"]`` is ``result.summary["steps"]``."""
 
     folder: Path
-    """The run's folder, with all that a command writes."""
+    """The run's folder, as the command would write it."""
     summary: dict[str, Any] = field(repr=False)
-    """What summary.json holds."""
+    """The content of summary.json."""
     config: TrainingOptions = field(repr=False)
-    """The settings, with the paths of what was given in memory."""
+    """The settings, with paths of inputs from memory."""
 
     def __getitem__(self, key: str) -> Any:
         return self.summary[key]
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """What metrics.jsonl holds, one row per step: the columns are metrics (docs/metrics.md), those of evaluations among
-        them; NaN where a step has none."""
+        """The content of metrics.jsonl, a row per step. Columns are metrics (docs/metrics.md), including evaluations;
+        NaN if missing."""
         import pandas
 
         rows: dict[int, dict[str, Any]] = {}
@@ -46,19 +46,20 @@ class TrainingResult:
 
     @functools.cached_property
     def policy(self) -> Policy:
-        """The trained policy and its tokenizer, loaded from ``final/`` at the first use, with its value head if it has one.
+        """The trained policy with tokenizer and value head, if any, loaded from ``final/`` at first use.
 
         Raises CheckpointError if the run trained a reward model.
         """
         final, config = self.folder / "final", self.config
         if self["algorithm"] == "reward":
-            raise CheckpointError(f"{final} holds a reward model, and no policy; result.reward_model loads it")
+            raise CheckpointError(f"{final} is a reward model, not a policy; load it with result.reward_model")
         has_head = (final / VALUE_HEAD).is_file()
         return Policy.from_pretrained(str(final), value_head=has_head, device=config.device, dtype=config.dtype)
 
     @functools.cached_property
     def reward_model(self) -> RewardModel:
-        """The trained reward model, loaded from ``final/`` at the first use. ``rewards=["model:FOLDER/final"]`` scores by it.
+        """The trained reward model, loaded from ``final/`` at first use. To train on it:
+        ``rewards=["model:FOLDER/final"]``.
 
         Raises CheckpointError if the run trained a policy.
         """

@@ -1,4 +1,4 @@
-"""A run: its folder, its display, its evaluations, its checkpoints, and what is left of it however it ends.
+"""A run: folder, display, evaluations, checkpoints, and a clean end in every case.
 
 with Run(config, learner, "sft", steps, ...) as run:
     for step in run.steps():
@@ -48,38 +48,36 @@ Numbers = Mapping[str, float]
 
 
 class Run:
-    """An open run. As a context manager it ends well or leaves what it takes to continue.
+    """An open run. As a context manager it finishes, or saves a checkpoint to resume from.
 
-    An unfinished run in the output folder continues from its newest checkpoint, with the same numbers, bit for bit, as if it
-    had not been cut short (on a CPU in float32).
+    An unfinished run in the output folder resumes from its newest checkpoint, bit for bit as if it had not been
+    interrupted (on a CPU in float32).
 
-    If the run ends early after its first step, by an exception, Ctrl-C or a request to terminate, a checkpoint of the last
-    whole step is saved, and the display says where. If an error falls into the middle of an update, so that there is no
-    whole step, the model as it is goes to ``checkpoints/step-N-partial``, and the run continues from the checkpoint before.
-    If it fails before its first step, the folder is as it was before. ``final/`` is written right after the last step, before
-    anything that may still fail.
+    If the run ends early after its first step (an exception, Ctrl-C or a request to terminate), a checkpoint of the last
+    complete step is saved, and its path displayed. After an error in the middle of an update, the current model is saved as
+    ``checkpoints/step-N-partial``, and the run resumes from the checkpoint before. If a run fails before its first
+    step, the folder is restored. ``final/`` is written right after the last step, before anything else can fail.
 
-    Of several ranks the first writes and shows; it decides whether the run continues from a checkpoint, which the others read
-    too. A request to end that reaches any of them ends all, at the next place where they ask each other.
+    Of several ranks only rank 0 writes and displays; it selects the checkpoint to resume from, which all ranks read. A
+    request to stop that reaches any rank stops all at their next synchronisation.
 
     Args:
         config: the settings; its ``output`` is the folder.
-        learner: what is saved.
+        learner: the models to save and restore.
         algorithm: the command's name.
-        total_steps: optimizer steps (rollout batches for online algorithms) if nothing stops it early.
-        objective: the metric of the evaluations that decides which model is best.
-        higher_is_better: whether it should rise.
+        total_steps: optimizer steps (rollout batches for online algorithms) unless stopped early.
+        objective: the evaluation metric that selects the best model.
+        higher_is_better: whether a higher objective is better.
         shown: metrics of the progress bar, with their labels.
-        parents: the models that the run starts from; their hashes are written down.
-        facts: what is known before the run and belongs in its summary, such as counts of records.
-        notes: further lines to show at the start.
-        more_data: what the run is made from besides ``data`` and ``eval_data``, mostly files.
-        can_evaluate: whether anything is held out.
-        callbacks: functions of the user's to call after steps, evaluations and savings.
+        parents: the models that the run starts from; their hashes are recorded.
+        facts: facts for the summary that are known in advance, such as counts of records.
+        notes: further lines to display at the start.
+        more_data: inputs besides ``data`` and ``eval_data``, mostly files.
+        can_evaluate: whether there is held-out data.
+        callbacks: the user's functions to call after steps, evaluations and saves.
 
-    Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
-    CheckpointError if its model could not be saved, or an unfinished run has no checkpoint that can be used; MachineError if
-    the disk is too full.
+    Raises ConfigError if early stopping has no evaluations, or the folder cannot be used; CheckpointError if the model
+    cannot be saved, or an unfinished run has no usable checkpoint; MachineError if the disk is too full.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class Run:
         self._callbacks = callbacks
         self.done = 0
         self._looked_at = -1
-        """The last step whose samples and evaluation are done; 0 is the model before its first."""
+        """The last step with samples and evaluation done; 0 is the initial model."""
         self._stopping = EarlyStopping(config.early_stopping_patience, higher_is_better=higher_is_better)
         self._first_evaluation: Numbers | None = None
         self._last_evaluation: Numbers = {}
@@ -121,7 +119,7 @@ class Run:
         ranks.on_rank_zero(lambda: check_space(config, learner))
         self._display = Display(algorithm, total_steps, shown)
         self._folder: RunFolder | None = None
-        """The run's folder, on rank 0: the others write nothing."""
+        """The run's folder, only on rank 0, which does all writing."""
 
         def open_folder() -> tuple[Path, list[str], Path | None, list[str]]:
             data = [one for one in (config.data, config.eval_data, *more_data) if one]
@@ -157,11 +155,11 @@ class Run:
         return self
 
     def _resume(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint. Raises CheckpointError if it cannot be read here, or is not of this learner."""
+        """Resume from a checkpoint. Raises CheckpointError if it is unreadable, or from another learner."""
         if not checkpoint.is_dir():
             raise CheckpointError(
-                f"rank {ranks.rank()} sees no {checkpoint}, from which rank 0 resumes; --output must be a folder that all "
-                "machines see"
+                f"rank {ranks.rank()} does not see {checkpoint}, from which rank 0 resumes; --output must be a folder "
+                "shared by all machines"
             )
         checked = self._folder.checkpoint if self._folder else None
         state = checked.state if checked else read_state(checkpoint / RESUME)
@@ -186,11 +184,11 @@ class Run:
         self._opening.append(f"resumes after step {self.done} of {self.total_steps}")
 
     def _moves(self, *_: Any) -> None:
-        """Before each step of the optimizer: whatever happens in it, the weights are not those of the last mark."""
+        """Called before each optimizer step: from now on the weights differ from the last mark."""
         self._has_moved = True
 
     def _mark(self) -> None:
-        """Take down where the run is: from here it can continue. Tensors are not copied; they hold until the next update."""
+        """Record the run's state to resume from. Tensors are not copied; they are valid until the next update."""
         self._state = {
             "learner": self.learner.state_dict(),
             "run": {
@@ -212,9 +210,9 @@ class Run:
         return round(self._seconds_before + time.monotonic() - self._started, 2)
 
     def steps(self) -> Iterator[int]:
-        """0 for the model before its first step, then 1, 2, ... up to the last, or until evaluations stop improving.
+        """0 for the initial model, then 1, 2, ... up to the last, or until evaluations stop improving.
 
-        A run that continues begins after its last step, or with it, if it was cut short while that was evaluated.
+        A resumed run begins after its last step, or with it, if it was interrupted during that step's evaluation.
         """
         first = self.done if self._looked_at < self.done else self.done + 1
         for step in range(first, self.total_steps + 1):
@@ -233,26 +231,26 @@ class Run:
         hit("run.learned")
 
     def needs_update(self, step: int) -> bool:
-        """True if a step is still to be learned; False for 0, and for one that is only to be evaluated."""
+        """True if a step still needs its update; False for 0, and for one that only needs its evaluation."""
         return step > self.done
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """Around all that moves weights, the step's `log` and checks: a request to end waits until it is done."""
+        """Context of an update, its `log` and its checks; delays requests to stop until it is done."""
         before = self.done
         self._stops.poll(ranks.largest)
         with self._stops.shield():
             try:
                 yield
             finally:
-                if self.done != before:  # it was logged, so it is whole
+                if self.done != before:  # logged, so complete
                     self._mark()
         self._stops.poll(ranks.largest)
         if self.done != before:
             self._callbacks.step(self.done, self._last_step)
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
-        """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
+        """Write and display a step's metrics. ``note`` is an optional message; repeats are suppressed."""
         hit("step.learned")
         self._write(step, metrics)
         self.done, self._last_step = step, dict(metrics)
@@ -279,16 +277,16 @@ class Run:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Show a table of samples and write it down."""
+        """Write and display a table of samples."""
         if rows:
             if self._folder:
                 self._folder.log_samples(step, rows)
             self._display.table(f"step {step}", rows)
 
     def evaluate(self, step: int, metrics: Numbers) -> None:
-        """Write down metrics on held-out data, and keep the model as ``best/`` if no earlier one was better.
+        """Write metrics on held-out data, and save the model as ``best/`` if none was better before.
 
-        Without metrics (nothing is held out) this does nothing.
+        Does nothing without metrics (nothing is held out).
         """
         if not metrics:
             return
@@ -328,8 +326,8 @@ class Run:
                 else:
                     self._report_end(
                         error,
-                        "the other ranks, which hold parts of the model, have not come to the same end, so it is not saved; "
-                        + self._where_it_continues(),
+                        "the model is not saved, because the other ranks, which have shards of it, did not stop at "
+                        "the same point; " + self._where_it_continues(),
                     )
             if isinstance(error, HeedfulError) and error.status != MachineError.status:
                 error.status = max(error.status, TrainingError.status)  # the run had begun
@@ -387,7 +385,7 @@ class Run:
                 name = f"checkpoints/step-{self.done + 1:06d}-partial"
                 self._save(name)
                 left = (
-                    f"in the middle of an update; {self._where_it_continues()}, and the model as it was is "
+                    f"in the middle of an update; {self._where_it_continues()}, and the current model is "
                     f"{self.path / name}"
                 )
             else:
@@ -395,15 +393,15 @@ class Run:
                     path = self._save_checkpoint(self.done)
                 left = f"{again} resumes from {path}"
                 if self._has_final:
-                    left = f"the model is {self.path / 'final'}, and {again} does what is left"
-        except Exception as second:  # a full disk, say: the first error is the one to report
+                    left = f"the model is {self.path / 'final'}, and {again} does the rest"
+        except Exception as second:  # such as a full disk: report the first error
             last = self._last_checkpoint()
-            newest = f"; {last} is the newest that is there" if last else ""
+            newest = f"; {last} is the newest one" if last else ""
             left = f"no checkpoint could be saved: {type(second).__name__}: {second}{newest}"
         self._report_end(error, left)
 
     def _save_if_due(self, step: int) -> None:
-        """Write a checkpoint if its step or time has come. A disk that is full ends no run: the next is tried in its turn."""
+        """Write a checkpoint if it is due. A full disk does not end the run: the next due checkpoint is tried again."""
         minutes = (time.monotonic() - self._last_saved) / 60
         by_time = ranks.broadcast(0 < self.config.save_minutes <= minutes and step < self.total_steps)
         if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
@@ -420,14 +418,14 @@ class Run:
         self._callbacks.save(step, path)
 
     def _save(self, name: str) -> None:
-        """Write the model to a folder of the run: rank 0 does, once all have given it their parts of what is divided."""
+        """Write the model to a subfolder on rank 0, after gathering shards. Collective."""
         model = self.learner.unsharded()
         if self._folder:
             with ranks.alone():
                 self._folder.save(model, name)
 
     def _save_checkpoint(self, step: int) -> Path:
-        """Write a checkpoint of a step, unless it is there: rank 0 does, and all their parts of what is divided."""
+        """Write a checkpoint of a step on rank 0, unless it exists; every rank writes its shards. Collective."""
         is_divided = holds_divided(self._state)
         path = checkpoint_path(self.path, step)
         is_there = is_divided and ranks.broadcast(path.exists())

@@ -55,24 +55,23 @@ from heedful.training.provenance import (
 )
 
 NO_LOCKS = (
-    "the file system of --output has no locks, so nothing keeps a second process out of the folder: start one at a time"
+    "the file system of --output has no locks, so a second process in the same folder is not detected: start only one"
 )
 
 
 class RunFolder:
-    """An open run folder: a new run, or an unfinished one that continues. Made when everything else has been checked.
+    """An open run folder: a new run, or a resumed one. Created after all other checks.
 
-    If a new run fails before its first step, the folder is as it was: empty, absent, or with the run that was replaced.
+    If a new run fails before its first step, the folder is restored: empty, absent, or with the replaced run.
 
     Args:
         config: the run's settings.
         command: the trainer's name.
-        data: what the run is made from, mostly files; their hashes are written down, and an unfinished run continues only
-            with these.
-        models: models that it is made from, likewise.
-        facts: what else to write into run.json, for those who list runs.
+        data: inputs of the run, mostly files; their hashes are recorded, and a run resumes only with the same.
+        models: parent models, recorded likewise.
+        facts: further content of run.json, for lists of runs.
 
-    Raises ConfigError if the folder cannot be used, CheckpointError if an unfinished run has no checkpoint that verifies.
+    Raises ConfigError if the folder cannot be used, CheckpointError if an unfinished run has no valid checkpoint.
     """
 
     def __init__(
@@ -85,27 +84,27 @@ class RunFolder:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self._config = config
-        self._environment = environment(command, config, data=data, models=models)  # which may take minutes
+        self._environment = environment(command, config, data=data, models=models)  # may take minutes
         self.made_from = made_from(settings_of(config), self._environment)
-        """A sum of settings, data and models, for checkpoints."""
+        """A hash of settings, data and models, for checkpoints."""
         plan = check_output(config)
         self.unchanged = [self.made_from]
-        """Such sums of this very run, also by earlier versions, which had other settings or another order of them. Another
-        in a checkpoint means that settings, data or models have changed since."""
+        """Valid hashes of this run, also by earlier versions with other settings or another order of them. A different
+        one in a checkpoint means that settings, data or models have changed since."""
         self.path = real_path(config.folder)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
-        """What the run continues from; None if it is new."""
+        """The checkpoint to resume from; None for a new run."""
         self._lock: FolderLock | None = None
         self._is_new = False
-        """Whether what is in the folder is of this run, which is removed if it never makes its first step."""
+        """Whether the folder's files are this run's; they are removed if it makes no step."""
         self._is_new_folder = not self.path.exists()
         self._has_stepped = False
         self._logs = contextlib.ExitStack()
         try:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = FolderLock(self.path)  # refused if another process writes to it
+                self._lock = FolderLock(self.path)  # raises if another process uses it
                 if plan.replaces:
                     set_aside(self.path)
                 self._is_new = not plan.resumes
@@ -123,12 +122,12 @@ class RunFolder:
                 self._begin(command, facts or {})
                 self._open_logs()
             hit("run.opened")
-        except BaseException:  # a full disk, say
+        except BaseException:  # such as a full disk
             self._undo()
             raise
 
     def _find_checkpoint(self, *, has_changes: bool) -> None:
-        """Read the checkpoint to continue from, if the run has come to one. Raises CheckpointError, ConfigError."""
+        """Read the checkpoint to resume from, if the run has one. Raises CheckpointError, ConfigError."""
         config = self._config
         identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
         self._checkpoints = Checkpoints(self.path, identity, config.save_total_limit)
@@ -154,22 +153,22 @@ class RunFolder:
             if self.checkpoint is None and (damaged or holds_models(self.path)):
                 reason = "; ".join(damaged) or "it was interrupted before its first checkpoint"
                 raise CheckpointError(
-                    f"--output {self.path} holds models of an unfinished run, but no checkpoint to resume from ({reason}); "
+                    f"--output {self.path} has models of an unfinished run, but no checkpoint to resume from ({reason}); "
                     "choose another folder, or add --overwrite to start anew"
                 )
         self._has_stepped = self.checkpoint is not None
-        if self.checkpoint is None:  # it was killed before it had anything to keep
+        if self.checkpoint is None:  # killed before its first checkpoint
             clear(self.path)
 
     def rewind(self, stopping: EarlyStopping, objective: str) -> list[str]:
-        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns notes on what was done.
+        """Rewind the folder to the loaded checkpoint. Returns notes on what was done.
 
-        If that is not the newest that there was, best/ and final/ of later steps are set aside, and best/ is chosen anew: the
-        one that the checkpoint knows of is gone. After a mere kill the run comes to the same ones again.
+        If it is not the newest checkpoint, best/ and final/ of later steps are set aside, and best/ is selected anew,
+        since the checkpoint's one no longer exists. After a kill the run reproduces the same ones.
 
         Args:
-            stopping: what the checkpoint knows of best/.
-            objective: the metric by which that was chosen.
+            stopping: the checkpoint's state of best/.
+            objective: the metric that selected it.
         """
         assert self.checkpoint is not None
         sizes = self.checkpoint.state["logs"]
@@ -184,17 +183,17 @@ class RunFolder:
                 notes += self._checkpoints.set_model_aside("final")
             if stopping.would_improve(record[objective] for record in later if objective in record):
                 notes += self._checkpoints.set_model_aside("best")
-        if not (self.path / "best").is_dir():  # set aside now, or when the run continued before
+        if not (self.path / "best").is_dir():  # set aside now or earlier
             stopping.best = None
         self._write_settings()
         notes += cut_logs(self.path, sizes)
         _await_later_second(self.path / "tensorboard")
         self._open_logs()
-        self.checkpoint = None  # its tensors are in the learner now
+        self.checkpoint = None  # the learner now has its tensors
         return notes
 
     def _begin(self, command: str, facts: Mapping[str, Any]) -> None:
-        """Write what is known before the first step."""
+        """Write the files known before the first step."""
         identity = uuid.uuid4().hex
         write_json(self.path / MARKER, {"schema": SCHEMA, "run": identity, "algorithm": command, **facts})
         self._checkpoints = Checkpoints(self.path, identity, self._config.save_total_limit)
@@ -206,7 +205,7 @@ class RunFolder:
         write_text(self.path / "config.yaml", to_yaml(self._config, leave_out=OF_THIS_CALL, without_secrets=True))
 
     def _open_logs(self) -> None:
-        """Open what is written to in every step."""
+        """Open the logs written in every step."""
         self._metrics = self._logs.enter_context((self.path / "metrics.jsonl").open("ab"))
         self._samples = self._logs.enter_context((self.path / "samples.jsonl").open("ab"))
         self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
@@ -225,14 +224,14 @@ class RunFolder:
             _write_line(self._samples, {"step": step, **sample}, without_secrets_of(self._config))
 
     def log_sizes(self) -> dict[str, int]:
-        """Bytes of every log as it is now, so that a run that continues from here can cut off what came later."""
+        """Current size of every log in bytes, so that resuming can cut off later lines."""
         self._tensorboard.flush()
         files = [self.path / name for name in (*LOGS, *NOT_ALWAYS) if (self.path / name).exists()]
         files += sorted((self.path / "tensorboard").iterdir())
         return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
 
     def save_checkpoint(self, step: int, model: Writes, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, unless it is there. The logs are on the disk before it. Raises OSError."""
+        """Write a checkpoint, unless it exists, after flushing the logs to disk. Raises OSError."""
         if not checkpoint_path(self.path, step).exists():
             for name in state["logs"]:
                 sync(self.path / name)
@@ -240,11 +239,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The checkpoints that are there, in the order of their steps."""
+        """Existing checkpoints, ordered by step."""
         return [checkpoint_path(self.path, step) for step in self._checkpoints.steps()]
 
     def save(self, model: Writes, name: str) -> None:
-        """Write a model to a folder of the run."""
+        """Write a model to a subfolder of the run."""
         with complete_or_absent(self.path / name) as partial:
             model.save(partial)
 
@@ -253,21 +252,21 @@ class RunFolder:
         write_json(self.path / "summary.json", redact(summary))
 
     def close(self, error: BaseException | None) -> None:
-        """Close the folder of a run that ends, by an error or without."""
+        """Close the folder at the end of a run, after success or an error."""
         if error is not None and not self._has_stepped:
             self._undo()
             return
-        with contextlib.suppress(OSError):  # a full disk, which was reported when the line was written
+        with contextlib.suppress(OSError):  # a full disk; already reported when the line was written
             self._logs.close()
         if self._lock is not None:
             self._lock.release()
 
     def _undo(self) -> None:
-        """Leave the older run, or nothing, or the unfinished run as it is."""
+        """Restore the previous state: the replaced run, an empty folder, or the unfinished run."""
         with contextlib.suppress(OSError):
             self._logs.close()
-        if self._lock is not None:  # else the folder is another process's
-            with contextlib.suppress(OSError):  # the first error is the one to report
+        if self._lock is not None:  # else another process owns the folder
+            with contextlib.suppress(OSError):  # report the first error
                 if self._is_new:
                     clear(self.path)
                     bring_back(self.path)
@@ -278,9 +277,10 @@ class RunFolder:
 
 
 def _await_later_second(events: Path) -> None:
-    """Wait until a new file of events has a later second in its name: TensorBoard reads files in the order of their names."""
+    """Wait until a new events file has a later second in its name: TensorBoard reads files in the order of their
+    names."""
     newest = max((int(path.name.split(".")[3]) for path in events.glob("events.out.tfevents.*")), default=0)
-    time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))  # a clock that was set back is not waited for
+    time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))  # does not wait for a clock that was set back
 
 
 def _write_line(file: IO[bytes], record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
@@ -290,20 +290,19 @@ def _write_line(file: IO[bytes], record: Mapping[str, Any], hide: Callable[[str]
 
 
 def check_logs(run: Path, sizes: Mapping[str, int]) -> None:
-    """Check that the logs of a run can be cut back to sizes they had. Raises CheckpointError."""
+    """Check that a run's logs can be truncated to earlier sizes. Raises CheckpointError."""
     for name, size in sizes.items():
         path = run / name
         if path.is_symlink() or not path.resolve().is_relative_to(run.resolve()):
             raise CheckpointError(f"{path} is outside of its run")
         if name in LOGS and not _has(path, size):
             raise CheckpointError(
-                f"{path} is missing or shorter than it was at the checkpoint; bring it back, or start anew with "
-                "--overwrite"
+                f"{path} is missing or shorter than at the checkpoint; restore it, or start anew with --overwrite"
             )
 
 
 def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
-    """Cut the logs of a run back to sizes they had, and remove those that are newer. Returns what could not be done."""
+    """Truncate a run's logs to earlier sizes, and remove newer logs. Returns notes on failures."""
     notes = []
     for name, size in sizes.items():
         path = run / name

@@ -1,4 +1,4 @@
-"""The runs in a folder: which are finished, which are being written, which can continue."""
+"""The runs in a folder and their states: finished, running, resumable."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from heedful.training.provenance import saved_settings
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run's folder says of it."""
+    """The state of a run, read from its folder."""
 
     path: Path
     algorithm: str
@@ -25,13 +25,13 @@ class RunState:
     step: int
     total_steps: int | None
     metric: str
-    """The last value of the metric that decides which model is best; empty before the first evaluation."""
+    """Last value of the metric that selects the best model; empty before the first evaluation."""
     note: str
-    """Where an unfinished run continues, or why it cannot."""
+    """Where an unfinished run resumes, or why it cannot."""
 
 
 def find_runs(folder: Path) -> Iterator[RunState]:
-    """The runs in a folder and below it, in the order of their paths. Hidden folders are left out, links not followed."""
+    """The runs in a folder and its subfolders, ordered by path. Skips hidden folders and links."""
     for parent, folders, files in os.walk(folder):
         if MARKER in files or {"environment.json", "config.yaml"} <= set(files):
             folders.clear()
@@ -45,7 +45,7 @@ def state_of(run: Path) -> RunState:
     damage = ""
     try:
         marker = read_object(run / MARKER, "bring it back", needs=["run"])
-    except CheckpointError as error:  # a heedful that could not resume wrote none
+    except CheckpointError as error:  # missing for versions without resume
         damage = str(error) if (run / MARKER).exists() else ""
     objective = marker.get("objective")
     step, metric = 0, ""
@@ -72,7 +72,7 @@ def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
 
 
 def _where_from(run: Path, identity: str) -> str:
-    """Where an unfinished run continues."""
+    """Where an unfinished run resumes."""
     checkpoints, damaged = Checkpoints(run, identity, keep=0), ""
     for path in checkpoints.candidates():
         try:

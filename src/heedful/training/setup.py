@@ -26,13 +26,13 @@ from heedful.training.output_folder import FolderPlan, check_output
 from heedful.training.rank_consistency import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
-"""What starts from a model."""
+"""Settings of runs that start from a model."""
 
 
 def check_start(config: Config) -> FolderPlan:
-    """Check what can be checked before anything is loaded: the output folder, and the trackers. Ranks meet first.
+    """Join the ranks, then check output folder and trackers, before anything is loaded.
 
-    Returns what becomes of a run that is already in the output folder. Raises ConfigError; see also `join_ranks`.
+    Returns the decision on a run already in the output folder. Raises ConfigError; see also `join_ranks`.
     """
     join_ranks(config)
 
@@ -45,41 +45,41 @@ def check_start(config: Config) -> FolderPlan:
 
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
+    """Device and compute dtype of a run. Raises ConfigError if the machine does not support the settings."""
     device = local_device(resolve_device(config.device))
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)
     if config.optimizer_device == "cpu" and device.type == "cpu":
-        raise ConfigError("--optimizer-device cpu moves nothing: the run is on the CPU; leave it out")
+        raise ConfigError("--optimizer-device cpu has no effect: the run is on the CPU; leave it out")
     dtype = resolve_dtype(config.dtype, device)
     if config.weights_dtype == "bfloat16" and dtype != torch.bfloat16:
         how = "add --dtype bfloat16, or leave it out" if config.dtype == "auto" else "leave out one of the two"
         raise ConfigError(
-            f"--weights-dtype bfloat16 needs products in bfloat16, and here they are in {str(dtype).removeprefix('torch.')} "
-            f"(--dtype {config.dtype} on {device.type}); {how}"
+            f"--weights-dtype bfloat16 needs matrix products in bfloat16, but here they are in "
+            f"{str(dtype).removeprefix('torch.')} (--dtype {config.dtype} on {device.type}); {how}"
         )
     return device, dtype
 
 
 def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the matrices that a run trains. Under adapters they are frozen, and on a GPU as the products read them."""
+    """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype."""
     if config.lora_rank:
         return frozen_dtype(device, compute_dtype)
     return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
 
 
 def float32_experts(config: Config) -> str:
-    """The experts of what a run trains that stay in float32, as ``--lora-targets`` names them.
+    """``--lora-targets`` whose experts stay in float32.
 
-    PEFT folds an expert's adapters into its matrix, in the dtype of that: in half precision all steps would be rounded away
-    that are small beside the matrix. Without adapters they are stored as all matrices are.
+    PEFT adds an expert's adapters to its matrix in the matrix's dtype; half precision would round small steps away.
+    Without adapters experts are stored like all matrices.
     """
     return config.lora_targets if config.lora_rank else ""
 
 
 def quantized(config: Config) -> list[str]:
-    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU stays whole."""
+    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU is not quantized."""
     names = ["model", "value_model"]
     if getattr(config, "reference_device", "cpu") == "same":
         names.append("reference")
@@ -89,7 +89,7 @@ def quantized(config: Config) -> list[str]:
 def load_trained(
     config: Config, source: Source, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False
 ) -> Policy:
-    """The policy that a run trains, as it starts, in 4 bits if the options say so. Raises CheckpointError."""
+    """Load the policy to train, in 4 bits if the settings say so. Raises CheckpointError."""
     return load_policy(
         source,
         device=loading_device(config, device),
@@ -102,10 +102,10 @@ def load_trained(
 
 
 def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
-    """Prepare a model for training: untrained rows of its embedding (`hold_untrained_rows`), and what the options ask for:
-    adapters, gradient checkpointing, compilation, gradient scaler.
+    """Prepare a model for training: untrained embedding rows (`hold_untrained_rows`) and, by the settings, adapters,
+    gradient checkpointing, compilation, gradient scaler.
 
-    ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
+    ``base`` is its source. Puts the module into training mode, since transformers checkpoints gradients only there.
     Raises ConfigError.
     """
     model = _transformer(module)
@@ -117,7 +117,7 @@ def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: 
         module.train()
     if config.compile:
         compile_layers(model)
-    if module.compute_dtype == torch.float16:  # small gradients would be 0 there
+    if module.compute_dtype == torch.float16:  # small gradients would underflow
         module.grad_scaler = torch.amp.GradScaler(model.device.type)
 
 
@@ -129,7 +129,7 @@ def check_compiler(device: torch.device) -> None:
 
     try:
         torch.compile(add_one)(torch.zeros(2, device=device))
-    except Exception as error:  # of every kind: a compiler, its headers or Triton may be missing or too old
+    except Exception as error:  # any kind: a compiler, its headers or Triton may be missing or too old
         first_line = str(error).partition("\n")[0]
         needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++ or clang++)"
         raise ConfigError(
@@ -138,10 +138,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each repeated layer of a model, in place. Names of parameters and saved files stay the same.
+    """Compile each repeated layer of a model, in place. Names of parameters and saved files do not change.
 
-    A layer is compiled at its first pass. `heedful.kernels.attention` stays uncompiled. So do copies of the model, such
-    as the one that samples: torch leaves compiled code out of a copy.
+    A layer is compiled at its first pass. `heedful.kernels.attention` is not compiled. Nor are copies of the model,
+    such as the sampler's: torch does not copy compiled code.
 
     Raises ConfigError if the model has no repeated layers.
     """
@@ -151,7 +151,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def repeated_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of layers of one class that holds most of a model's weights. Raises ConfigError if there is none."""
+    """The list of equal layers with most of a model's weights. Raises ConfigError if there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
     if not alike:
@@ -169,22 +169,23 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
 def load_reference(
     config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy, device: torch.device | None = None
 ) -> Policy:
-    """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
+    """The frozen reference: another model, a second copy of the policy's model, or, with LoRA, the policy's own
+    weights.
 
-    For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
-    ranks shares no weights, so then the model is loaded once more. Loaded once more, it is rounded as the policy is
-    (``weights_dtype``, frozen matrices under adapters), so it gives the log-probs that the policy starts with.
+    In the last case the policy must not have its adapters yet. A policy to be sharded cannot share weights, so its
+    model is loaded again. A second copy is rounded like the policy (``weights_dtype``, frozen matrices under adapters),
+    so its log-probs equal the initial policy's.
 
-    ``device`` is where the run computes; None is where the policy is, which for one that is to be divided is not the same.
+    ``device`` is the run's device; None is the policy's, which differs for a policy to be sharded.
     """
     if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
         reference.value_head = None
     else:
         device = reference_device(config, device or policy.device)
-        dtype = policy.compute_dtype  # the KL before the first update is 0
+        dtype = policy.compute_dtype  # so that the KL before the first update is 0
         is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
-        experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # as the policy's are
+        experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # like the policy's
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
@@ -201,20 +202,20 @@ def load_reference(
 
 
 def copy_reference(config: RolloutConfig, policy: Policy) -> Policy:
-    """The frozen reference of a policy in memory: what it is now."""
+    """The frozen reference of a policy in memory: a copy of its current state."""
     reference = policy.frozen_copy()
     reference.value_head = None
     return reference.to(reference_device(config, policy.device))
 
 
 def halve_reference(reference: Policy) -> Policy:
-    """A policy that is never trained with its matrices in the compute dtype, in place, if that saves memory."""
+    """Convert a frozen policy's matrices to the compute dtype, in place, if that saves memory."""
     head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
-    # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
+    # A tied head in half precision would be an extra copy of the embeddings: more memory, not less.
     halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
     return reference
 
 
 def reference_device(config: RolloutConfig | DPOConfig | KTOConfig, device: torch.device) -> torch.device:
-    """Where the reference lives, the policy being on ``device``."""
+    """Device of the reference, for a policy on ``device``."""
     return torch.device("cpu") if config.reference_device == "cpu" else device

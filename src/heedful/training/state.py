@@ -1,6 +1,6 @@
-"""The state of a run in memory: trained weights and random generators, read and set bit for bit.
+"""The state of a run in memory: trained weights, optimizer and random generators, read and restored bit for bit.
 
-What is read are the tensors themselves, as torch's own ``state_dict`` gives them: a copy needs ``copy.deepcopy``.
+Like torch's ``state_dict`` they are the tensors themselves; ``copy.deepcopy`` makes a copy.
 """
 
 import copy
@@ -16,27 +16,27 @@ from heedful.training.compact_adamw import CompactAdamW
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
+    """Trainable weights by name. Frozen ones never change, so they are not part of a run's state."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
 def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set the weights that learn. Raises KeyError if they are not those of this module."""
+    """Restore trainable weights. Raises KeyError if the names differ from this module's."""
     own = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if own.keys() != weights.keys():
-        raise KeyError(f"the state holds other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
+        raise KeyError(f"the state has other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
     for name, parameter in own.items():
         parameter.copy_(as_held(weights[name], parameter))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's state; its tensors change with each step, its numbers do not."""
+    """An optimizer's state. Each step changes its tensors in place, but not its numbers."""
     return {**optimizer.state_dict(), "param_groups": copy.deepcopy(optimizer.state_dict()["param_groups"])}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Set it again. The optimizer takes a copy, so that its steps leave ``state`` as it is; it keeps its own settings."""
+    """Restore an optimizer's state as a copy, so that its steps do not change ``state``; it keeps its own settings."""
     own = [
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
@@ -50,7 +50,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 
 
 def _held(values: Mapping[str, Any], parameter: Tensor, device: torch.device | None) -> dict[str, Any]:
-    """A copy of an optimizer's state of one weight; what has the weight's shape is divided as the weight is."""
+    """A copy of the optimizer's state of one weight; tensors of the weight's shape are sharded like it."""
     return {
         name: as_held(value, parameter, device).clone()
         if getattr(value, "shape", None) == parameter.shape
@@ -60,7 +60,7 @@ def _held(values: Mapping[str, Any], parameter: Tensor, device: torch.device | N
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:
-    """States of a run's own generator, of torch's and of Python's."""
+    """States of the run's, torch's and Python's generators."""
     devices = (
         [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
@@ -73,11 +73,11 @@ def random_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def set_random_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
-    """Go on with the random numbers that `random_state` saw."""
+    """Restore the generators from `random_state`."""
     generator.set_state(state["generator"])
     torch.set_rng_state(state["torch"])
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    for i, device_state in zip(devices, state["cuda"], strict=False):  # there may be fewer than there were
+    for i, device_state in zip(devices, state["cuda"], strict=False):  # there may be fewer devices than before
         torch.cuda.set_rng_state(device_state, i)
     random.setstate(state["python"])
 
@@ -89,7 +89,7 @@ def scaler_state(module: nn.Module) -> dict[str, Any]:
 
 
 def load_scaler_state(module: nn.Module, state: dict[str, Any]) -> None:
-    """Set it again."""
+    """Restore a gradient scaler's state."""
     scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
     if scaler is not None:
         scaler.load_state_dict(state)

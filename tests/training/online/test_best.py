@@ -152,5 +152,5 @@ def test_the_judges_file_is_not_deleted_by_overwrite(config, length, judge, tmp_
     train_ppo(settings, rewards=[length])
     (settings.output / "法官.py").write_text(JUDGE, encoding="utf-8")
     inside = f"python:{settings.output / '法官.py'}:brief"
-    with pytest.raises(ConfigError, match="which this run is made from and --overwrite would delete"):
+    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
         train_ppo(config(steps=1, selection_rewards=(inside,), overwrite=True), rewards=[length])

@@ -182,10 +182,8 @@ def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_re
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text(encoding="utf-8").replace("{% for", "Be kind.{% for", 1), encoding="utf-8")
     start(from_reward(f"model:{folder}"), [])
-    with pytest.raises(
-        ConfigError, match=r"--critic reward: the chat template of model:.* renders the prompt at .*chat\.jsonl:1
-        differently"
-    ):
+    renders = r"--critic reward: the chat template of model:.* renders the prompt at .*chat\.jsonl:1 differently"
+    with pytest.raises(ConfigError, match=renders):
         start(from_reward(f"model:{folder}", data=chat), [])
 
 

@@ -216,9 +216,7 @@ def test_a_failed_response_costs_no_other_where_the_batch_is_compared(config, ma
 
 
 def test_with_no_whole_prompt_left_the_run_stops(config, make_learner, experience_of):
-    with pytest.raises(
-        RewardError, match="4 of 16 responses have no score, and no complete group is left"
-    ):
+    with pytest.raises(RewardError, match="4 of 16 responses have no score, and no complete group is left"):
         learned_from(config, make_learner, experience_of, (0, 5, 10, 15), GRPOConfig)
 
 

@@ -123,7 +123,10 @@ def test_an_engine_of_ones_own_samples_what_is_learned_from(settings, tmp_path):
         ({"advantage": "@number"}, r"--advantage .*number returned float, not advantages of shape \[8, 6\] or \[8\]"),
         ({"policy_loss": "@no_tuple"}, r"--policy-loss .*no_tuple must return \(loss, metrics\)"),
         ({"sampler": "@Half"}, r"--sampler: Half.generate gave \d responses to \d+ prompts"),
-        ({"sampler": "@Longer"}, r"--sampler: Longer.generate gave a response of 7 tokens; --max-new-tokens is 6"),
+        (
+            {"sampler": "@Longer"},
+            r"--sampler: Longer.generate returned a response of 7 tokens, above --max-new-tokens 6",
+        ),
         ({"advantage": "@missing"}, r"--advantage: .*我的\.py has no function 'missing'; it has centred, .*"),
         ({"policy_loss": "python:/nowhere.py:f"}, r"--policy-loss: the file /nowhere.py of .* does not exist"),
         ({"advantage": "python:in Python:gone"}, r"--advantage: gone was given in Python .*; give it again"),

@@ -1,4 +1,4 @@
-"""One vLLM server: what it is asked over HTTP, and what its answers may be."""
+"""Client of one vLLM server: HTTP requests, and validation of responses."""
 
 import asyncio
 import json
@@ -16,25 +16,25 @@ from heedful.errors import SamplerError
 from heedful.retries import read_retry_after
 
 SHORT = 30.0
-"""Seconds for an answer that takes no work."""
+"""Timeout in seconds of requests that need no computation."""
 MOST_WAIT = 30.0
-"""The longest wait that a server may ask for (Retry-After)."""
-START = "start it with `heedful serve-policy`, or as docs/vllm.md says"
+"""Maximum seconds of Retry-After."""
+START = "start it with `heedful serve-policy`, or as in docs/vllm.md"
 
 
 class GoneError(Exception):
-    """A server did not answer, or has other weights than it should: what it was asked is to be asked again, or elsewhere."""
+    """A server did not answer, or has the wrong weights: retry the request, or use another server."""
 
     retry_after = 0.0
-    """Seconds that the server has asked to wait."""
+    """Seconds to wait, as requested by the server."""
 
 
 class FailedError(GoneError):
-    """A server answered that it failed (status 5xx)."""
+    """A server failed (status 5xx)."""
 
 
 class BusyError(GoneError):
-    """A server answers later (status 429)."""
+    """A server is busy (status 429)."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"is busy (asks to wait {seconds:g} s)")
@@ -43,12 +43,12 @@ class BusyError(GoneError):
 
 @dataclass(frozen=True)
 class Request:
-    """One response to draw."""
+    """A request for one response."""
 
     prompt: Sequence[int]
     """Token ids."""
     most: int
-    """The most tokens of the response."""
+    """Maximum tokens of the response."""
     seed: int
 
 
@@ -57,14 +57,14 @@ class Drawn:
     """A response."""
 
     ids: list[int]
-    """With the token that ended it."""
+    """Includes the stop token."""
     logprobs: list[float]
-    """Of each, under what it was drawn from."""
+    """Log-prob of each token, under the distribution that sampled it."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The weights that a server has: where and what. Another process, or another load, has another value."""
+    """Identifies the weights on a server. Another process or another load has another value."""
 
     instance: str
     version: str | None
@@ -76,8 +76,8 @@ class VLLMServer:
 
     Args:
         address: http://HOST:PORT.
-        client: makes the requests.
-        sampling: what all requests have in common, as ``POST /v1/completions`` takes it.
+        client: HTTP client.
+        sampling: common parameters of all requests, as in ``POST /v1/completions``.
         timeout: seconds for one response, or for loading weights.
     """
 
@@ -86,15 +86,15 @@ class VLLMServer:
     ) -> None:
         self.address, self.client, self.sampling, self.timeout = address, client, sampling, timeout
         self.held: Held | None = None
-        """The weights that it was proven to have; None if that is not known."""
+        """The weights it is verified to have; None if unknown."""
         self.about: dict[str, Any] = {}
 
     def error(self, text: str) -> SamplerError:
-        """An error that names the server."""
+        """An error with the server's address."""
         return SamplerError(f"--sampler vllm:{self.address} {text}")
 
     async def draw(self, request: Request) -> Drawn:
-        """One response. Raises GoneError, and SamplerError if the server refuses the request."""
+        """Sample one response. Raises GoneError, or SamplerError if the server refuses the request."""
         asked = {"prompt": request.prompt, "max_tokens": request.most, "seed": request.seed, **self.sampling}
         answer = await self.ask("/v1/completions", asked, self.timeout)
         try:
@@ -105,44 +105,44 @@ class VLLMServer:
             raise self.error(
                 f"answered without token ids and log-probs ({type(error).__name__}: {error}): {str(answer)[:300]}; {START}"
             ) from error
-        if reason not in ("stop", "length"):  # abort: the server is ending, or was told to drop its requests
-            raise GoneError(f"a response ended because of {reason!r}")
+        if reason not in ("stop", "length"):  # abort: the server is shutting down, or dropped its requests
+            raise GoneError(f"a response ended with reason {reason!r}")
         known = self.about["vocab_size"]
         is_good = all(type(i) is int and 0 <= i < known for i in ids) and all(map(_is_logprob, logprobs))
         if not is_whole or not is_good or not 0 < len(ids) <= request.most:
             raise self.error(
-                f"answered with another prompt, or token ids or log-probs that cannot be: {str(choice)[:300]}; {START}"
+                f"answered with another prompt, or invalid token ids or log-probs: {str(choice)[:300]}; {START}"
             )
         return Drawn(ids, [min(0.0, float(x)) for x in logprobs])
 
     async def check_version(self) -> None:
-        """Raise SamplerError unless it is a vLLM whose answers are known, and GoneError if it does not answer."""
+        """Raises SamplerError unless it is a supported vLLM, and GoneError if it does not answer."""
         answer = await self.ask("/version")
         if not isinstance(answer, dict) or not isinstance(answer.get("version"), str):
-            raise self.error(f"is no vLLM server: /version answered {str(answer)[:200]}; {START}")
+            raise self.error(f"is not a vLLM server: /version returned {str(answer)[:200]}; {START}")
         version: str = answer["version"]
         if ".".join(version.split(".")[:2]) not in SUPPORTED:
-            raise self.error(f"is vLLM {version}; heedful knows {' and '.join(SUPPORTED)}: install one of these there")
+            raise self.error(
+                f"is vLLM {version}; heedful supports {' and '.join(SUPPORTED)}: install one of these there"
+            )
 
     async def ask_about(self) -> dict[str, Any]:
-        """What the server has loaded (`heedful_about`). Raises GoneError, SamplerError."""
+        """The server's model and settings (`heedful_about`). Raises GoneError, SamplerError."""
         self.about = (await self._ask_workers("heedful_about", {}, SHORT))[0]
         return self.about
 
     async def ask_state(self) -> Held:
-        """The weights that it says it has now. Raises GoneError."""
+        """The weights that it reports now. Raises GoneError."""
         return _held((await self._ask_workers("heedful_state", {}, SHORT))[0])
 
     async def confirm(self, weights: Weights) -> None:
-        """Raise GoneError unless it has these weights, as it was given them."""
+        """Raises GoneError unless it still has these weights from the same load."""
         held = await self.ask_state()
         if held != self.held or held.version != weights.version:
-            raise GoneError(
-                f"it has other weights than it was given ({held.version}): it restarted, or is used by others"
-            )
+            raise GoneError(f"it has other weights ({held.version}) than it was given: it restarted, or others use it")
 
     async def prepare(self, weights: Weights) -> None:
-        """Give it weights that it has not got, and prove that it has them. Raises GoneError, SamplerError."""
+        """Load weights unless it has them, and verify them. Raises GoneError, SamplerError."""
         if self.held is not None and self.held.version == weights.version:
             if await self.ask_state() == self.held:
                 return
@@ -152,44 +152,44 @@ class VLLMServer:
         try:
             await self._prove(weights, "heedful_load", {"path": str(weights.folder), "version": weights.version})
         except FailedError as problem:
-            await self.ask_state()  # it may be gone: then that is the problem
+            await self.ask_state()  # raises if it is gone
             raise self.error(
                 f"could not load the weights in {weights.folder}: {problem}. Does it see that folder under this path? If it "
-                "is on another machine or in a container, name one that both see (--sampler-folder)"
+                "is on another machine or in a container, set a folder that both see (--sampler-folder)"
             ) from problem
 
     async def prove_sent(self, weights: Weights) -> None:
-        """Prove that it has weights that were sent to it. Raises GoneError, SamplerError."""
+        """Verify weights that were sent to it. Raises GoneError, SamplerError."""
         await self._prove(weights, "heedful_checksum", {"version": weights.version})
 
     async def _prove(self, weights: Weights, method: str, arguments: Mapping[str, str]) -> None:
-        """Have it load or name weights, forget what it computed with others, and compare their checksum."""
+        """Load or name weights, reset the prefix cache, and verify the checksum."""
         answers = await self._ask_workers(method, arguments, self.timeout)
         reset = await self.ask("/reset_prefix_cache", {}, self.timeout)
         if isinstance(reset, dict) and reset.get("success") is False:
             raise GoneError("the cache of prompts could not be emptied: other requests are using it")
-        # a matrix may be split among workers; what is the same on all counts once
+        # a matrix may be split over workers; replicated weights count once
         found = added(part for _, part in {(name, part) for one in answers for name, part in one["parts"].items()})
         if found != weights.checksum:
             raise self.error(
-                f"has other weights than the trainer after it loaded them (checksum {found}, the trainer's "
-                f"{weights.checksum}); is it a model of the same architecture, not quantised, with --dtype as it is?"
+                f"has other weights than the trainer after loading them (checksum {found}, the trainer's "
+                f"{weights.checksum}); does it have the same architecture and --dtype, without quantisation?"
             )
         self.held = _held(answers[0])
 
     async def order(self, path: str) -> None:
-        """Have it do something that has no arguments, such as ``/sleep?level=1``. Raises GoneError, SamplerError."""
+        """Send a command without arguments, such as ``/sleep?level=1``. Raises GoneError, SamplerError."""
         await self.ask(path, {}, self.timeout)
 
     async def _ask_workers(self, method: str, arguments: Mapping[str, str], timeout: float) -> list[dict[str, Any]]:
         answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments}, timeout)
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results or not all(isinstance(one, dict) for one in results):
-            raise self.error(f"answered {method} with {str(answer)[:200]}; {START}")
+            raise self.error(f"returned {str(answer)[:200]} for {method}; {START}")
         return results
 
     async def ask(self, path: str, content: Mapping[str, Any] | None = None, timeout: float = SHORT) -> Any:
-        """The answer to one request, as JSON. Raises GoneError if there is none, SamplerError if it is refused."""
+        """The JSON response to one request. Raises GoneError without a response, SamplerError if it is refused."""
         method = "GET" if content is None else "POST"
         try:
             async with asyncio.timeout(timeout):

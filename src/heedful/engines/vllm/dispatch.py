@@ -1,4 +1,4 @@
-"""Many responses from several servers: each row is drawn once, by weights that were proven, whatever becomes of a server."""
+"""Samples many responses on several servers: each row exactly once, with verified weights, even if servers fail."""
 
 import asyncio
 import math
@@ -14,19 +14,18 @@ from heedful.retries import pause
 
 
 class Dispatch:
-    """The rows of one batch, on their way.
+    """The rows of one batch, in flight.
 
-    A server takes rows while there are any, so many at a time. A row counts once the server is known to have had the same
-    weights before it and after it, without a break: then it is ``confirmed``. What a server that fails has drawn since the
-    last confirmation goes back, and is drawn by whichever server is there, with the same seed. So no row is lost, none is
-    there twice, and none is by other weights.
+    Each server takes up to ``concurrency`` rows at a time, until none are left. A row is ``confirmed`` once the server
+    is verified to have had the same weights before and after it. Rows of a failed server since its last confirmation
+    are sampled again by any server, with the same seed. So no row is lost, duplicated, or from other weights.
 
     Args:
-        servers: who draws.
-        weights: what they draw with; each is given them, if it has not got them.
+        servers: the servers.
+        weights: the weights to sample with; loaded by servers that do not have them.
         requests: the rows.
-        concurrency: the most rows in flight to one server.
-        patience: seconds without any progress after which it ends.
+        concurrency: maximum rows in flight per server.
+        patience: seconds without progress after which it raises.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Dispatch:
         self.left = deque(range(len(requests)))
         self.confirmed: dict[int, Drawn] = {}
         self.retries = 0
-        """Times that a row, or a server, was asked again."""
+        """Number of retries of rows and servers."""
         self.problems: dict[str, str] = {}
         self.progressed = time.monotonic()
         self.changed = asyncio.Event()
@@ -58,7 +57,7 @@ class Dispatch:
         return len(self.confirmed) == len(self.requests)
 
     async def _serve(self, server: VLLMServer) -> None:
-        """Have one server draw, through all its failures, until every row is confirmed."""
+        """Run one server, with retries after failures, until every row is confirmed."""
         failures = 0
         while not self.is_done:
             mine: dict[int, Drawn] = {}
@@ -73,7 +72,7 @@ class Dispatch:
                 failures = 0
                 if not self.left and not self.is_done:
                     self.changed.clear()
-                    await self.changed.wait()  # others may give rows back
+                    await self.changed.wait()  # other servers may return rows
             except GoneError as problem:
                 self._give_back(mine)
                 server.held = None
@@ -84,7 +83,8 @@ class Dispatch:
                 raise
 
     async def _pull(self, server: VLLMServer, mine: dict[int, Drawn]) -> None:
-        """Draw rows, one after the other, while there are any. Raises GoneError if the server has lost its weights."""
+        """Sample rows, one after the other, until none are left. Raises GoneError if the server has lost its
+        weights."""
         failures = 0
         while self.left:
             row = self.left.popleft()
@@ -106,21 +106,21 @@ class Dispatch:
         self.changed.set()
 
     async def _wait(self, server: VLLMServer, problem: GoneError, failures: int) -> None:
-        """Wait before the next try. Raises SamplerError if nothing has come from any server for too long."""
+        """Wait before the next try. Raises SamplerError if no server has answered for too long."""
         self.retries += 1
         self.problems[server.address] = str(problem)
         seconds = pause(failures, problem.retry_after)
         if time.monotonic() + seconds > self.progressed + self.patience:
             raise SamplerError(
                 f"--sampler: no server answers. {'; '.join(f'vllm:{who}: {what}' for who, what in self.problems.items())}. "
-                f"Nothing came for {self.patience:g} s (--sampler-retry-minutes); are the servers running and reachable "
+                f"No response for {self.patience:g} s (--sampler-retry-minutes); are the servers running and reachable "
                 "from here? The same command resumes once they are back"
             )
         await asyncio.sleep(seconds)
 
 
 async def first_of(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run coroutines at the same time until the first has ended, or has raised, and end the others."""
+    """Run coroutines concurrently until the first ends or raises; then cancel the others."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,7 @@
-"""Weights from GPU to GPU, by vLLM's own transfer (vLLM 0.28 and later), which must be installed beside heedful for this.
+"""Weight transfer from GPU to GPU by NCCL, with vLLM's own code (0.28 and later), which must be installed beside
+heedful.
 
-It was written from vLLM's sources (0.32, 0.33) and was never run: it needs two GPUs.
+Written from vLLM's sources (0.32, 0.33) and never run: it needs two GPUs.
 """
 
 import socket
@@ -19,12 +20,12 @@ Do = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Senders:
-    """One NCCL group per server, of the trainer and the server's workers."""
+    """An NCCL group per server, with the trainer and the server's workers."""
 
     def __init__(self, servers: Sequence[VLLMServer]) -> None:
         self.servers = servers
         self._groups: dict[str, tuple[str, Named, Any]] = {}
-        """For each address, the server process that the group is with, what is sent, and vLLM's engine."""
+        """For each address: the group's server process, the weights to send, and vLLM's engine."""
         try:
             from vllm.distributed.weight_transfer import base, clients, factory, nccl_engine
         except ImportError as error:
@@ -38,9 +39,9 @@ class Senders:
         """Broadcast weights to every server. Raises SamplerError.
 
         Args:
-            version: their name.
-            weights: plain ones, on the GPU.
-            do: runs a coroutine to its end.
+            version: name of the weights.
+            weights: plain weights, on the GPU.
+            do: runs a coroutine to completion.
         """
         for server in self.servers:
             try:
@@ -52,12 +53,12 @@ class Senders:
                     do(server.order("/resume"))
             except GoneError as problem:
                 raise server.error(f"could not be sent the weights: {problem}") from problem
-            except (OSError, RuntimeError) as problem:  # of requests, torch and NCCL
+            except (OSError, RuntimeError) as problem:  # from requests, torch and NCCL
                 raise server.error(f"could not be sent the weights: {type(problem).__name__}: {problem}") from problem
         return Weights(version, checksum(weights.values()), None)
 
     def _engine(self, server: VLLMServer, instance: str, weights: Mapping[str, Tensor], do: Do) -> Any:
-        """vLLM's engine for a server, with these weights to send; made once for each server process."""
+        """vLLM's engine for a server, with the weights to send; made once per server process."""
         base, clients, factory, nccl_engine = self._vllm
         if self._groups.get(server.address, ("",))[0] != instance:
             named = Named()
@@ -79,7 +80,7 @@ class Senders:
 
 
 class Named(nn.Module):
-    """Weights as the module that vLLM's `ModuleSource` reads, which asks for nothing but names and tensors."""
+    """Weights as a module for vLLM's `ModuleSource`, which reads only names and tensors."""
 
     weights: Mapping[str, Tensor]
 
@@ -88,7 +89,7 @@ class Named(nn.Module):
 
 
 def _address_towards(server: str) -> str:
-    """This machine's address, as a server sees it."""
+    """This machine's address on the route to a server."""
     parts = urlsplit(server)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
         towards.connect((parts.hostname, parts.port or 80))  # no packet is sent

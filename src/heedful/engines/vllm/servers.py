@@ -1,4 +1,4 @@
-"""The servers that draw a run's responses, as the trainer sees them: it gives a policy and prompts, and gets rollouts."""
+"""The sampling servers of a run, for the trainer: from policy and prompts to rollouts."""
 
 import asyncio
 import os
@@ -32,51 +32,51 @@ from heedful.models.policy import Policy
 from heedful.retries import Backoff
 
 TOKEN = "HEEDFUL_SAMPLER_TOKEN"
-"""The environment variable with the token of servers that were started with vLLM's --api-key."""
+"""Environment variable with the token of servers started with vLLM's --api-key."""
 CONCURRENCY = 128
-"""Most responses in flight at a time to each server; vLLM queues what it cannot draw at once."""
+"""Maximum responses in flight per server; vLLM queues the excess."""
 TIMEOUT = 1800.0
-"""Seconds for one response, or for loading weights: 32,000 tokens, if many are drawn at once. A process that ends closes its
-connections, and is noticed at once."""
+"""Timeout in seconds of one response, or of loading weights: enough for 32,000 tokens under load. A process that ends
+closes its connections, which is noticed at once."""
 FIRST_PATIENCE = 10.0
-"""Seconds for which servers are waited for at the start of a new run: an address may be wrong."""
+"""Seconds to wait for servers at the start of a new run; short, since an address may be wrong."""
 LONGEST_IDLE = 2.0
-"""Seconds that a connection is kept for the next request. vLLM closes one after 5, maybe just as a request is sent on it."""
+"""Seconds that an idle connection is kept; below vLLM's 5, so that it never closes one while a request is being
+sent."""
 PROTOCOL = 1
-"""What `heedful.engines.vllm.extension` says of itself."""
+"""Protocol version of `heedful.engines.vllm.extension`."""
 
 
 @dataclass
 class Pending:
-    """A batch that is being drawn."""
+    """A batch that is being sampled."""
 
     prompts: list[list[int]]
     drawn: "Future[tuple[list[Drawn], int]] | None" = None
-    """None on ranks that wait for the first."""
+    """None on ranks other than rank 0."""
 
 
 class Servers:
     """vLLM servers with the weights of one policy at a time.
 
-    Before a batch they are given the policy's weights, if those are not the ones they have, and each proves it: the checksum
-    of what it computes with is the trainer's (`heedful.engines.vllm.extension.heedful_vllm.checksum`). After the batch each
-    proves that nothing has replaced them meanwhile.
+    Before a batch they load the policy's weights, unless they have them, and the checksum of the weights they compute
+    with is compared with the trainer's (`heedful.engines.vllm.extension.heedful_vllm.checksum`). After the batch each
+    is checked to still have them.
 
-    Of several ranks the first talks to the servers, and shares what they draw.
+    Of several ranks only rank 0 uses the servers, and shares the responses.
 
-    Requests are made in a thread of its own, one batch after the other, so that a batch can be on its way while the trainer
-    does something else.
+    Requests run in a separate thread, one batch after the other, so that sampling can overlap with training.
     """
 
     def __init__(self, config: RolloutConfig, *, stop_ids: Sequence[int], pad_id: int) -> None:
         self.config, self.stop_ids, self.pad_id = config, list(stop_ids), pad_id
         self.run = secrets.token_hex(4)
         self.number = 0
-        """Of the newest weights; each change has its own."""
+        """Number of the newest weights; increased by each change."""
         self.retries = 0
         self.dtype = torch.float32
         self._seen = ""
-        """The fingerprint of the weights of the last batch; of whole models, rank 0's."""
+        """Fingerprint of the last batch's weights; only on rank 0 for unsharded models."""
         self._weights: Weights | None = None
         fixed = config.response_length != "stop"
         sampling = {
@@ -87,9 +87,9 @@ class Servers:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "ignore_eos": True,  # the tokens that end a response are named
+            "ignore_eos": True,  # stop tokens are listed explicitly
             "stop_token_ids": [] if fixed else self.stop_ids,
-            "logprobs": 0,  # of the token that was drawn, and no other
+            "logprobs": 0,  # only of the sampled token
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
@@ -97,7 +97,7 @@ class Servers:
         headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN)) else {}
         most = CONCURRENCY * len(config.sampler_addresses) + 8
         limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=LONGEST_IDLE)
-        # servers of one's own are not behind the proxies of the environment
+        # own servers are not behind the proxies of the environment
         client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
             VLLMServer(address, client, sampling=sampling, timeout=TIMEOUT) for address in config.sampler_addresses
@@ -108,12 +108,13 @@ class Servers:
         self._background = Background(at_end=client.aclose)
 
     def connect(self, policy: Policy, *, longest: int, is_known: bool = False) -> None:
-        """Check that every server is there and fits the policy. Raises SamplerError, ConfigError.
+        """Check that every server answers and fits the policy. Raises SamplerError, ConfigError.
 
         Args:
-            policy: what will be sampled from.
-            longest: the most tokens of a prompt and its response.
-            is_known: whether they have served this run before; then they are waited for as in the middle of it.
+            policy: the policy to sample from.
+            longest: maximum tokens of prompt and response together.
+            is_known: whether they answered this run before; then requests are retried as long as in the middle of a
+                run.
         """
         most = 60 * self.config.sampler_retry_minutes
         patience = most if is_known else min(FIRST_PATIENCE, most)
@@ -132,18 +133,18 @@ class Servers:
             if given is not None:
                 given.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix="heedful-weights-", dir=given))
-            self.folder.chmod(0o755)  # the servers may be another user's
+            self.folder.chmod(0o755)  # the servers may run as another user
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Pending:
-        """Have a batch drawn by the policy's weights as they are now. It is on its way when this returns.
+        """Start sampling a batch with the policy's current weights; returns at once.
 
-        Random numbers are taken now: a seed for each row.
+        Random numbers are drawn now: a seed per row.
         """
         seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
         asked = [Request(list(p), self.config.max_new_tokens, seed) for p, seed in zip(prompts, seeds, strict=True)]
         pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
-        is_kept = is_sharded(policy) and seen == self._seen  # the servers' folder has them: nothing is put together
+        is_kept = is_sharded(policy) and seen == self._seen  # already written: nothing to gather
         whole = None if is_kept else gathered_on_first(policy)
 
         def start() -> None:
@@ -175,18 +176,18 @@ class Servers:
         )
 
     def take_retries(self) -> int:
-        """How often a row or a server was asked again, since this was last called."""
+        """Number of retries of rows and servers since the last call."""
         taken, self.retries = self.retries, 0
         return taken
 
     def close(self) -> None:
-        """End all that is on its way."""
+        """Cancel all pending requests."""
         self._background.close()
 
     def _current(self, policy: Policy | None, seen: str) -> Weights:
-        """The policy's weights, written down or sent, unless they are the ones of the last batch.
+        """The policy's weights, written or sent unless unchanged since the last batch.
 
-        ``seen`` is their fingerprint; without a policy it is that of the last batch.
+        ``seen`` is their fingerprint; without a policy, the last batch's.
         """
         if seen == self._seen and self._weights is not None:
             version = self._weights.version
@@ -208,7 +209,7 @@ class Servers:
         return self._weights
 
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
-        async with self._turn:  # in the order in which they began
+        async with self._turn:  # in the order of `begin`
             if self.config.sampler_sleep:
                 await all_of(self._order(server, "/wake_up") for server in self.servers)
             patience = 60 * self.config.sampler_retry_minutes
@@ -226,7 +227,7 @@ class Servers:
         try:
             await server.order(path)
         except GoneError:
-            server.held = None  # it is looked at again before it draws
+            server.held = None  # verified again before it samples
 
     async def _look(self, server: VLLMServer, policy: Policy, longest: int, patience: float) -> None:
         """Check one server. Raises SamplerError, ConfigError."""
@@ -241,7 +242,7 @@ class Servers:
                     check_fits(server, await server.ask_about(), policy, self.config, longest)
         except tenacity.RetryError as failed:
             raise server.error(
-                f"cannot be reached: {failed.last_attempt.exception()}; tried for {patience:g} s. Is it running, is that its "
+                f"cannot be reached: {failed.last_attempt.exception()}; tried for {patience:g} s. Is it running at this "
                 "address? A server takes a minute or more to start"
             ) from failed
 
@@ -249,9 +250,9 @@ class Servers:
 def connect(
     config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int, is_known: bool = False
 ) -> Servers:
-    """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError.
+    """Connect to the settings' servers, and check that they fit the policy. Raises SamplerError, ConfigError.
 
-    ``is_known``: they have served this run before.
+    ``is_known``: they answered this run before.
     """
     servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
     try:
@@ -263,10 +264,10 @@ def connect(
 
 
 def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config: RolloutConfig, longest: int) -> None:
-    """Refuse a server whose model is not the policy's, or which cannot draw as it should. Raises SamplerError."""
+    """Raises SamplerError for a server with another model, or with unsuitable settings."""
     if about.get("protocol") != PROTOCOL:
         raise server.error(
-            f"has another version of heedful's extension ({about.get('protocol')}, not {PROTOCOL}); start it again with this "
+            f"has another version of heedful's extension ({about.get('protocol')}, not {PROTOCOL}); restart it with this "
             "version of heedful"
         )
     trained = policy.lm.config.get_text_config()
@@ -279,21 +280,19 @@ def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config
     other = {name: about[name] for name, value in ours.items() if about[name] != value}
     if other:
         theirs, own = (", ".join(f"{name} {of[name]}" for name in other) for of in (about, ours))
-        raise server.error(
-            f"serves another model than the policy: {theirs}, the policy has {own}; start it with the policy"
-        )
+        raise server.error(f"serves another model ({theirs}) than the policy ({own}); start it with the policy")
     if about["quantization"] is not None:
         raise server.error(
-            f"quantises its weights ({about['quantization']}), so they can never be the policy's; {START}"
+            f"quantises its weights ({about['quantization']}), so they cannot equal the policy's; {START}"
         )
     if about["max_model_len"] < longest:
         raise server.error(
-            f"reads at most {about['max_model_len']} tokens, but the longest prompt and --max-new-tokens "
-            f"{config.max_new_tokens} make {longest}; start it with --max-model-len {longest}, or lower --max-prompt-tokens"
+            f"reads at most {about['max_model_len']} tokens, but the longest prompt plus --max-new-tokens "
+            f"{config.max_new_tokens} has {longest}; start it with --max-model-len {longest}, or lower --max-prompt-tokens"
         )
     if about["logprobs_mode"] != "processed_logprobs":
         raise server.error(
-            f"gives log-probs as {about['logprobs_mode']}, without temperature and filters; start it with --logprobs-mode "
+            f"returns log-probs as {about['logprobs_mode']}, without temperature and filters; start it with --logprobs-mode "
             "processed_logprobs"
         )
     if config.sampler_sleep and not about["can_sleep"]:
@@ -301,4 +300,4 @@ def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config
             "cannot sleep; start it with --sleep (vLLM's --enable-sleep-mode), or leave out --sampler-sleep"
         )
     if config.sampler_weights == "nccl" and not about["has_nccl"]:
-        raise server.error("takes no weights by NCCL; start it with --nccl, or use --sampler-weights folder")
+        raise server.error("does not accept weights by NCCL; start it with --nccl, or use --sampler-weights folder")

@@ -1,4 +1,4 @@
-"""The weights that a server is given: plain ones, with adapters merged, in the server's precision."""
+"""Weights for servers: plain, with adapters merged, in the server's precision."""
 
 import copy
 import shutil
@@ -24,19 +24,19 @@ class Weights:
     """One version of the weights, for servers to load."""
 
     version: str
-    """Its name, other for each version of each run."""
+    """Unique name of the version and run."""
     checksum: str
-    """Of all weights, in the precision of the servers."""
+    """Checksum of all weights, in the servers' precision."""
     folder: Path | None
-    """Where they are; None if they were sent."""
+    """Folder of the weights; None if they were sent."""
 
 
 @torch.no_grad()
 def fingerprint(policy: Policy) -> str:
-    """Checksums of a policy's parameters as they are, which tell whether they have changed. All ranks call it.
+    """Checksums of a policy's current parameters, to detect changes. Collective.
 
-    Of one that is divided among ranks each adds up its own parts, and all get the same answer. Of another, rank 0 does,
-    and the others get nothing.
+    For a sharded policy each rank sums its shards, and all get the same result. Otherwise only rank 0 computes it, and
+    the others get an empty string.
     """
     if not is_sharded(policy):
         return checksum(policy.lm.parameters()) if ranks.is_first() else ""
@@ -45,9 +45,10 @@ def fingerprint(policy: Policy) -> str:
 
 @torch.no_grad()
 def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The weights under their names in the model without adapters, which are merged: ``W + alpha / rank * B A``.
+    """Yield the weights with adapters merged, ``W + alpha / rank * B A``, under the names of the model without
+    adapters.
 
-    Tied weights are there once. What is floating point is rounded to ``dtype``. Each is made when it is asked for.
+    Tied weights occur once. Floating-point weights are rounded to ``dtype``. Computed lazily.
     """
     adapted = {
         f"{name}.base_layer.weight": module for name, module in lm.named_modules() if isinstance(module, LoraLayer)
@@ -65,18 +66,18 @@ def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
 
 
 def check_adapters(lm: PreTrainedModel) -> None:
-    """Refuse adapters that cannot be merged one matrix at a time. Raises SamplerError."""
+    """Raises SamplerError for adapters that cannot be merged one matrix at a time."""
     if any(isinstance(module, ParamWrapper) for module in lm.modules()):
         raise SamplerError(
-            "--sampler does not go with LoRA on the experts of a mixture; leave out --sampler, or train other layers "
+            "--sampler does not support LoRA on experts of a mixture; leave out --sampler, or train other layers "
             "(--lora-targets)"
         )
 
 
 def write_weights(lm: PreTrainedModel, dtype: torch.dtype, folder: Path) -> str:
-    """Write a model's plain weights in Hugging Face format; the folder is whole or not there. Returns their checksum.
+    """Write a model's plain weights in Hugging Face format, atomically. Returns their checksum.
 
-    They are rounded and added up where they are, and wait in the CPU's memory.
+    Rounding and checksums run on their device; the result is collected in main memory.
     """
     partial = folder.with_name(f".{folder.name}.heedful-partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -84,7 +85,7 @@ def write_weights(lm: PreTrainedModel, dtype: torch.dtype, folder: Path) -> str:
     for name, tensor in plain_weights(lm, dtype):
         parts.append(checksum([tensor]))
         weights[name] = tensor.cpu()
-    shell = copy.copy(lm)  # without the adapters, of which save_pretrained must not know
+    shell = copy.copy(lm)  # without adapters, so that save_pretrained ignores them
     shell.__dict__.pop("peft_config", None)
     shell.save_pretrained(partial, state_dict=weights)
     partial.replace(folder)

@@ -1,1 +1,2 @@
-"""The file that vLLM loads into its worker; the folder stands in the server's PYTHONPATH, so nothing else may be in it."""
+"""The file that vLLM loads into its worker. The folder is in the server's PYTHONPATH, so it must contain nothing
+else."""

@@ -1,10 +1,10 @@
-"""What heedful adds to the worker process of a vLLM server: it loads weights from a folder and gives their checksum.
+"""Extension of a vLLM server's worker process: loads weights from a folder and returns their checksum.
 
-This file is loaded by vLLM, in the server's environment, which need not have heedful:
+vLLM loads this file in the server's environment, where heedful need not be installed:
 
     PYTHONPATH=FOLDER_OF_THIS_FILE vllm serve MODEL --worker-extension-cls heedful_vllm.HeedfulWorker
 
-``heedful serve-policy`` prints the whole command. Nothing but torch is imported here.
+``heedful serve-policy`` prints the whole command. Imports only torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 PROTOCOL = 1
-"""Raised whenever what the methods below take or return changes."""
+"""Increased whenever arguments or results of the methods below change."""
 PART = 1 << 22
-"""Elements that are hashed at a time, to bound the memory."""
+"""Elements hashed at a time, to bound the memory."""
 _MASK, _FIRST, _SECOND = (1 << 63) - 1, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -32,13 +32,13 @@ def checksum(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None = None) 
 
     with h the finaliser of splitmix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators"; h(0) = 0).
 
-    It is the same for weights that are stored otherwise: matrices stacked or transposed, a vocabulary padded by zeros, other
-    names. So trainer and server can compare it. A changed, missing or doubled element changes it, but for one case in 2^64;
-    elements that change places do not.
+    Independent of storage: stacked or transposed matrices, a vocabulary padded by zeros, other names. So trainer and
+    server can compare it. A changed, missing or duplicated element changes it (except with probability 2^-64); permuted
+    elements do not.
 
     Args:
         tensors: floating-point weights.
-        dtype: what they are rounded to first; None leaves them. -0.0 counts as 0.0.
+        dtype: dtype to which they are rounded first; None does not round. -0.0 counts as 0.0.
     """
     total = 0
     for tensor in tensors:
@@ -57,14 +57,14 @@ def added(checksums: Iterable[str]) -> str:
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser of each element; int64 multiplies modulo 2^64, and shifts keep the sign, which is masked."""
+    """splitmix64's finaliser of each element. int64 multiplies modulo 2^64; shifts extend the sign, which is masked."""
     x = (x ^ ((x >> 30) & (_MASK >> 29))) * _FIRST
     x = (x ^ ((x >> 27) & (_MASK >> 26))) * _SECOND
     return x ^ ((x >> 31) & (_MASK >> 30))
 
 
 class HeedfulWorker:
-    """Mixed into vLLM's worker class. Its methods are called over HTTP, by ``POST /collective_rpc``."""
+    """Mixin of vLLM's worker class. Its methods are called over HTTP, by ``POST /collective_rpc``."""
 
     model_config: Any  # this and the next three are the worker's
     vllm_config: Any
@@ -72,7 +72,7 @@ class HeedfulWorker:
     reload_weights: Callable[..., None]
 
     def heedful_about(self) -> dict[str, Any]:
-        """What the server has loaded: ``{"vocab_size", "dtype", "max_model_len", "logprobs_mode", ...}``."""
+        """The server's model and settings: ``{"vocab_size", "dtype", "max_model_len", "logprobs_mode", ...}``."""
         config = self.model_config
         return {
             "protocol": PROTOCOL,
@@ -97,16 +97,16 @@ class HeedfulWorker:
         return {"instance": self._heedful_instance, "version": self._heedful_version, "loads": self._heedful_loads}
 
     def heedful_load(self, path: str, version: str) -> dict[str, Any]:
-        """Load the safetensors files of a folder in the place of the weights. Returns `heedful_state` and their checksum."""
+        """Replace the weights by the safetensors files of a folder. Returns `heedful_state` and their checksum."""
         self.heedful_state()
-        self._heedful_version = None  # until it is done, nobody may rely on them
+        self._heedful_version = None  # invalid until loading is done
         self._heedful_loads += 1
         self.reload_weights(weights_path=path)
         _repack(self._heedful_model())
         return self.heedful_checksum(version)
 
     def heedful_checksum(self, version: str) -> dict[str, Any]:
-        """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model uses."""
+        """Name the current weights. Returns `heedful_state` and a checksum of each that the model uses."""
         self.heedful_state()
         self._heedful_version = version
         dtype = self.model_config.dtype
@@ -120,9 +120,10 @@ class HeedfulWorker:
 
 @torch.no_grad()
 def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights that a model in vLLM computes with, each once.
+    """All weights that a vLLM model computes with, each once.
 
-    On a CPU vLLM repacks matrices, and may drop the originals. If a repacked one is not what its original is, both are given.
+    On a CPU vLLM repacks matrices, and may drop the originals. If a repacked one differs from its original, yields
+    both.
     """
     for name, parameter in model.named_parameters():
         module: Any = model.get_submodule(name.rpartition(".")[0])
@@ -136,14 +137,14 @@ def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _unpacked(module: Any) -> torch.Tensor:
-    """A repacked matrix, read by what it does: its product with the identity, which is exact."""
+    """A repacked matrix, unpacked by its product with the identity, which is exact."""
     width = int(getattr(module, "input_size_per_partition", 0) or module.weight.shape[1])
     identity = torch.eye(width, dtype=module.weight.dtype, device=module.weight.device)
     return module.cpu_linear(identity, module.weight, None).t()
 
 
 def _repack(model: torch.nn.Module) -> None:
-    """Repack what vLLM (0.32) does not when it loads again: an output head that is tied to the embeddings, on a CPU."""
+    """Repack an output head tied to the embeddings on a CPU, which vLLM (0.32) does not do when it reloads."""
     for module in model.modules():
         found: Any = module
         if hasattr(found, "cpu_linear") and found.weight.numel():
