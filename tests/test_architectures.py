@@ -160,7 +160,7 @@ POLICIES = {
     "minimax": Architecture("hybrid", refused="cannot be sampled from with a cache"),
     "llama4_text": Architecture("mixture of experts", refused="no separate trunk and output head"),
     "modernbert-decoder": Architecture(
-        "sliding window", {"bos_token_id": 2} | ENCODER, refused="makes its logits in another way"
+        "sliding window", {"bos_token_id": 2} | ENCODER, refused="does not compute its logits by an output head"
     ),
     "bert-generation": Architecture("encoder", refused="would sample with other probabilities"),
 }  # fmt: skip

@@ -141,7 +141,7 @@ def test_merging_does_not_replace_the_base_of_adapters_on_modelscope(modelscope,
     for output, named in ((base, base), (adapters, adapters)):
         (adapters / "config.json").write_text("{}", encoding="utf-8")
         assert main(["merge", "--adapter", name, "--output", str(output), "--overwrite"]) == 2
-        assert f"holds {named}, which the model is made from" in capsys.readouterr().err
+        assert f"contains {named}, from which the model is merged" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in base.iterdir()} == before
     assert main(["merge", "--adapter", name, "--output", str(tmp_path / "merged")]) == 0
     same_weights(load_causal_lm(str(tmp_path / "merged")), load_causal_lm(name))

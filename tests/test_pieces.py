@@ -90,7 +90,7 @@ def test_a_model_in_memory_is_used_as_it_is(tiny):
     policy = heedful.Policy.from_pretrained(model, tokenizer)
     assert policy.lm is model
     assert len(heedful.LocalEngine(policy, max_new_tokens=2).generate(["a"])) == 1
-    with pytest.raises(CheckpointError, match=r"pass Policy\.from_pretrained\(model, tokenizer\)"):
+    with pytest.raises(CheckpointError, match=r"pass it: Policy\.from_pretrained\(model, tokenizer\)"):
         heedful.Policy.from_pretrained(model)
 
 

@@ -126,7 +126,7 @@ def test_nonsense_is_refused_before_training(train, model, tmp_path, file, damag
         shown = repr(value) if value == "<没有>" else json.dumps(value, ensure_ascii=False)
         assert f"{model / file}: {key} is {shown}" in outcome.message
     elif damage == FOLDER and file in ("tokenizer.json", "chat_template.jinja"):
-        assert f"{model / file}: is a folder; download the model again" in outcome.message
+        assert f"{model / file} is a folder, not a file; download the model again" in outcome.message
     elif isinstance(damage, str) and damage in CONTENTS and file in (GENERATION, "special_tokens_map.json"):
         assert f"{model / file}: " in outcome.message
 

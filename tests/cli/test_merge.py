@@ -110,7 +110,7 @@ def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
     """And nothing is written."""
     output, flags, given = tmp_path / "合并", ["--overwrite"], adapter
     if wrong == "model":
-        given, message = tiny(), f"{tiny()} holds no adapters (adapter_config.json), so there is nothing to merge"
+        given, message = tiny(), f"{tiny()} has no adapters (adapter_config.json), so there is nothing to merge"
     elif wrong == "missing":
         given, message = str(tmp_path / "运行" / "finel"), f"did you mean {adapter}?"
     elif wrong == "notes":
@@ -122,7 +122,7 @@ def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
         message = "is a file"
     else:
         output = tiny()
-        message = f"holds {tiny()}, which the model is made from"
+        message = f"contains {tiny()}, from which the model is merged"
     before = sorted(tmp_path.rglob("*"))
     outcome = heedful("merge", "--adapter", given, "--output", output, *flags)
     assert (outcome.status, outcome.out) == (2, "")
@@ -165,7 +165,7 @@ def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command
     settings = json.loads(path.read_text(encoding="utf-8"))
     for changes, message in (
         ({"base_model_name_or_path": "/没有/这里"}, "holds adapters, whose base is not there: model /没有/这里"),
-        ({"peft_type": "PROMPT_TUNING"}, "holds adapters of the kind PROMPT_TUNING; heedful reads only LORA"),
+        ({"peft_type": "PROMPT_TUNING"}, "has adapters of type PROMPT_TUNING; heedful supports only LORA"),
     ):
         path.write_text(json.dumps(settings | changes), encoding="utf-8")
         outcome = train(command, model=adapter, output=tmp_path / "新")

@@ -51,7 +51,7 @@ def test_longrope_ends_where_its_factors_change(tmp_path):
     lm.save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     shape._say_capped.cache_clear()
-    with pytest.warns(UserWarning, match=r"phi3 model \(LongRoPE\) is used for up to 8 tokens, not 64"):
+    with pytest.warns(UserWarning, match=r"phi3 model \(LongRoPE\) is limited to 8 tokens instead of 64"):
         assert context_length(AutoConfig.from_pretrained(tmp_path / "model")) == 8
     with warnings.catch_warnings(action="error"):
         assert context_length(config) == 8, "said once"

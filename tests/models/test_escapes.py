@@ -45,7 +45,7 @@ def test_weights_outside_the_folder_are_refused(sharded, new):
     rename_shard(sharded, new)
     with pytest.raises(CheckpointError) as caught:
         load_causal_lm(str(sharded))
-    for part in (f"{sharded}/model.safetensors.index.json: names weights outside its folder", repr(new)):
+    for part in (f"{sharded}/model.safetensors.index.json: lists a file outside its folder", repr(new)):
         assert part in str(caught.value)
 
 

@@ -277,7 +277,7 @@ def test_explained_puts_the_verbosity_back():
         with pytest.raises(CheckpointError) as raised, explained("m", "model"):
             raise error
         assert raised.value.__cause__ is error
-    assert str(raised.value) == "m: cannot load a model from it: KeyError (and there is no folder of that name here)"
+    assert str(raised.value) == "m: cannot load a model from it: KeyError (and no local folder has that name)"
     assert utils.logging.get_verbosity() == before
 
 
@@ -288,7 +288,7 @@ def test_explained_says_whether_there_is_a_folder(tmp_path):
     assert str(raised.value) == f"{tmp_path}: cannot load a model from it: KeyError"
     with pytest.raises(CheckpointError) as raised, explained("org/m", "tokenizer"):
         raise ValueError("无")
-    assert str(raised.value) == "org/m: cannot load a tokenizer from it: 无 (and there is no folder of that name here)"
+    assert str(raised.value) == "org/m: cannot load a tokenizer from it: 无 (and no local folder has that name)"
 
 
 def test_the_tokenizer_is_that_of_the_folder(copy):

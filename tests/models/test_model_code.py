@@ -93,7 +93,7 @@ def test_code_is_refused_without_a_question(with_code, canary, load):
     folder = with_code()
     with pytest.raises(CheckpointError) as caught:
         load(folder)
-    for part in (folder, "needs Python code of its own", "read its .py files", "--trust-remote-code"):
+    for part in (folder, "needs its own Python code", "read its .py files", "--trust-remote-code"):
         assert part in str(caught.value)
     assert not canary.exists()
 
@@ -121,7 +121,7 @@ def test_the_base_of_adapters_is_refused_too(with_code, canary, tmp_path):
 
 def test_a_model_that_transformers_knows_is_loaded_without_its_code(with_code, canary):
     """The warning says so, and what is saved names no code that is not there."""
-    with pytest.warns(UserWarning, match="comes with Python code .* not run: transformers' own qwen3 is loaded"):
+    with pytest.warns(UserWarning, match="has Python code .* not run: transformers' own qwen3 is loaded"):
         lm = load_causal_lm(with_code("qwen3"))
     assert type(lm) is transformers.Qwen3ForCausalLM
     assert not canary.exists()
@@ -151,7 +151,7 @@ def test_a_name_on_the_hub_never_runs_code(with_code, canary, tmp_path, monkeypa
     assert not source.runs_code
     with pytest.raises(CheckpointError) as caught:
         load_config(source)
-    for part in ("org/own needs Python code", "hf download org/own --local-dir FOLDER", "--trust-remote-code"):
+    for part in ("org/own needs its own Python code", "hf download org/own --local-dir FOLDER", "--trust-remote-code"):
         assert part in str(caught.value)
     assert not canary.exists()
     assert hub.hub_revision("org/own") == commit

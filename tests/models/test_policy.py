@@ -359,7 +359,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("kind", OTHERWISE)
 def test_models_that_make_their_logits_in_another_way_are_refused(kind):
-    with pytest.raises(CheckpointError, match="makes its logits in another way"):
+    with pytest.raises(CheckpointError, match="does not compute its logits by an output head"):
         Policy(OTHERWISE[kind]())
 
 

@@ -99,9 +99,7 @@ def test_the_hub(tmp_path):
         thread.join()
     assert foreign == str(RewardFacts())
     assert ours == str(RewardFacts(3.0, "template"))
-    said = (
-        "refused: org/away: the Hub cannot be asked for its heedful.json, so the offset of its scores and what it reads"
-    )
+    said = "refused: org/away: its heedful.json cannot be fetched from the Hub, so its score offset and end of text"
     assert away.startswith(said)
     assert "hf download org/away --local-dir FOLDER" in away
     offline = ask(tmp_path, "org/foreign", "org/ours", "org/away", HF_HUB_OFFLINE="1")

@@ -107,7 +107,7 @@ def test_scores_are_float32_in_half_precision(folder):
 
 def test_a_language_model_is_no_reward_model(decoder):
     """Scoring with a random head is the silent mistake that this refuses."""
-    with pytest.raises(CheckpointError, match="has no reward head, so it is not a reward model yet; train one with"):
+    with pytest.raises(CheckpointError, match="has no reward head, so it is not a reward model; train one with"):
         load(decoder)
 
 
@@ -169,7 +169,7 @@ def test_a_reward_model_is_no_policy(checkpoints, tmp_path, architecture):
     model = load_reward_model(str(checkpoints[architecture]), tokenizer, seed=0, **options)
     save_reward_model(model, tokenizer, tmp_path / "r")
     with pytest.raises(
-        CheckpointError, match=r"r is a reward model \(\w+ForSequenceClassification\), which writes no text"
+        CheckpointError, match=r"r is a reward model \(\w+ForSequenceClassification\), which cannot generate"
     ):
         load_policy(str(tmp_path / "r"), **options)
 
@@ -271,7 +271,7 @@ def test_a_trained_model_without_any_padding_token_is_refused(reward_folders, tm
     classifier = AutoModelForSequenceClassification.from_pretrained(reward_folders["llama"])
     classifier.config.pad_token_id = None
     classifier.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"neither config.json nor the tokenizer names a padding token"):
+    with pytest.raises(CheckpointError, match=r"neither config.json nor the tokenizer has a padding token"):
         load(tmp_path, tokenizer=bytes_and_eos(pad=None))
 
 

@@ -104,5 +104,5 @@ def test_a_head_that_was_saved_when_heads_were_linear_gives_its_values(saved):
 
 def test_a_critic_of_its_own_refuses_the_head_of_a_shared_one(saved):
     _, folder = saved
-    with pytest.raises(CheckpointError, match="the head of a shared critic, which a critic of its own cannot use"):
+    with pytest.raises(CheckpointError, match="the head of a shared critic, which a separate critic cannot use"):
         load_value_model(str(folder), device=CPU, compute_dtype=torch.float32)

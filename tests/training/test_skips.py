@@ -293,7 +293,7 @@ def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, name):
     learner.save(tmp_path / "whole")
     for bad in (math.nan, math.inf, -math.inf):
         next(learner.model.parameters()).data.view(-1)[-1] = bad
-        with pytest.raises(CheckpointError, match=r"1 of .* weights that learn hold numbers that are not finite"):
+        with pytest.raises(CheckpointError, match=r"1 of .* trainable weights are not finite"):
             learner.save(tmp_path / "broken")
         assert not (tmp_path / "broken").exists()
 

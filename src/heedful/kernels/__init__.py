@@ -1,1 +1,1 @@
-"""What makes passes fast and small. Each part computes the same numbers as the plain code that it replaces."""
+"""Faster and smaller forward and backward passes, with the same results as the plain code they replace."""

@@ -1,6 +1,6 @@
-"""Attention by plain matrix products, and attention within the texts of a packed row.
+"""Attention by plain matrix products, and within the texts of a packed row.
 
-On a CPU plain products are faster than torch's fused kernel for short texts and for single tokens.
+On a CPU plain products are faster than torch's fused kernel for short texts and single tokens.
 """
 
 import functools
@@ -23,45 +23,41 @@ from heedful.kernels.device import HALF
 
 M = TypeVar("M", bound=PreTrainedModel)
 ATTENTION = "heedful"
-"""The name under which transformers knows `attention`."""
+"""Name of `attention` in transformers' registry."""
 MOST_SCORES = 2**22
-"""Most attention scores that a layer may hold at once, 16 MiB in float32. Above it the fused kernel is used, which
-holds none."""
+"""Maximum number of attention scores in memory per layer, 16 MiB in float32. Above it the fused kernel is used, which
+stores none."""
 
 GROUP, COMPILED_GROUP = 8, 32
-"""Packed texts are padded to a multiple of this length, and texts of one padded length attend in one call. The second
-number is for devices that compile products for each shape."""
+"""Packed texts are padded to a multiple of this length; texts of equal padded length share a call. The second number is
+for devices that compile products per shape."""
 
 
 def use_attention(model: M) -> M:
-    """Switch a model from SDPA to our `attention` if the model allows it; leave it unchanged otherwise.
-
-    The switch is not saved with the model.
-    """
+    """Switch a model from SDPA to heedful's `attention` if the model allows it. Not saved with the model."""
     if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
         model.set_attn_implementation(ATTENTION)
     return model
 
 
 class Segments:
-    """The texts that follow one another in a packed row; passed to a model as ``segments``.
+    """The consecutive texts of a packed row; passed to a model as ``segments``.
 
     Args:
         lengths: number of tokens of each text, in order.
-        device: where the model is.
+        device: the model's device.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         self.group = COMPILED_GROUP if compiles_each_shape(device) else GROUP
         self.uses = 0
-        """How often attention was called with them; `heedful.kernels.packing.can_pack` checks by it that they
-        arrive."""
+        """Number of attention calls with them; `heedful.kernels.packing.can_pack` uses it to check that they arrive."""
         self.device = device
 
     @functools.cached_property
     def edges(self) -> Tensor:
-        """Where each text begins, and where the last one ends: ``[texts + 1]``."""
+        """Start of each text, and the end of the last one: ``[texts + 1]``."""
         return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(self.device)
 
     @functools.cached_property
@@ -71,19 +67,19 @@ class Segments:
 
     @functools.cached_property
     def widths(self) -> list[int]:
-        """Length that each text is padded to, a multiple of ``group``."""
+        """Padded length of each text, a multiple of ``group``."""
         return [-(-length // self.group) * self.group for length in self.lengths]
 
     @functools.cached_property
     def groups(self) -> list[tuple[int, int]]:
-        """Texts that attend in one call, as (width, number of texts), in order of width."""
+        """Groups of texts that share a call, as (width, number of texts), in order of width."""
         return sorted(Counter(self.widths).items())
 
     @functools.cached_property
     def places(self) -> Tensor:
-        """Where each token goes when texts are sorted into groups: ``[tokens]``.
+        """Index of each token after sorting texts into groups: ``[tokens]``.
 
-        The groups follow one another; each text is as wide as its group, with its padding behind it.
+        Groups are consecutive; each text is padded on the right to its group's width.
         """
         starts, at = [0] * len(self.lengths), 0
         for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
@@ -109,17 +105,17 @@ def attention(
         module: the attention layer; ``module.is_causal`` is the default of ``is_causal``.
         query: ``[rows, heads, queries, size]``.
         key, value: ``[rows, kv_heads, keys, size]``; query heads may share key heads.
-        attention_mask: boolean (True: attend) or additive; None lets each query of a causal model attend to the keys up
-            to its own position.
+        attention_mask: boolean (True: attend) or additive; None: each query of a causal model attends to keys up to its
+            own position.
         scaling: factor of the products; None is ``size ** -0.5``.
         is_causal: whether a query attends only to keys up to its own position.
-        segments: the texts of a packed row. There is then one row, and a query attends only to keys of its own text.
+        segments: the texts of a packed row; then ``rows`` is 1, and a query attends only to keys of its own text.
 
-    On a CPU torch's fused attention is several times slower for a single query, and for training in bfloat16. It is
-    used in every other case, including many scores and options that only it knows.
+    Plain products are used where torch's fused attention is several times slower: on a CPU for a single query, and for
+    training in bfloat16. All other cases use the fused one, including many scores and options that only it supports.
     """
     if segments is not None:
-        assert attention_mask is None, "packed rows have no padding, and no model with another mask is packed"
+        assert attention_mask is None, "packed rows have no padding, and models with other masks are not packed"
         segments.uses += 1
         if _has_kernel(module, query, is_causal, options):
             return _packed_by_kernel(query, key, value, segments, scaling), None
@@ -130,7 +126,7 @@ def attention(
         )
     rows, heads, queries, size = query.shape
     kv_heads = key.shape[1]
-    grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, stacked
+    grouped = query.reshape(rows, kv_heads, -1, size)  # stacks query heads that share a key head
     scores = at_least_float32(grouped @ key.transpose(2, 3))
     if queries > 1 or attention_mask is not None:
         scores = scores.view(rows, heads, queries, -1)
@@ -147,16 +143,16 @@ def attention(
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 at True, the lowest finite number at False. Adding it to finite scores has the same effect as replacing them."""
+    """0 at True, the lowest finite number at False. Adding it to finite scores has the same effect as masking them."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _packed(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, segments: Segments, **options: Any
 ) -> Tensor:
-    """Texts of one padded length as rows of a batch.
+    """Attention with texts of equal padded length as rows of a batch.
 
-    Padding is behind them, where no token of a causal text sees it.
+    Padding is on the right, where no token of a causal text sees it.
     """
     parts, places = [], segments.places
     sizes = [length * count for length, count in segments.groups]
@@ -169,7 +165,7 @@ def _packed(
 
 
 def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-    """The same with torch's kernel for texts of any length."""
+    """`_packed` with torch's kernel for texts of any length."""
     dtype = _compute_dtype(query)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
@@ -180,13 +176,13 @@ def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segme
 
 
 def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:
-    """Whether torch's kernel applies: CUDA, half precision, and causal attention without dropout or a cap."""
+    """Whether torch's variable-length kernel applies: CUDA, half precision, causal, without dropout or a cap."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return query.is_cuda and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
-    """The dtype in which products are computed."""
+    """The dtype of products."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
@@ -199,9 +195,9 @@ def _is_faster(query: Tensor, key: Tensor) -> bool:
 
 
 def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether plain products would not do.
+    """Whether plain products do not support the call.
 
-    Only the fused attention computes dropout, position biases and masks per head; it refuses a cap.
+    Only the fused attention supports dropout, position biases and masks per head; it refuses a cap.
     """
     by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
     others = [options.get(name) for name in ("position_bias", "softcap")]

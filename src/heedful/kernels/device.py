@@ -1,4 +1,4 @@
-"""Where models run and in which precision."""
+"""Device and precision of models."""
 
 import contextlib
 import ctypes
@@ -18,13 +18,12 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a flag names; ``auto`` is CUDA if there is one, else Apple's MPS, else the CPU.
+    """The device for ``--device``; ``auto`` is CUDA if available, else Apple's MPS, else the CPU.
 
-    It also sets up the process for the device. On a CPU, `reuse_memory` is called. On CUDA, cuDNN's attention is
-    switched off: it plans each shape anew, and its gradients with a mask were NaN at some lengths (pytorch issue
-    196678).
+    Also sets up the process for the device. On a CPU it calls `reuse_memory`. On CUDA it switches cuDNN's attention
+    off, which plans each shape anew, and whose gradients with a mask were NaN at some lengths (pytorch issue 196678).
 
-    Raises ConfigError if the named device does not exist on this machine.
+    Raises ConfigError if the machine does not have the device.
     """
     device = _device(name)
     if device.type == "cpu":
@@ -35,14 +34,14 @@ def resolve_device(name: str) -> torch.device:
 
 
 def reuse_memory() -> None:
-    """Keep freed memory in this process for the next tensors, and limit how much compiled code oneDNN keeps.
+    """Keep freed memory in this process for later tensors, and limit oneDNN's cache of compiled code.
 
-    Sampling takes and frees megabytes at every token. By default glibc returns them to the system each time, and
-    getting them back as new pages took a sixth of sampling time or more. Blocks above 128 MiB are still returned, and
-    so is free memory at the end of the heap beyond 512 MiB. Other C libraries are left as they are.
+    Sampling allocates and frees megabytes at every token. By default glibc returns them to the system each time, and
+    getting new pages took a sixth of sampling time or more. Blocks above 128 MiB are still returned, and so is free
+    memory at the end of the heap beyond 512 MiB. Other C libraries are not changed.
 
-    oneDNN compiles matrix products in half precision for each shape. By default it would keep 1,024 of them, about half
-    a megabyte each; with texts of every length they soon take more memory than the model.
+    oneDNN compiles matrix products in half precision per shape. By default it caches 1,024 of them, about half a
+    megabyte each; with texts of many lengths they soon take more memory than the model.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # oneDNN reads it at the first product
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
@@ -63,7 +62,7 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"--device: {name!r} is not a device; choose auto, cpu, mps, cuda or cuda:N") from None
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if not available.get(device.type):
-        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto picks one that is")
+        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto selects one that is")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"--device: {name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
@@ -74,7 +73,7 @@ def _device(name: str) -> torch.device:
 def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32.
 
-    bfloat16 on a CPU that emulates it is said to be slow, on standard error, once.
+    Warns once on standard error about bfloat16 on a CPU that emulates it.
     """
     if name == "bfloat16" and device.type == "cpu" and not _fast_bfloat16(device):
         _say_emulated()
@@ -86,12 +85,12 @@ def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
 
 
 def frozen_dtype(device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which matrices that never change arrive on a device: on a GPU, that of the products."""
+    """Storage dtype of frozen matrices on a device: on a GPU, the compute dtype."""
     return compute_dtype if device.type != "cpu" and compute_dtype in HALF else torch.float32
 
 
 class FrozenPlace(TypedDict):
-    """Arguments of the functions that load a model which never changes."""
+    """Arguments for loading a frozen model."""
 
     device: torch.device
     compute_dtype: torch.dtype
@@ -99,17 +98,17 @@ class FrozenPlace(TypedDict):
 
 
 def frozen_place(device: torch.device, dtype: DtypeName) -> FrozenPlace:
-    """Where a model that never changes is loaded, and in which precision it computes and is stored."""
+    """Device, compute dtype and storage dtype of a frozen model."""
     compute_dtype = resolve_dtype(dtype, device)
     return {"device": device, "compute_dtype": compute_dtype, "stored": frozen_dtype(device, compute_dtype)}
 
 
 @functools.cache
 def _say_emulated() -> None:
-    """Say once that the precision asked for costs time here."""
+    """Warn once that the requested precision is slow here."""
     print(
         "heedful: --dtype bfloat16: this processor has no instructions for it, so it is emulated, several times slower than "
-        "float32; --dtype auto takes what is fast here",
+        "float32; --dtype auto selects a fast one",
         file=sys.stderr,
         flush=True,
     )
@@ -124,7 +123,7 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Compute in ``dtype`` on float32 weights. For float32 and float64 nothing changes."""
+    """Autocast products to ``dtype``. No effect for float32 and float64."""
     if dtype in HALF:
         return torch.autocast(device.type, dtype=dtype)
     return contextlib.nullcontext()
@@ -134,10 +133,10 @@ def scale_gradient(output: Tensor, scaler: torch.amp.GradScaler | None) -> Tenso
     """Return ``output`` unchanged, and scale the gradient that flows back through it so that float16 can hold it.
 
     Args:
-        output: a module's float32 output, where its half-precision part ends.
-        scaler: holds the factor; None scales nothing.
+        output: a module's float32 output, at the end of its half-precision part.
+        scaler: has the scale; None does not scale.
 
-    Scaling here, not in the loss, works for any loss made of the output.
+    Scaling here instead of in the loss works for any loss of the output.
     """
     if scaler is not None and output.requires_grad:
         output.register_hook(scaler.scale)

@@ -1,4 +1,4 @@
-"""Token log-probs and entropy straight from hidden states, without ever holding the logits of all tokens."""
+"""Token log-probs and entropy from hidden states, without storing the logits of all tokens."""
 
 from typing import Any, NamedTuple
 
@@ -10,19 +10,19 @@ from heedful.core.masking import at_least_float32
 from heedful.kernels.cpu.products import linear, product
 
 CHUNK = 2**22
-"""Logits computed per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes
-the whole gradient of the matrix."""
+"""Logits per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes the full
+gradient of the matrix."""
 SMALLEST_CHUNK = {"cpu": 256, "cuda": 1024}
-"""Tokens, by kind of device (others: as on a CPU). The faster the products, the more tokens pay for one pass over the
-gradient."""
+"""Minimum tokens per chunk, by device type (others: as on a CPU). The faster the products, the more tokens are needed
+to amortise a pass over the gradient."""
 BLOCK = {"cpu": 2**19}
-"""Logits converted to float32 at a time, by kind of device: as many as a CPU's inner caches hold. Elsewhere a whole
+"""Logits converted to float32 at a time, by device type: on a CPU as many as fit its inner caches, elsewhere a whole
 chunk."""
 KEPT = 2**24
-"""Most logits kept for the backward pass. If there are more, they are recomputed there."""
+"""Maximum logits stored for the backward pass; more are recomputed."""
 
 PART = 2**13
-"""Rows of the head's matrix whose gradient is computed per matrix product, before it is added to the whole gradient."""
+"""Rows of the head's matrix per matrix product of its gradient."""
 
 
 def head_logprobs(
@@ -40,10 +40,10 @@ def head_logprobs(
 
         x = (h W^T + b) / temperature        log p = x[id] - logsumexp(x)        H = -sum_v p_v log p_v
 
-    With a cap c, as Gemma 2 has it, c tanh((h W^T + b) / c) takes the place of h W^T + b.
+    With a cap c, as in Gemma 2, c tanh((h W^T + b) / c) replaces h W^T + b.
 
-    The numbers are those of `token_logprobs` and `entropy` applied to the logits. But the logits exist only for a chunk
-    of tokens at a time, also in the backward pass, which with upstream gradients g and g_H is
+    Equal to `token_logprobs` and `entropy` of the logits. But logits exist only for a chunk of tokens at a time, also
+    in the backward pass, which for upstream gradients g and g_H is
 
         dx_v = g ([v = id] - p_v) - g_H p_v (log p_v + H)
 
@@ -55,9 +55,9 @@ def head_logprobs(
         ids: the tokens.
         bias: bias of the output head.
         temperature: part of the policy, as in `token_logprobs`.
-        cap: the largest absolute value of a logit before it is divided by the temperature; None caps nothing.
-        with_entropy: compute the entropy; otherwise it is zeros.
-        compute_dtype: dtype of the matrix products; None is that of ``hidden``. All else is in at least float32.
+        cap: bound of a logit's absolute value before division by the temperature; None has no cap.
+        with_entropy: compute the entropy; else it is zeros.
+        compute_dtype: dtype of the matrix products; None is that of ``hidden``. The rest is in at least float32.
     """
     options = _Options(temperature, cap, with_entropy, compute_dtype or hidden.dtype)
     numbers: tuple[Tensor, Tensor] = _HeadLogprobs.apply(hidden, weight, bias, ids, options)
@@ -73,7 +73,7 @@ class _Options(NamedTuple):
 
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917  autograd passes them by place
+    def forward(  # noqa: PLR0917  autograd passes them by position
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -97,7 +97,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
             if is_kept:
                 kept.append(logits)
-        ctx.set_materialize_grads(False)  # entropy that only a metric reads has no gradient to compute
+        ctx.set_materialize_grads(False)  # without a gradient of the entropy (only a metric), skips it
         ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
         ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return logprobs, entropy
@@ -139,8 +139,8 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 def _writes_over(states: Tensor, options: _Options) -> bool:
-    """Whether log-probs are written over logits: it saves a CPU memory, and a softmax if they are kept for the backward pass.
-    Only float32 has room for them."""
+    """Whether log-probs overwrite logits: saves memory on a CPU, and a softmax if they are stored for the backward
+    pass. Needs logits in float32, the dtype of log-probs."""
     return options.cap is None and states.device.type == "cpu" and torch.finfo(states.dtype).bits >= 32
 
 
@@ -166,7 +166,7 @@ def _scaled(logits: Tensor, options: _Options) -> Tensor:
     return scaled if options.temperature == 1 else scaled / options.temperature
 
 
-def _write_gradient(  # noqa: PLR0917  one number per token each, and all of them are needed
+def _write_gradient(  # noqa: PLR0917  one number per token each, all needed
     place: Tensor,
     kept: Tensor,
     ids: Tensor,
@@ -177,14 +177,14 @@ def _write_gradient(  # noqa: PLR0917  one number per token each, and all of the
     *,
     are_logprobs: bool,
 ) -> None:
-    """Write the gradient of a block of logits into its place, in as few passes over it as there are.
+    """Write the gradient of a block of logits in place, in as few passes over memory as possible.
 
-    ``kept`` are its logits, or its log-probs.
+    ``kept`` are its logits or log-probs.
     """
     x = kept if are_logprobs else _scaled(kept, options)
     if g_entropy is not None:
         logp = x if are_logprobs else x.log_softmax(-1)
-        finite = logp if are_logprobs else _finite(logp)  # kept ones have been made finite for the entropy
+        finite = logp if are_logprobs else _finite(logp)  # kept ones are already finite
         d = logp.exp().mul_((finite + entropy).mul_(g_entropy).add_(g)).neg_()
     elif are_logprobs:
         d = torch.exp(x, out=place).mul_(-g)
@@ -202,5 +202,5 @@ def _slope(logits: Tensor, cap: float) -> Tensor:
 
 
 def _finite(logp: Tensor) -> Tensor:
-    """Replace log-probs of -inf by a finite number, in place, so that times a probability of 0 they give 0."""
+    """Replace log-probs of -inf by a finite number, in place, so that their product with probability 0 is 0."""
     return logp.clamp_(min=-1e30)

@@ -1,4 +1,4 @@
-"""Batches of unequal length with little or no padding: behind the rows, or all texts in one row, each attending to itself."""
+"""Batches with little or no padding: padding on the right, or packing of all texts into one row."""
 
 import inspect
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from heedful.kernels.cpu.layers import only_last_mlp_of, take
 from heedful.kernels.cpu.products import filling
 
 MOST_REAL = 0.9
-"""Rows are packed if at most this share of their padded tokens is real. Above it, arranging texts for attention costs
-more than the padding."""
+"""Rows are packed if at most this share of their padded tokens is real. Above it, packing costs more than the
+padding."""
 _CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
@@ -35,11 +35,11 @@ def hidden_states(trunk: nn.Module, ids: Tensor, **options: Any) -> Tensor:
 
     Args:
         trunk: the model without its head.
-        ids: token ids ``[batch, time]``; padding must be behind a row's tokens.
+        ids: token ids ``[batch, time]``, padded on the right.
         options: further arguments of the trunk.
 
-    With padding behind, no token sees it, so no mask is needed, and attention without one is faster. The mask of ones
-    tells transformers so. The states at padding are meaningless.
+    No token attends to padding on its right, so the mask is all ones, with which attention is faster. States at padding
+    are meaningless.
     """
     if "use_cache" in inspect.signature(trunk.forward).parameters:
         options["use_cache"] = False
@@ -47,12 +47,12 @@ def hidden_states(trunk: nn.Module, ids: Tensor, **options: Any) -> Tensor:
 
 
 def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, Tensor]:
-    """The rows of a batch with all padding moved behind their tokens, and the mask of the real tokens.
+    """The rows of a batch with all padding moved to the right, and the mask of real tokens.
 
     Args:
         ids: token ids ``[batch, time]``.
         mask: True at real tokens.
-        longest: number of columns to keep: the most real tokens of any row.
+        longest: number of columns to keep: the maximum of real tokens per row.
 
     A batch has as many columns as its longest prompt plus its longest response, often twice what any row needs.
     """
@@ -61,17 +61,17 @@ def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, 
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Put numbers back at the True positions of ``mask``, in order; zeros elsewhere."""
+    """Scatter numbers to the True positions of ``mask``, in order; zeros elsewhere."""
     return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
 
 
 def read_states(trunk: PreTrainedModel, ids: Tensor, read: Tensor, **options: Any) -> Tensor:
-    """Last hidden states ``[read, hidden]`` of some tokens of a batch, as `hidden_states` has them.
+    """Last hidden states ``[read, hidden]`` of some tokens of a batch, as in `hidden_states`.
 
     Args:
         trunk: the model without its head.
         ids: token ids ``[batch, time]``.
-        read: which of ``ids``, flattened, are read: their places, each at most once.
+        read: indices of the tokens to read in the flattened ``ids``; each at most once.
         options: further arguments of the trunk.
     """
     with only_last_mlp_of(trunk, ids, read):
@@ -85,9 +85,9 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, re
         trunk: the model without its head.
         ids: token ids ``[batch, time]``, padded on either side.
         attention_mask: True (or 1) at real tokens.
-        read: True at the real tokens whose states are wanted, ``[tokens]``; None wants all.
+        read: True at the real tokens whose states are returned, ``[tokens]``; None returns all.
 
-    The rows are packed if padding would be large and the trunk allows it, else padded behind.
+    Rows are packed if that saves much padding and the trunk supports it, else padded on the right.
     """
     mask = attention_mask.bool()
     lengths = mask.sum(dim=1).tolist()
@@ -99,7 +99,7 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, re
 
 
 def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
-    """Which of a batch's real tokens, row after row, belong to a response: ``[tokens]``.
+    """True for response tokens among a batch's real tokens, row after row: ``[tokens]``.
 
     Args:
         attention_mask: real tokens, ``[batch, prompt + time]``.
@@ -111,23 +111,23 @@ def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def before_each(tokens: Tensor) -> Tensor:
-    """Which tokens stand before those that are marked: ``[tokens]``."""
+    """True for the token before each marked one: ``[tokens]``."""
     return nn.functional.pad(tokens[1:], (0, 1))
 
 
 def is_worth_packing(lengths: Sequence[int]) -> bool:
-    """Whether texts of these lengths would need much padding as rows. None of them may be empty."""
+    """Whether texts of these lengths would need much padding as rows. None may be empty."""
     return min(lengths) > 0 and sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
 
 
 def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int], read: Tensor | None = None) -> Tensor:
-    """Last hidden states ``[tokens, hidden]`` of texts that follow one another.
+    """Last hidden states ``[tokens, hidden]`` of packed texts.
 
     Args:
         trunk: the model without its head; see `can_pack`.
         ids: token ids of all texts, ``[tokens]``.
         lengths: number of tokens of each text.
-        read: True at the tokens whose states are wanted; None wants all.
+        read: True at the tokens whose states are returned; None returns all.
     """
     places = (torch.ones_like(ids, dtype=torch.bool) if read is None else read).nonzero().squeeze(1)
     weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
@@ -140,11 +140,10 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int], r
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:
-    """Whether a trunk gives packed texts the same states as each text by itself.
+    """Whether a trunk's states of packed texts equal those of separate texts.
 
-    It is tried once per trunk, on two texts. A trunk fails if it attends by something other than
-    `heedful.kernels.attention`, mixes tokens in other layers, or sees only a window or a chunk of a text, because such
-    masks are made for a whole row.
+    Tested once per trunk, on two texts. A trunk fails if it does not use `heedful.kernels.attention`, mixes tokens in
+    other layers, or has sliding-window or chunked attention, whose masks are for a whole row.
     """
     if trunk not in _CAN_PACK:
         _CAN_PACK[trunk] = _try_packing(trunk)
@@ -163,7 +162,7 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     try:
         apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
         together = _states(trunk, ids, segments, torch.arange(len(ids), device=ids.device))
-    except Exception as error:  # arguments, shapes or kernels that do not exist, and what models assert of their masks
+    except Exception as error:  # unsupported arguments, shapes or kernels, and models' assertions about masks
         if is_out_of_memory(error):
             raise
         return False

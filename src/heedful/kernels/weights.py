@@ -1,5 +1,5 @@
-"""How weights are kept: in half precision, shared with the copy that samples, one gradient for a matrix of two uses, and rows
-of an embedding that nobody trained."""
+"""Storage of weights: half precision, sharing with the sampling copy, one gradient for tied matrices, and untrained
+embedding rows."""
 
 import copy
 import warnings
@@ -17,7 +17,7 @@ from heedful.kernels.device import HALF
 M = TypeVar("M", bound=nn.Module)
 
 SMALLEST_ROW = 0.01
-"""An embedding's row whose largest number is below this share of the median row's counts as untrained."""
+"""An embedding row counts as untrained if its largest number is below this share of the median row's."""
 
 
 def store_matrices(
@@ -25,17 +25,17 @@ def store_matrices(
 ) -> None:
     """Convert the matrices of linear layers, of the token embedding and of experts to a half precision, in place.
 
-    Norms, biases and other parameters stay in float32, and so do the embedding's rows once they are read. Under autocast to
-    the same dtype all products are those of float32 weights; the numbers change only where the embedding's rows are rounded,
-    which those of a checkpoint in that dtype are not. Tied matrices stay tied. The experts of a mixture are multiplied in the
-    dtype in which they are stored, autocast or not (transformers' ``grouped_mm``; few architectures have experts that
-    autocast casts), so their products are in half precision from then on.
+    Norms, biases and other parameters stay in float32; embedding rows are converted to float32 when read. Under
+    autocast to the same dtype products equal those of float32 weights; only embedding rows are rounded, except those of
+    a checkpoint in that dtype. Tied matrices stay tied. Experts of a mixture are multiplied in their storage dtype,
+    with or without autocast (transformers' ``grouped_mm``; autocast casts experts in only a few architectures), so
+    their products are in half precision from then on.
 
     Args:
-        model: the model; matrices that are not in float32, such as those in 4 bits, are left as they are.
-        dtype: that of the products; float32 changes nothing.
-        but: a layer to leave as it is.
-        experts: names of parameters that hold the matrices of all experts of a layer, to be converted too.
+        model: the model; matrices not in float32, such as 4-bit ones, do not change.
+        dtype: the compute dtype; float32 has no effect.
+        but: a layer to skip.
+        experts: names of parameters with the matrices of all experts of a layer, to be converted too.
     """
     if dtype == torch.float32:
         return
@@ -52,29 +52,29 @@ def store_matrices(
 
 
 def in_float32(_embedding: nn.Module, _inputs: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-    """A forward hook: the rows that were read, in float32."""
+    """A forward hook: converts the embedding rows read to float32."""
     return rows.float()
 
 
 def same_weights(model: M) -> M:
-    """A second module with the structure of ``model`` that shares its parameters and buffers, so it takes no memory.
+    """A second module with the structure of ``model`` that shares its parameters and buffers, so it needs no memory.
 
-    Adapters added to ``model`` later are not on it: it stays the model as it was.
+    Adapters added to ``model`` later do not affect it.
     """
     return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
 def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of a model in evaluation mode, for forward passes under autocast, with the weights it has now.
+    """A copy of a model in evaluation mode, for forward passes under autocast, with its current weights.
 
-    In half precision the matrices of linear layers are copied once; autocast would cast each of them again at every
-    token. Everything else (embeddings, norms, biases) is shared.
+    In half precision the matrices of linear layers are converted once; autocast would cast each of them at every token.
+    The rest (embeddings, norms, biases) is shared.
     """
     return halve_matrices(same_weights(lm).eval(), compute_dtype)
 
 
 def as_sampled(compute_dtype: torch.dtype) -> Callable[[nn.Module, Tensor], Tensor]:
-    """What `halve_matrices` makes of a weight, given the module that holds it: for a copy that is made weight by weight."""
+    """`halve_matrices` for a single weight of a module, for copies made weight by weight."""
 
     def convert(module: nn.Module, weight: Tensor) -> Tensor:
         halves = compute_dtype in HALF and isinstance(module, (nn.Linear, Conv1D))
@@ -92,10 +92,10 @@ def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:
 
 
 def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
-    """`halve_matrices` of a model that is never trained, without holding the old weights in memory.
+    """`halve_matrices` of a frozen model, without keeping the old weights in memory.
 
-    On a CPU loaded weights are parts of a mapped file, and one of them that is still used keeps the whole file in
-    memory. So what was not halved is copied to memory of its own.
+    On a CPU loaded weights are parts of a memory-mapped file, and a single one in use keeps the whole file in memory.
+    So the other weights are copied to new memory.
     """
     if compute_dtype not in HALF:
         return model
@@ -107,12 +107,12 @@ def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Modul
 
 
 def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
-    """Convert linear layers to the half precision that autocast would cast them to, in place. Results do not change.
+    """Convert linear layers to the half precision of autocast, in place. Results do not change.
 
     Args:
-        model: a model that is not trained.
-        compute_dtype: the half precision; for any other dtype nothing changes.
-        but: modules to leave as they are.
+        model: a frozen model.
+        compute_dtype: the half precision; other dtypes have no effect.
+        but: modules to skip.
     """
     kept = {id(module) for module in but}
     for module in model.modules() if compute_dtype in HALF else ():
@@ -122,12 +122,12 @@ def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Mod
 
 
 class UntrainedRows:
-    """A forward hook of an embedding: no gradient flows into rows that are zero, or next to zero, when it is made.
+    """A forward hook of an embedding: blocks gradients into rows that are (nearly) zero when it is created.
 
-    A norm divides by the length of what it reads, so the gradient into such a row is up to 1,000 times that into others, or
-    1,000,000 times if queries and keys have norms of their own. Clipping would scale everything else down to nothing.
-    transformers too keeps the padding token's row, which it starts at zero, out of the gradient. An output head that shares
-    the matrix still learns all rows.
+    A norm divides by the length of its input, so the gradient into such a row is up to 1,000 times that into others, or
+    1,000,000 times if queries and keys also have norms. Gradient clipping would scale all other gradients down to
+    nearly 0. transformers does the same for the padding token's row, initialised at zero. A tied output head still
+    trains all rows.
     """
 
     def __init__(self, rows: Tensor, name: str) -> None:
@@ -144,29 +144,30 @@ class UntrainedRows:
             output.register_hook(partial(self._without, ids, is_untrained))
 
     def _without(self, ids: Tensor, is_untrained: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of the rows that were read, 0 at untrained ones. What fills up a batch has none, so needs no word."""
+        """The gradient of the rows read, 0 at untrained ones. Warns about them, except for padding, whose gradient is
+        0."""
         if not self.is_said:
             read = ids[is_untrained & (gradient != 0).any(dim=-1)].unique().tolist()
             self.is_said = bool(read)
             if read:
                 warnings.warn(
-                    f"{self.name}: the embedding of token {', '.join(map(str, read[:5]))} is zero or next to zero, as nobody "
-                    "trained it, and this run reads it. The gradient into such a row is up to a million times too large, so "
-                    "it stays as it is where it is read. To learn it, first set it to the mean of the other rows",
+                    f"{self.name}: this run reads token {', '.join(map(str, read[:5]))}, whose embedding is (nearly) zero, "
+                    "hence untrained. The gradient into such a row is up to a million times too large, so the input "
+                    "embedding is not trained. To train it, first set it to the mean of the other rows",
                     stacklevel=1,
                 )
         return gradient.masked_fill(is_untrained.unsqueeze(-1), 0.0)
 
 
 def hold_untrained_rows(model: PreTrainedModel, name: str) -> None:
-    """Keep gradients out of the rows of a model's embedding that are (next to) zero, in place, for the whole run.
+    """Block gradients into (nearly) zero rows of a model's embedding, in place, for the whole run.
 
-    Models that add position embeddings, such as GPT-2, are left as they are: their norms never read such a row by itself, and
-    its gradient is as large as that of any other.
+    Models that add position embeddings, such as GPT-2, do not change: their norms never read such a row alone, so its
+    gradient is of normal size.
 
     Args:
         model: the model, before it gets adapters.
-        name: what a warning calls it.
+        name: its name in a warning.
     """
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding) or _adds_positions(model):
@@ -185,14 +186,13 @@ def _adds_positions(model: PreTrainedModel) -> bool:
 
 
 class TiedMatrix:
-    """While entered, a model's embedding and its output head share one gradient of the matrix that they share.
+    """In this context, embedding and output head share one gradient of their tied matrix.
 
-    By itself torch makes a gradient of the whole matrix for each, and adds the embedding's, nearly all zeros, to the
-    head's. Here only the rows that were read are added to the head's gradient, in place: bit for bit the same numbers
-    in each pass, for half the memory.
+    torch makes a full gradient for each, and adds the embedding's, nearly all zeros, to the head's. Here only the rows
+    read are added to the head's gradient, in place: bit for bit the same, for half the memory.
 
-    ``weight`` is what the head multiplies by. It must be used for nothing else, since its gradient is changed in place.
-    If the head's matrix is not the embedding's, or the embedding does more than read rows, nothing changes.
+    ``weight`` is the head's matrix. It must not be used otherwise, since its gradient is changed in place. No effect if
+    the matrices are not tied, or the embedding does more than read rows.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -214,7 +214,7 @@ class TiedMatrix:
             return None
         hooks = [hook for hook in embedding._forward_hooks.values() if hook != self._read]
         if embedding.sparse or not all(hook is in_float32 or isinstance(hook, UntrainedRows) for hook in hooks):
-            return None  # a hook may change the rows
+            return None  # another hook may change the rows
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
         for hook in hooks:
             read = hook(embedding, inputs, rows)
@@ -238,7 +238,7 @@ class _TiedRows(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return of_weight, None
-        if of_weight is None:  # the head had no part in the loss
+        if of_weight is None:  # the head is not part of the loss
             return _sums(of_rows, ids, ctx.num_rows), None
         read, places = ids.unique(return_inverse=True)
         of_weight[read] += _sums(of_rows, places, len(read))
@@ -246,6 +246,6 @@ class _TiedRows(torch.autograd.Function):
 
 
 def _sums(of_rows: Tensor, places: Tensor, num_rows: int) -> Tensor:
-    """For each of ``num_rows`` rows, the sum over the tokens that read it, in their order."""
+    """For each of ``num_rows`` rows, the sum over the tokens that read it, in token order."""
     sums: Tensor = torch.ops.aten.embedding_dense_backward(of_rows, places, num_rows, -1, False)
     return sums

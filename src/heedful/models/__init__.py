@@ -2,7 +2,7 @@
 
 >>> from heedful.models import load_policy, load_tokenizer
 
-``__init__.pyi`` lists what is public here. Names are loaded when they are first used.
+``__init__.pyi`` lists the public names, which are imported at first use.
 """
 
 import lazy_loader

@@ -2,11 +2,11 @@
 
     y = W x + alpha / rank * B A x        A [rank, in] random, B [out, rank] zero at the start
 
-B is zero, so fresh adapters change nothing. They are added in place: the model keeps its class, and everything that
-uses it (trunk, head, sampling, a value head) keeps working.
+B is zero, so fresh adapters have no effect. They are added in place: the model keeps its class, and trunk, head,
+sampling and value head work as before.
 
-The experts of a mixture are often no linear layers, but all of them one parameter ``[experts, out, in]``. Each of its
-matrices gets adapters of its own.
+The experts of a mixture are often a single parameter ``[experts, out, in]`` instead of linear layers. Each of its
+matrices gets its own adapters.
 """
 
 import copy
@@ -37,11 +37,11 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
     Args:
         model: the model to adapt.
         options: rank, alpha and target layers.
-        base: where the model came from. It is saved with the adapters; a local folder as an absolute path.
-        seed: of the random matrices A.
-        dropout: of the adapters' inputs.
+        base: the model's source, saved with the adapters; a local folder as an absolute path.
+        seed: seed of the random matrices A.
+        dropout: dropout of the adapters' inputs.
 
-    Raises ConfigError if ``lora_targets`` matches no layer, or ``dropout`` would be in front of experts.
+    Raises ConfigError if ``lora_targets`` matches no layer, or for ``dropout`` with adapters on experts.
     """
     linear, experts = _linear_layers(model), expert_parameters(model)
     targets = _targets(options.lora_targets, [*linear, *experts])
@@ -49,8 +49,8 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
     if adapted and dropout:
         layers = ",".join(sorted({_last(name) for name in linear}))
         raise ConfigError(
-            f"--lora-dropout {dropout:g} cannot be in front of a mixture's experts ({adapted[0]} and others): set "
-            f"--lora-dropout 0, or name only linear layers: --lora-targets {layers}"
+            f"--lora-dropout {dropout:g} is not supported for a mixture's experts ({adapted[0]} and others): set "
+            f"--lora-dropout 0, or target only linear layers: --lora-targets {layers}"
         )
     config = LoraConfig(
         task_type=_task(model),
@@ -63,10 +63,10 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in linear.values()),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT warns of fan_in_fan_out if a model has both kinds of layer
+        warnings.simplefilter("ignore")  # PEFT warns about fan_in_fan_out if a model has both kinds of layer
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
-    for parameter in model.parameters():  # PEFT makes adapters in the dtype of the matrices below them
+    for parameter in model.parameters():  # PEFT makes adapters in the dtype of their base matrices
         if parameter.requires_grad and parameter.dtype in HALF:
             parameter.data = parameter.data.float()
     heads = [name for name, _ in model.named_parameters() if _is_head(model, name) and _task(model) == "SEQ_CLS"]
@@ -76,20 +76,20 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
 
 
 def _task(model: PreTrainedModel) -> str:
-    """PEFT's name for what a model does."""
+    """PEFT's task type of a model."""
     if model.base_model is model:
         return "FEATURE_EXTRACTION"
     return "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
 
 
 def _is_head(model: PreTrainedModel, name: str) -> bool:
-    """Whether a layer is above the trunk. A pooler is part of the head wherever it is."""
+    """Whether a layer is above the trunk. A pooler always belongs to the head."""
     in_trunk = model.base_model is model or name.startswith(f"{model.base_model_prefix}.")
     return not in_trunk or "pooler" in name.split(".")
 
 
 def _head_module(name: str) -> str:
-    """The module that PEFT should save in full: the pooler, or the outermost part of the head."""
+    """The module that PEFT saves in full: the pooler, or the outermost module of the head."""
     parts = name.split(".")
     return "pooler" if "pooler" in parts else parts[0]
 
@@ -103,7 +103,7 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def expert_parameters(model: PreTrainedModel) -> list[str]:
-    """Names of the parameters that hold the matrices of all experts of a mixture, ``[experts, out, in]``."""
+    """Names of parameters with the matrices of all experts of a layer, ``[experts, out, in]``."""
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()
@@ -114,14 +114,14 @@ def expert_parameters(model: PreTrainedModel) -> list[str]:
 
 
 def experts_but(model: PreTrainedModel, kept: str) -> list[str]:
-    """The `expert_parameters` of a model, without those that ``kept`` names in the way of ``--lora-targets``."""
+    """The `expert_parameters` of a model without those in ``kept``, which has the form of ``--lora-targets``."""
     targets = [target.strip() for target in kept.split(",")]
     named = [] if kept == "all-linear" else expert_parameters(model)
     return [name for name in named if not any(_is_named(name, target) for target in targets)]
 
 
 def _is_named(name: str, target: str) -> bool:
-    """Whether a name, or its end, is what a user wrote."""
+    """Whether a name equals or ends with the user's target."""
     return name == target or name.endswith(f".{target}")
 
 
@@ -153,11 +153,11 @@ def _targets(wanted: str, names: list[str]) -> list[str]:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "default"
-"""The name that PEFT gives to the one set of adapters on a model."""
+"""PEFT's name of a model's only set of adapters."""
 PREFIX = "base_model.model."
-"""What PEFT puts before a parameter's name."""
+"""PEFT's prefix of parameter names."""
 ROWS = ".token_adapter.trainable_tokens_delta"
-"""The end of the name of rows of embeddings that were trained in the place of the base's."""
+"""Suffix of the name of trained embedding rows that replace the base's."""
 
 
 def is_adapter(name: str | Path) -> bool:
@@ -166,13 +166,13 @@ def is_adapter(name: str | Path) -> bool:
 
 
 def adapter_chain(name: str) -> tuple[str, list[Path]]:
-    """The plain model at the bottom of ``name``, and the adapter folders to merge into it, in the order of merging.
+    """The plain base model of ``name``, and the adapter folders to merge into it, in the order of merging.
 
     Args:
         name: a folder, or a name on the Hub. For a plain model the list is empty. A base on ModelScope is downloaded if
-            needed, and its local folder is given.
+            needed, and its local folder returned.
 
-    Raises CheckpointError for adapters that are not LoRA, are incomplete, or lead back to themselves.
+    Raises CheckpointError for adapters that are not LoRA, are incomplete, or have themselves as base.
     """
     folders: list[Path] = []
     while is_adapter(name):
@@ -185,27 +185,27 @@ def adapter_chain(name: str) -> tuple[str, list[Path]]:
 
 
 def _base(folder: Path) -> str:
-    """Name of the model that adapters were trained on. Raises CheckpointError."""
+    """Name of the adapters' base model. Raises CheckpointError."""
     settings = read_adapter_config(folder)
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(
-            f"{folder} holds adapters of the kind {kind}; heedful reads only LORA, whose weights can be merged into the "
-            "model (those of prompt tuning, prefix tuning and p-tuning cannot)"
+            f"{folder} has adapters of type {kind}; heedful supports only LORA, which can be merged into the "
+            "model (prompt tuning, prefix tuning and p-tuning cannot)"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}, so the adapters are missing")
+        raise CheckpointError(f"{folder} has an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}; download the adapters again")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path is {base!r}; it must name the model of the adapters"
+            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path is {base!r}; it must be the adapters' base model"
         )
     return base
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The settings of an adapter folder. Raises CheckpointError if they cannot be read."""
-    return read_object(folder / ADAPTER_CONFIG, "bring it back, or download the adapters again", needs=["peft_type"])
+    return read_object(folder / ADAPTER_CONFIG, "restore it, or download the adapters again", needs=["peft_type"])
 
 
 def whole_weights(folders: Iterable[Path]) -> set[str]:
@@ -218,21 +218,21 @@ def whole_weights(folders: Iterable[Path]) -> set[str]:
 
 
 def trained_rows(folder: Path) -> dict[str, Tensor]:
-    """Rows of embeddings that an adapter folder has in the place of the base's, by the last part of their layer's name."""
+    """Embedding rows in an adapter folder that replace the base's, by the last part of their layer's name."""
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
         names = [name for name in file.keys() if name.endswith(ROWS)]  # noqa: SIM118  no dictionary
         return {name.removesuffix(ROWS).rpartition(".")[2]: file.get_tensor(name) for name in names}
 
 
 def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
-    """Put saved adapters on a model, in place, and replace the weights that were saved in full.
+    """Add saved adapters to a model, in place, and replace the weights that were saved in full.
 
     Args:
         model: a model of the adapters' architecture. Adapters of a language model also fit its trunk, and a classifier
-            on the same trunk; on a bare trunk, what belongs to heads is left out.
+            on the same trunk; a bare trunk skips those of heads.
         folder: the adapter folder.
 
-    Returns PEFT's handle, whose ``merge_and_unload`` merges the adapters. Raises CheckpointError if they do not fit.
+    Returns PEFT's wrapper, whose ``merge_and_unload`` merges the adapters. Raises CheckpointError if they do not fit.
     """
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
@@ -247,10 +247,10 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
     config.target_parameters = _experts(model, config.target_parameters or ())
     of_experts = {name.rpartition(".")[0] for name in config.target_parameters or ()}
     config.target_modules = {name for name in adapted if name.partition(".base_layer")[0] not in of_experts} or None
-    config.modules_to_save = config.trainable_token_indices = None  # those are in the weights now
-    config.ensure_weight_tying = False  # what is tied is one matrix, which has the adapters
+    config.modules_to_save = config.trainable_token_indices = None  # already in the weights
+    config.ensure_weight_tying = False  # tied weights are one matrix, which has the adapters
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # PEFT warns of settings that it wrote itself
+        warnings.simplefilter("ignore")  # PEFT warns about settings that it wrote itself
         try:
             tuner = LoraModel(model, config, ADAPTER)
             outcome = set_peft_model_state_dict(model, adapters, ADAPTER)
@@ -264,7 +264,8 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
 
 
 def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTrainedModel:
-    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``, or CheckpointError."""
+    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``. Raises
+    CheckpointError."""
     for folder in folders:
         model = attach_adapter(model, folder).merge_and_unload()
         model.requires_grad_(True)
@@ -272,10 +273,10 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
 
 
 def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, folder: Path) -> dict[str, str]:
-    """Names in an adapter file, and what each is called in ``model``, whose trunk may be one level higher or lower.
+    """Map names in an adapter file to names in ``model``, whose trunk may be one level higher or lower.
 
-    What belongs to the output head of a language model is left out for a model that has none. So is what the file holds a
-    second time, for a head that PEFT keeps tied to the embeddings (``ensure_weight_tying``).
+    Weights of a language model's output head are left out for a model without one. So are duplicates in the file for a
+    head that PEFT keeps tied to the embeddings (``ensure_weight_tying``).
     """
     trunk = f"{model.base_model_prefix}."
     names = {name: _plain_name(name) for name in tensors}
@@ -291,7 +292,7 @@ def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, 
                 break
         else:
             raise CheckpointError(
-                f"{folder}: the adapters hold weights for {_bare(plain)}, which {type(model).__name__} does not have; they "
+                f"{folder}: the adapters have weights for {_bare(plain)}, which {type(model).__name__} does not have; they "
                 "belong to another kind of model"
             )
     if config.ensure_weight_tying and _is_tied(model):
@@ -301,9 +302,9 @@ def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, 
 
 
 def _keeps_tied(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether an adapter file has the same for embeddings and output head.
+    """Whether an adapter file has equal adapters for embeddings and output head.
 
-    Under names that it does not know (``wte``), PEFT trains only one of them, whatever ``ensure_weight_tying`` says.
+    Under names unknown to PEFT (``wte``), it trains only one of them, regardless of ``ensure_weight_tying``.
     """
     if not _is_tied(model):
         return False
@@ -316,9 +317,9 @@ def _keeps_tied(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """A tensor's name without the parts that PEFT's wrappers add.
+    """A tensor's name without the parts added by PEFT's wrappers.
 
-    Adapters of two parameters of one module differ only in them, so theirs stay.
+    They are kept for adapters of parameters, since two of one module differ only in them.
     """
     name = name.removeprefix(PREFIX)
     if ".lora_" not in name:
@@ -329,12 +330,12 @@ def _plain_name(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """What a tensor of an adapter file belongs to: the layer of adapters, else a parameter."""
+    """The layer (for adapters) or parameter to which a tensor of an adapter file belongs."""
     return name.partition(".lora_")[0].replace(".base_layer", "")
 
 
 def _layer(name: str) -> str:
-    """The layer that a tensor of an adapter file belongs to."""
+    """The layer to which a tensor of an adapter file belongs."""
     return _bare(name) if ".lora_" in name else name.rpartition(".")[0]
 
 
@@ -351,11 +352,11 @@ def _experts(model: PreTrainedModel, names: Iterable[str]) -> list[str] | None:
 def _replace_weights(
     model: PreTrainedModel, tensors: dict[str, Tensor], names: dict[str, str], config: LoraConfig, folder: Path
 ) -> None:
-    """Put in what an adapter file stores beside adapters, weights as a whole and rows of embeddings, as PEFT reads them.
+    """Load full weights and embedding rows of an adapter file, with PEFT's semantics.
 
-    A whole weight that was not trained is the base's own, so it is also that of whatever the base ties to it. So are rows
-    of the embeddings, unless the file has others for the output head. All else that was trained is its layer's own: if the
-    base has one matrix for embeddings and head, there are two from here on.
+    An untrained full weight replaces the base's, and so also all weights tied to it. So do embedding rows, unless the
+    file has others for the output head. Other trained weights replace only their layer's: if the base ties embeddings
+    and head, they become two matrices.
     """
     ends = _ends(model)
     rows = {name for name in names if name.endswith(ROWS)}
@@ -375,7 +376,8 @@ def _replace_weights(
         shape, needed = list(tensors[name].shape), list(weight[index].shape)
         if shape != needed:
             raise CheckpointError(
-                f"{folder}: {names[name]} has the shape {shape}, the model {needed}; the adapters belong to another model"
+                f"{folder}: {names[name]} has shape {shape}, but the model's is {needed}; "
+                "the adapters belong to another model"
             )
         with torch.no_grad():
             weight[index] = tensors[name].to(weight.dtype)
@@ -389,12 +391,12 @@ def _replace_weights(
 
 
 def _are_equal(rows: list[tuple[list[int], Tensor]]) -> bool:
-    """Whether all rows are of the same tokens and have the same numbers."""
+    """Whether all rows have the same tokens and numbers."""
     return all(ids == rows[0][0] and torch.equal(tensor, rows[0][1]) for ids, tensor in rows)
 
 
 def _was_trained(name: str, config: LoraConfig) -> bool:
-    """Whether a weight that an adapter file has as a whole was trained, by its name there."""
+    """Whether a full weight of an adapter file was trained, by its name there."""
     if _is_of_base(name):
         return False
     layer = _layer(_plain_name(name))
@@ -402,16 +404,17 @@ def _was_trained(name: str, config: LoraConfig) -> bool:
 
 
 def _is_of_base(name: str) -> bool:
-    """Whether a name in an adapter file is that of a weight of the base under a wrapper of PEFT."""
+    """Whether a name in an adapter file is a base weight's under a PEFT wrapper."""
     return any(wrapper in name for wrapper in (".base_layer.", ".original_module."))
 
 
 def _fit_vocabulary(
     model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], config: LoraConfig, folder: Path
 ) -> None:
-    """Give a model as many rows of embeddings as an adapter file has. Raises CheckpointError if new ones have no numbers.
+    """Resize a model's embeddings to the rows of an adapter file. Raises CheckpointError if the file lacks the new
+    rows.
 
-    ``whole`` are names in the model, weights of the file, and whether a weight is also that of what is tied to it.
+    ``whole`` has names in the model, weights of the file, and whether a weight also applies to weights tied to it.
     """
     ends = _ends(model)
     of_ends = {_layer(name): (len(tensor), is_shared) for name, tensor, is_shared in whole if _layer(name) in ends}
@@ -423,18 +426,18 @@ def _fit_vocabulary(
     missing = sorted(set(ends) - covered)
     if rows > before and missing:
         raise CheckpointError(
-            f"{folder}: the adapters have {rows} tokens and their base has {before}, and the file has no rows of "
-            f"{missing[0]} for the new ones; save the resized base and name it as the base, or train again with {missing[0]} "
+            f"{folder}: the adapters have {rows} tokens but their base has {before}, and the file lacks rows of "
+            f"{missing[0]} for the new ones; save the resized base and use it as the base, or retrain with {missing[0]} "
             "in modules_to_save"
         )
     model.resize_token_embeddings(rows, mean_resizing=False)
 
 
 def _token_ids(own: str, ends: list[str], config: LoraConfig, model: PreTrainedModel, folder: Path) -> list[int]:
-    """The tokens whose rows an adapter file has, of one layer (``trainable_token_indices``). Raises CheckpointError."""
+    """The tokens of a layer's rows in an adapter file (``trainable_token_indices``). Raises CheckpointError."""
     found, rows = config.trainable_token_indices, len(model.get_parameter(own))
     if isinstance(found, dict):
-        layers = [_layer(own), *ends]  # a head that is tied to the embeddings has their tokens
+        layers = [_layer(own), *ends]  # a head tied to the embeddings has their tokens
         found = next((ids for layer in layers for name, ids in found.items() if f".{layer}".endswith(f".{name}")), None)
     if not isinstance(found, list) or not all(type(i) is int and 0 <= i < rows for i in found):
         raise CheckpointError(
@@ -457,7 +460,7 @@ def _is_tied(model: PreTrainedModel) -> bool:
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give the output head a matrix of its own, equal to the embeddings, if they are one."""
+    """Untie the output head from the embeddings, with an equal matrix, if they are tied."""
     if not _is_tied(model):
         return
     head = model.get_output_embeddings()
@@ -468,20 +471,19 @@ def _untie(model: PreTrainedModel) -> None:
 
 
 def _parameters(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters under every name they have: a tied output head appears as well as the embeddings."""
+    """Parameters under all of their names: a tied output head is listed besides the embeddings."""
     return model.named_parameters(remove_duplicate=False)
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model carries adapters, so that saving it means saving them."""
+    """Whether a model has adapters, so that saving it saves only them."""
     return bool(getattr(model, "peft_config", None))
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model in Hugging Face format; of a model with adapters, write only the adapters, in PEFT's format.
+    """Write a model in Hugging Face format; with adapters, write only the adapters, in PEFT's format.
 
-    Whatever else was trained, such as a reward model's head, is stored in full with the adapters, where PEFT looks for
-    it.
+    Other trained weights, such as a reward model's head, are stored in full with the adapters, where PEFT expects them.
     """
     if not has_adapters(model):
         model.save_pretrained(folder)
@@ -501,5 +503,5 @@ def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:
     """Write the settings of a model's adapters."""
     config = copy.copy(model.peft_config[ADAPTER])
     config.inference_mode = True
-    config.target_modules = sorted(config.target_modules or ()) or None  # the order of a set differs from run to run
+    config.target_modules = sorted(config.target_modules or ()) or None  # the order of a set differs between runs
     config.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Scalar heads, dropout, gradient checkpointing, and how a causal language model makes its logits."""
+"""Scalar heads, dropout, gradient checkpointing, and the logit map of causal language models."""
 
 from typing import NamedTuple
 
@@ -42,12 +42,12 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
         raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} does not support it; leave it out")
     enable = (
         getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    )  # its old name
+    )  # older name
     enable({"use_reentrant": False})
 
 
 class LogitMap(NamedTuple):
-    """What a language model makes of its trunk's states h by its head W: ``logits = scale cap tanh(h W^T / cap)``.
+    """A language model's map from its trunk's states h and head W to logits: ``logits = scale cap tanh(h W^T / cap)``.
 
     Without a cap (None), ``scale h W^T``. Llama and Qwen have neither; Granite and Cohere scale, Gemma 2 and 4 cap.
     """
@@ -56,17 +56,17 @@ class LogitMap(NamedTuple):
     cap: float | None = None
 
     def __call__(self, output: Tensor) -> Tensor:
-        """The logits, of the head's output."""
+        """The logits from the head's output."""
         capped = output if self.cap is None else self.cap * torch.tanh(output / self.cap)
         return capped if self.scale == 1 else self.scale * capped
 
 
 @torch.no_grad()
 def logit_map(lm: PreTrainedModel) -> LogitMap:
-    """Find out how a causal language model makes its logits.
+    """Determine a causal language model's logit map.
 
-    Its head is tried on four states, and what follows the head on numbers from 2^-10 to 2^20. Raises CheckpointError if that
-    is more than a scale and a cap: log-probs computed from trunk and head would then be silently wrong.
+    Tests the head on four states, and the operations after it on numbers from 2^-10 to 2^20. Raises CheckpointError if
+    these are more than a scale and a cap: log-probs computed from trunk and head would be silently wrong.
     """
     trunk, head = lm.base_model, lm.get_output_embeddings()
     if head is None or trunk is lm:
@@ -100,19 +100,20 @@ def logit_map(lm: PreTrainedModel) -> LogitMap:
         if is_known and not (has_bias and before != 1) and torch.allclose(found(output), logits, rtol=rtol):
             return LogitMap(after * before, found.cap and found.cap / before)
     raise CheckpointError(
-        f"{type(lm).__name__} makes its logits in another way than by an output head whose results it scales or caps, which "
-        "heedful does not support; docs/architectures.md lists the architectures that work"
+        f"{type(lm).__name__} does not compute its logits by an output head with an optional scale and cap, so "
+        "heedful does not support it; docs/architectures.md lists the architectures that work"
     )
 
 
 def _factor(numbers: Tensor, of: Tensor) -> float:
-    """The number that ``of`` is multiplied by; exactly 1 if it is about that."""
+    """The factor between ``of`` and ``numbers``; exactly 1 if it is close to 1."""
     factor = float((numbers.double() * of.double()).sum() / of.double().square().sum())
     return 1.0 if abs(factor - 1) < 1e-6 else factor
 
 
 def check_causal(trunk: PreTrainedModel, name: str) -> None:
-    """Refuse a trunk that looks ahead: its values would depend on the rest of the response. It is left in evaluation mode."""
+    """Raises CheckpointError for a trunk that attends to later tokens, on which values must not depend. Leaves it in
+    eval mode."""
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1

@@ -50,7 +50,7 @@ class FourBit:
     compute_dtype: torch.dtype
 
     def arguments(self, *, keep: Sequence[str] = ()) -> dict[str, Any]:
-        """Arguments of ``from_pretrained``. The layers named in ``keep`` stay as they are, by default the output head."""
+        """Arguments of ``from_pretrained``. Layers in ``keep`` are not quantised, by default the output head."""
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             llm_int8_skip_modules=list(keep) or None,
@@ -62,33 +62,33 @@ class FourBit:
 
 
 def say_unquantized(model: PreTrainedModel, name: str, how: FourBit | None) -> None:
-    """Warn that the experts of a mixture have not become smaller, if the model was to be in 4 bits."""
+    """Warn that the experts of a mixture were not quantised, if 4 bits were requested."""
     experts = sum(model.get_parameter(parameter).numel() for parameter in expert_parameters(model)) if how else 0
     if experts:
         warnings.warn(
-            f"--quantize 4bit: {name} is a mixture whose experts ({experts:,} weights) are no linear layers, and are not "
-            "quantised: those that get adapters take 4 bytes per weight, the others 2; --lora-targets with linear layers "
-            "only, such as q_proj,k_proj,v_proj,o_proj, puts none on experts",
+            f"--quantize 4bit: {name} is a mixture whose experts ({experts:,} weights) are not linear layers, so they are "
+            "not quantised: experts with adapters take 4 bytes per weight, others 2; --lora-targets with only linear layers, "
+            "such as q_proj,k_proj,v_proj,o_proj, adds no adapters to experts",
             stacklevel=3,
         )
 
 
 def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.dtype) -> FourBit | None:
-    """How to load the base of adapters; None means that weights stay as they are."""
+    """Quantisation for the base of adapters; None if off."""
     return FourBit(device, compute_dtype) if options.quantize == "4bit" else None
 
 
 def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: torch.device) -> None:
-    """Refuse options that cannot work on this device, before any of these models is loaded in 4 bits.
+    """Check settings that need bitsandbytes, before any of these models is loaded in 4 bits.
 
-    Raises ConfigError, and CheckpointError for a model that is not there.
+    Raises ConfigError if they do not work on this device, and CheckpointError for a missing model.
     """
     if options.quantize == "4bit":
         _check(f"--quantize {options.quantize}", device)
         for model in models:
             if resolve(model).adapters:
                 raise ConfigError(
-                    f"--quantize 4bit: {model} holds adapters, which cannot be merged into 4-bit weights without loss; write "
+                    f"--quantize 4bit: {model} has adapters, which cannot be merged into 4-bit weights without loss; write "
                     f"a plain model first: heedful merge --adapter {model} --output FOLDER"
                 )
     if options.optimizer == "adamw-8bit":
@@ -99,34 +99,34 @@ def _check(flag: str, device: torch.device) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(f'{flag} needs bitsandbytes, which is not installed: pip install "heedful[gpu]"')
     if device.type != "cuda":
-        raise ConfigError(f"{flag} needs a CUDA device, and this run is on {device.type}; leave it out")
+        raise ConfigError(f"{flag} needs a CUDA device, but this run is on {device.type}; leave it out")
 
 
 class LoadOptions(TypedDict, total=False):
-    """Where a model goes, and in which precision."""
+    """Device and precision of a loaded model."""
 
     device: Required[torch.device]
     compute_dtype: Required[torch.dtype]
     """Dtype of its matrix products."""
     stored: torch.dtype
-    """Dtype of its matrices in memory, float32 by default; heads stay in float32."""
+    """Storage dtype of its matrices, float32 by default; heads stay in float32."""
     four_bit: FourBit | None
     """Load linear layers in 4 bits."""
     float32_experts: str
-    """The experts of a mixture that stay in float32, named as by ``--lora-targets``."""
+    """Experts of a mixture that stay in float32, in the form of ``--lora-targets``."""
 
 
 def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """Load a causal language model, with float32 weights (or linear layers in 4 bits) and its adapters merged into it.
+    """Load a causal language model, with float32 weights (or linear layers in 4 bits) and merged adapters.
 
-    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are missing,
-    or if it is a classifier, such as a reward model: with tied embeddings it lacks no weight.
+    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are
+    missing, or for a classifier such as a reward model, which with tied embeddings has all weights.
     """
     source = resolve(model)
     kind = next(iter(load_config(source).architectures or ()), "")
     if kind.endswith("ForSequenceClassification"):
         raise CheckpointError(
-            f"{source.folder} is a reward model ({kind}), which writes no text; name a causal language model, such as the "
+            f"{source.folder} is a reward model ({kind}), which cannot generate; use a causal language model, such as the "
             "final/ of heedful sft"
         )
     with explained(source.folder, "causal language model"):
@@ -136,17 +136,18 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
     if missing:
         raise CheckpointError(
-            f"{source.folder}: not a complete causal language model; it lacks {len(missing)} weights, first {missing[0]}"
+            f"{source.folder}: incomplete causal language model: it lacks {len(missing)} weights, first {missing[0]}; "
+            "download it again"
         )
     with explained(source.folder, "generation_config.json"):
-        if source.adapters or not Path(source.base).is_dir():  # files of a plain local model were checked by themselves
+        if source.adapters or not Path(source.base).is_dir():  # files of a plain local model are already checked
             check_generation(Path(source.folder, "generation_config.json"), lm.generation_config.to_dict(), rows_of(lm))
         make_generation_config_savable(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
 def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """Load the trunk of a model, without its head; otherwise as `load_causal_lm`."""
+    """Load the trunk of a model, without its head; otherwise like `load_causal_lm`."""
     source = resolve(model)
     with explained(source.folder, "model"):
         trunk, missing = _read_merged(AutoModel, source, four_bit)
@@ -156,7 +157,7 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
 
 
 def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[PreTrainedModel, list[str]]:
-    """A model with its adapters merged into it, and the names of weights that its files lack."""
+    """A model with merged adapters, and the names of weights missing in its files."""
     model, report = read_weights(auto, source, **(four_bit.arguments() if four_bit else {}))
     _refuse_hub_adapters(model, source.folder)
     say_unquantized(model, source.folder, four_bit)
@@ -164,15 +165,15 @@ def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[P
 
 
 def _refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
-    """Refuse adapters on the Hub, of which transformers loads the base and leaves the adapters unmerged: CheckpointError."""
+    """Raises CheckpointError for adapters on the Hub, which transformers would load without merging."""
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise CheckpointError(f"{name} holds adapters, and is not a local folder: download it, and give the folder")
+        raise CheckpointError(f"{name} has adapters but is not a local folder: download it, and pass the folder")
 
 
 def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
-    """Let the padding token's embedding learn, in place.
+    """Make the padding token's embedding trainable, in place.
 
-    transformers freezes it, and it is often also the end-of-sequence token. (A row that nobody trained is another matter:
+    transformers freezes it, but it is often also the end-of-sequence token. (For untrained rows see
     `heedful.kernels.weights.hold_untrained_rows`.)
     """
     model.get_input_embeddings().padding_idx = None
@@ -180,13 +181,13 @@ def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_policy(model: str | Source, *, with_value_head: bool = False, **options: Unpack[LoadOptions]) -> Policy:
-    """Load a policy. ``with_value_head`` adds a value head: the saved one, or one that is zero.
+    """Load a policy. ``with_value_head`` adds a value head: the saved one, or else zero-initialised.
 
-    Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
+    Raises CheckpointError if the model is missing, incomplete or unsupported.
     """
     source = resolve(model)
     lm = load_causal_lm(source, options.get("four_bit"))
-    with explained(source.folder, "policy"):  # which runs the model once
+    with explained(source.folder, "policy"):  # runs the model once
         policy = Policy(lm, with_value_head=with_value_head, compute_dtype=options["compute_dtype"])
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
@@ -198,10 +199,10 @@ def load_policy(model: str | Source, *, with_value_head: bool = False, **options
 def load_value_model(
     model: str | Source, *, trunk: PreTrainedModel | None = None, **options: Unpack[LoadOptions]
 ) -> ValueModel:
-    """Load a value model on the trunk of any causal model, with its saved value head if it has one.
+    """Load a value model on the trunk of any causal model, with its saved value head, if any.
 
-    ``trunk`` is that of ``model`` if it is already in memory; it stays as it is. Raises CheckpointError if the model is
-    missing, incomplete or looks ahead.
+    ``trunk`` is that of ``model`` if already in memory; it is not changed. Raises CheckpointError if the model is
+    missing, incomplete or not causal.
     """
     source = resolve(model)
     is_new = trunk is None
@@ -230,25 +231,26 @@ def load_reward_model(
 
     Args:
         model: a folder, an adapter folder, a name on the Hub, or a `Source`.
-        tokenizer: that of the model; a padding token may be added to it.
-        seed: None to score; the checkpoint must then hold a trained head. A number to train, from any language model.
-        merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
-            so that scores are bit for bit those of the run that trained them.
-        options: where the model goes.
+        tokenizer: the model's; a padding token may be added to it.
+        seed: None to score; the checkpoint must then have a trained head. A number to train, from any language model.
+        merged: merge all adapters; always done with a seed. Otherwise the last ones stay separate, so that scores are
+            bit for bit those of the run that trained them.
+        options: device and precision.
 
-    With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
-    2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
-    that is not padding. A trained model keeps the one it has, so it is read at the same token as before.
+    With a seed, a missing head gets weights N(0, 1/(d+1)), a standard deviation of 1/sqrt(d+1) (Stiennon et al. 2020),
+    and a padding token is added if the tokenizer has no separate one, because the score is read at the last token that
+    is not padding. A trained model keeps its padding token, so its scores are read at the same token as before.
 
-    What it reads of a conversation (``reads``) is what its `heedful.json` says. Without one it is somebody else's, and
-    reads all that its chat template writes; a fresh head learns from texts that end with the turn.
+    The end of the text it reads of a conversation (``reads``) is set in its `heedful.json`. A model without one comes
+    from another tool and reads the full output of its chat template; a new head is trained on texts that end with the
+    turn.
 
     Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
     source = resolve(model)
     name, adapters, four_bit = source.folder, source.adapters, options.get("four_bit")
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
+        torch.manual_seed(seed or 0)  # for missing layers below the head, such as a pooler
         classifier, info = read_weights(
             AutoModelForSequenceClassification,
             source,
@@ -269,19 +271,21 @@ def load_reward_model(
     if head_missing:
         if seed is None:
             raise CheckpointError(
-                f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
+                f"{name} has no reward head, so it is not a reward model; train one with: heedful reward"
             )
         _init_head(classifier, seed)
-    if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
+    if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json for it
         ensure_distinct_pad(tokenizer, classifier)
     elif padding_id(classifier) is None:
-        # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding.
+        # transformers then reads the score at the very last token, so EOS must not count as padding.
         if tokenizer.pad_token_id is None and seed is None:
-            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+            raise CheckpointError(
+                f"{name}: neither config.json nor the tokenizer has a padding token (pad_token_id); set one"
+            )
         ensure_distinct_pad(tokenizer, classifier)
     facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
-    # Somebody else's model reads its template, unless that is our own, which it was not trained on.
+    # A model of another tool reads its own template, but not heedful's default, on which it was not trained.
     theirs: Reading = "turn-end" if PLAIN_TEMPLATE in (tokenizer.chat_template or PLAIN_TEMPLATE) else "template"
     reads = "turn-end" if head_missing else facts.reads or theirs
     loaded = RewardModel(
@@ -295,9 +299,9 @@ def load_reward_model(
 
 
 def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:
-    """Whether the head is among the missing weights. Raises CheckpointError if the rest is not complete.
+    """Whether the head is among the missing weights. Raises CheckpointError if others are missing.
 
-    Below a fresh head a pooler may be missing too, since language models have none.
+    With a new head a pooler may also be missing, since language models have none.
     """
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     trunk = f"{classifier.base_model_prefix}."
@@ -305,7 +309,9 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
         key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
     )
     if lacking:
-        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
+        raise CheckpointError(
+            f"{name}: incomplete model: it lacks {len(lacking)} weights, first {lacking[0]}; download it again"
+        )
     return head_missing
 
 
@@ -324,11 +330,11 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
         classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    for config in (classifier.config, classifier.config.get_text_config()):  # transformers reads that of the text part
+    for config in (classifier.config, classifier.config.get_text_config()):  # transformers reads the text part's
         config.pad_token_id = tokenizer.pad_token_id
 
 
-# What they share ---------------------------------------------------------------------------------------------------------
+# Shared functions --------------------------------------------------------------------------------------------------
 
 
 def load_head(head: nn.Linear, path: Path) -> None:
@@ -337,16 +343,17 @@ def load_head(head: nn.Linear, path: Path) -> None:
     found = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}
     linear = {name: wanted[name] for name in ("weight", "bias")}
-    if found not in (wanted, linear):  # heads were only linear once; the rest of a value head is zero then
+    if found not in (wanted, linear):  # older value heads are only linear; the rest is then zero
         hint = (
-            "the head of a shared critic, which a critic of its own cannot use" if "out.weight" in found else str(found)
+            "the head of a shared critic, which a separate critic cannot use" if "out.weight" in found else str(found)
         )
-        raise CheckpointError(f"{path}: holds {hint}; the model needs {wanted}: it belongs to another model")
+        raise CheckpointError(f"{path}: has {hint}, but the model needs {wanted}: it belongs to another model")
     head.load_state_dict(tensors, strict=False)
 
 
 def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **options: Unpack[LoadOptions]) -> None:
-    """Store a model's matrices as asked, and exchange its layers for those that compute the same in less time or memory."""
+    """Convert a model's matrices to their storage dtype, and replace layers by equal ones that need less time or
+    memory."""
     device, compute_dtype = options["device"], options["compute_dtype"]
     experts = experts_but(model, options.get("float32_experts", ""))
     store_matrices(model, options.get("stored", torch.float32), but=but, experts=experts)
@@ -355,7 +362,7 @@ def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **opti
 
 
 NAMES = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
-"""Parameter names within such a checkpoint, and within its text model."""
+"""Parameter names in such a checkpoint, and in its text model."""
 Kind = Literal["causal language model", "sequence classifier"]
 LOADS = {
     "causal language model": MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -369,13 +376,14 @@ def read_weights(
     """A model in float32 without its adapters, and transformers' report of missing weights.
 
     Args:
-        auto: the class whose ``from_pretrained`` is called.
+        auto: class whose ``from_pretrained`` is called.
         source: the checkpoint.
-        kind: what the run needs. transformers knows some models with images as such, and loads their text model or the
-            whole of them, which also trains and samples. Of others only the text model is read.
+        kind: the kind of model that the run needs. For some multimodal models transformers has a class of this kind,
+            which loads the text model or the full model; both train and sample. For others only the text model is
+            loaded.
         options: further arguments.
 
-    A text model is saved as what it is, which a warning says. Raises CheckpointError if transformers has no class for it.
+    A loaded text model is saved as such, with a warning. Raises CheckpointError if transformers has no class for it.
     """
     options |= {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": source.runs_code}
     config = load_config(source)
@@ -386,8 +394,8 @@ def read_weights(
         return auto.from_pretrained(source.base, **options)
     if type(text) not in LOADS[kind]:
         raise CheckpointError(
-            f"{source.folder} is a {config.model_type} model, which reads more than text, and transformers has no {kind} for "
-            f"its text part ({text.model_type}); heedful trains text models: give one of those in docs/architectures.md"
+            f"{source.folder} is a multimodal {config.model_type} model, and transformers has no {kind} for "
+            f"its text part ({text.model_type}); heedful trains text models: use one of those in docs/architectures.md"
         )
     warnings.warn(
         f"{source.folder}: only the text part ({text.model_type}) of this {config.model_type} model is loaded, and saved "
@@ -397,7 +405,7 @@ def read_weights(
     text.tie_word_embeddings = text.tie_word_embeddings or config.tie_word_embeddings
     text.num_labels = options.pop("num_labels", text.num_labels)
     model, report = auto.from_pretrained(source.base, config=text, key_mapping=NAMES, **options)
-    model._weight_conversions = None  # else the names would be changed back when it is saved
+    model._weight_conversions = None  # else saving would convert the names back
     return model, report
 
 
@@ -405,11 +413,10 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def make_generation_config_savable(lm: PreTrainedModel, name: str) -> None:
-    """Make a model's generation config one that can be saved, in place, and warn if it was not.
+    """Repair a generation config that transformers refuses to save, in place, with a warning.
 
-    transformers loads a temperature without ``do_sample`` and ignores it, but refuses to save it, which would be after
-    training. The config then samples, as its temperature says it should. Of one that is still refused only the special
-    tokens are kept.
+    transformers loads a temperature without ``do_sample`` and ignores it, but refuses to save it, which would fail only
+    after training. ``do_sample`` is then set to true. If the config is still refused, only its special tokens are kept.
     """
     config = lm.generation_config
     reason = _refused(config)
@@ -424,7 +431,7 @@ def make_generation_config_savable(lm: PreTrainedModel, name: str) -> None:
 
 
 def _refused(config: GenerationConfig) -> str | None:
-    """Why transformers refuses to save a config; None if it does not."""
+    """The reason why transformers refuses to save a config, or None."""
     try:
         config.validate(strict=True)
     except ValueError as error:

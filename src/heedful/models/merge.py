@@ -1,4 +1,4 @@
-"""Merge adapters and their base into a plain model, for tools that do not read adapters."""
+"""Merge adapters into their base model, for tools that do not support adapters."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def merge_model(config: MergeConfig) -> None:
-    """Write the model that an adapter folder means, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
+    """Write the merged model of an adapter folder, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
 
     A policy keeps its value head and generation config, a reward model its head and offset. Weights are float32.
 
@@ -33,7 +33,7 @@ def merge_model(config: MergeConfig) -> None:
     """
     source = resolve(config.adapter, config)
     if not source.adapters:
-        raise CheckpointError(f"{config.adapter} holds no adapters (adapter_config.json), so there is nothing to merge")
+        raise CheckpointError(f"{config.adapter} has no adapters (adapter_config.json), so there is nothing to merge")
     _check_output(config, source)
     tokenizer, folder = load_tokenizer(source), Path(source.folder)
     with complete_or_absent(config.output) as partial:
@@ -56,7 +56,7 @@ def merge_model(config: MergeConfig) -> None:
 
 
 def _kind(folder: Path) -> str:
-    """PEFT's name for what the adapters are for. Not every tool writes it down, so a head is looked for."""
+    """PEFT's task type of the adapters. Not every tool saves it; then it is inferred from a head."""
     task = read_adapter_config(folder).get("task_type")
     if task is None and any(name.split(".")[0] in HEADS for name in whole_weights([folder])):
         return "SEQ_CLS"
@@ -64,7 +64,7 @@ def _kind(folder: Path) -> str:
 
 
 def _check_output(config: MergeConfig, source: Source) -> None:
-    """Refuse an output folder that is in use, or that the model is made from. Raises ConfigError."""
+    """Raises ConfigError for an output folder that has other content, or from which the model is read."""
     output = config.output
     blocking = output if output.is_file() else blocking_file(output)
     if blocking is not None:
@@ -74,7 +74,11 @@ def _check_output(config: MergeConfig, source: Source) -> None:
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
     if not (output / "config.json").is_file():
-        raise ConfigError(f"--output {output} holds no model, so it is left alone; choose another folder")
+        raise ConfigError(
+            f"--output {output} has content other than a model, so it is not replaced; choose another folder"
+        )
     for path in (Path(source.base), *source.adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
-            raise ConfigError(f"--output {output} holds {path}, which the model is made from; choose another folder")
+            raise ConfigError(
+                f"--output {output} contains {path}, from which the model is merged; choose another folder"
+            )

@@ -1,7 +1,7 @@
 """The model in training: a causal language model and optionally a value head, in one module.
 
-``forward`` computes both heads, and no caller runs trunk or head by itself. So whatever wraps the module (data
-parallelism, sharding, adapters) wraps all of it.
+``forward`` computes both heads, and no caller runs trunk or head separately. So wrappers of the module (data
+parallelism, sharding, adapters) wrap all of it.
 """
 
 import copy
@@ -33,7 +33,7 @@ class TokenOutputs(NamedTuple):
     entropy: Tensor
     values: Tensor | None
     states: Tensor | None = None
-    """``[batch, time, hidden]``, what the value head read, without gradient; None unless asked for."""
+    """``[batch, time, hidden]``, inputs of the value head, without gradient; None unless requested."""
 
 
 class Policy(nn.Module):
@@ -41,9 +41,9 @@ class Policy(nn.Module):
 
     Args:
         lm: the language model.
-        with_value_head: add a value head, zero at the start.
-        compute_dtype: a half precision runs the matrix products under autocast. The weights keep their dtype;
-            log-softmax and value head are computed in float32.
+        with_value_head: add a zero-initialised value head.
+        compute_dtype: half precision runs matrix products under autocast. Weights keep their dtype; log-softmax and
+            value head are computed in float32.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
         self.tokenizer: PreTrainedTokenizerBase | None = None
-        """The model's, if it was loaded with it (`from_pretrained`)."""
+        """The model's tokenizer, if loaded by `from_pretrained`."""
         self.value_head: ValueHead | None = None
         if with_value_head:
             self.add_value_head()
@@ -72,16 +72,18 @@ class Policy(nn.Module):
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         chat_template: str = "",
     ) -> "Policy":
-        """A policy and its tokenizer, ready to sample and to learn: without dropout, so that its log-probs are one function.
+        """A policy with its tokenizer, ready for sampling and training. Dropout is 0, so that its log-probs are
+        deterministic.
 
         Args:
-            model: a folder, an adapter folder, a name on the Hub, or a causal language model that is in memory. That one is
-                not copied: it keeps its device and dtype, and is changed in place as one that is loaded would be. Its dropout
-                becomes 0, the embedding of its padding token learns too, and sdpa attention becomes heedful's.
-            tokenizer: needed with a model in memory. With a name, None loads the one saved with the model.
-            value_head: add a value head: the saved one, or one that is zero.
-            device: of a model that is loaded: auto, cpu, cuda, mps.
-            dtype: of matrix products: auto (bfloat16 where the hardware is fast at it), float32, bfloat16, float16.
+            model: a folder, an adapter folder, a name on the Hub, or a causal language model in memory. The latter is
+                not copied: it keeps device and dtype, and is changed in place like a loaded one: dropout becomes 0, the
+                padding token's embedding trainable, and sdpa attention is replaced by heedful's.
+            tokenizer: required for a model in memory. With a name, None loads the one saved with the model.
+            value_head: add a value head: the saved one, or else zero-initialised.
+            device: device of a loaded model: auto, cpu, cuda, mps.
+            dtype: dtype of matrix products: auto (bfloat16 where the hardware is fast at it), float32, bfloat16,
+                float16.
             chat_template: replaces the tokenizer's own: ``plain``, or the path of a Jinja file.
 
         Raises CheckpointError if the model or its tokenizer is missing or unusable, ConfigError if the device is.
@@ -101,7 +103,7 @@ class Policy(nn.Module):
         else:
             if tokenizer is None:
                 raise CheckpointError(
-                    "a model in memory comes without its tokenizer; pass Policy.from_pretrained(model, tokenizer)"
+                    "a model in memory has no tokenizer; pass it: Policy.from_pretrained(model, tokenizer)"
                 )
             use_attention(learn_every_embedding(model))
             policy = cls(model, with_value_head=value_head, compute_dtype=resolve_dtype(dtype, model.device)).to(
@@ -112,14 +114,14 @@ class Policy(nn.Module):
         return policy
 
     def add_value_head(self) -> None:
-        """Add a value head, zero at the start, unless there is one."""
+        """Add a zero-initialised value head, unless there is one."""
         if self.value_head is None:
             head = ValueHead(self.lm.get_output_embeddings().weight.shape[1])
             self.value_head = head.to(self.lm.device, torch.promote_types(self.lm.dtype, torch.float32))
 
     def frozen_copy(self) -> "Policy":
-        """The policy as it is now, which learns no more: a reference."""
-        return freeze(copy.deepcopy(self))  # type: ignore[return-value]  # it is a copy of this
+        """A frozen copy of the current policy, for use as reference."""
+        return freeze(copy.deepcopy(self))  # type: ignore[return-value]  # a copy of self
 
     @property
     def device(self) -> torch.device:
@@ -142,13 +144,13 @@ class Policy(nn.Module):
             ids: token ids ``[batch, prompt + time]``; prompts are padded on the left, responses on the right.
             attention_mask: True (or 1) at real tokens, ``[batch, prompt + time]``.
             response_mask: True at response tokens, ``[batch, time]``.
-            temperature: of the log-probs and the entropy.
-            with_entropy: compute the entropy; otherwise it is zeros.
+            temperature: divides the logits, for log-probs and entropy.
+            with_entropy: compute the entropy; else it is zeros.
             with_values: compute the values, if there is a value head.
-            with_states: keep what the value head read.
+            with_states: also return the value head's inputs.
 
-        The prediction for a token is read one position before it. So is its value, which belongs to the state before
-        the token. Logits exist only at positions inside the mask, and only for a chunk of them at a time.
+        A token's prediction is read one position before it, and so is its value, that of the state before the token.
+        Logits are computed only inside the mask, in chunks.
         """
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
@@ -173,7 +175,7 @@ class Policy(nn.Module):
         return 0.0 * total
 
     def _per_token(self, numbers: Tensor, mask: Tensor) -> Tensor:
-        """Put numbers back at the True positions of the mask; zeros elsewhere."""
+        """Scatter numbers to the True positions of the mask; zeros elsewhere."""
         return scale_gradient(scatter(numbers, mask), self.grad_scaler)
 
     def _logprobs(
@@ -203,5 +205,5 @@ class Policy(nn.Module):
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """Switch gradients off and evaluation mode on: for a reference, or a reward model that only scores."""
+    """Disable gradients and set evaluation mode, for a reference, or a reward model that only scores."""
     return model.requires_grad_(False).eval()

@@ -24,18 +24,18 @@ from heedful.models.source import explained
 from heedful.types import Reading
 
 HEADS = ("score", "classifier")
-"""Names of the last linear layer of sequence classifiers: of decoders, and of encoders."""
+"""Names of the last linear layer of sequence classifiers: for decoders, and for encoders."""
 
 
 class RewardModel(nn.Module):
-    """A sequence classifier with one output: it takes token ids and gives one score per row.
+    """A sequence classifier with one output: maps token ids to one score per row.
 
     Args:
         classifier: the Hugging Face model.
-        compute_dtype: dtype of the trunk's matrix products. The head is computed in float32; in half precision, scores
-            near 5 would come in steps of 1/32.
-        offset: subtracted from the head's output to give the score; see `RewardFacts`.
-        reads: where the text of a conversation ends, for `heedful.data.chat.RewardInputs`; None for an encoder.
+        compute_dtype: dtype of the trunk's matrix products. The head is computed in float32; bfloat16 would have steps
+            of 1/32 for scores near 5.
+        offset: subtracted from the head's output; see `RewardFacts`.
+        reads: end of a conversation's text, for `heedful.data.chat.RewardInputs`; None for an encoder.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class RewardModel(nn.Module):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that it can read.
+        """Maximum number of tokens.
 
-        RoBERTa's positions start after its padding index, which takes some of them away.
+        RoBERTa's positions start after its padding index, so it has fewer than in its configuration.
         """
         taken = [
             module.padding_idx + 1
@@ -72,16 +72,16 @@ class RewardModel(nn.Module):
         """Scores ``[batch]`` in at least float32.
 
         Args:
-            rows: encoded texts, as `heedful.data.chat.RewardInputs.encode` gives them.
+            rows: encoded texts from `heedful.data.chat.RewardInputs.encode`.
 
-        A decoder is read at its last token that is not padding, as in every tool that loads the folder. Scores do not
-        depend on what else is in the batch, up to rounding.
+        A decoder's score is read at the last token that is not padding, as in all tools that load the folder. Scores do
+        not depend on the rest of the batch, up to rounding.
         """
         device = self.classifier.device
         with autocast(device, self.compute_dtype):
             texts = [_without_padding(row["input_ids"], padding_id(self.classifier)) for row in rows]
             lengths = [len(text) for text in texts]
-            if min(lengths) > 0 and self._can_pack():  # only for decoders, whose rows are ids and nothing else
+            if min(lengths) > 0 and self._can_pack():  # only for decoders, whose rows have only ids
                 ids, mask = _padded(texts, 0, device), _padded([[1] * n for n in lengths], 0, device).bool()
                 read = torch.zeros(sum(lengths), dtype=torch.bool, device=device)
                 read[torch.tensor(lengths, device=device).cumsum(0) - 1] = True
@@ -95,12 +95,12 @@ class RewardModel(nn.Module):
         return 0.0 * self([{"input_ids": [1, 2]}]).sum()
 
     def try_packing(self) -> None:
-        """Find out now whether rows can be packed, and not in some later pass."""
+        """Test packing now, and not in a later pass."""
         with autocast(self.classifier.device, self.compute_dtype):
             self._can_pack()
 
     def _can_pack(self) -> bool:
-        """Whether the score is the head's output at a row's last token, and the trunk takes packed rows."""
+        """Whether the score is the head's output at a row's last token, and the trunk supports packed rows."""
         trunk, score = self.classifier.base_model, getattr(self.classifier, "score", None)
         if score is None or not can_pack(trunk):
             return False
@@ -110,7 +110,7 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def _try_reading(self, trunk: PreTrainedModel) -> bool:
-        """Whether the classifier's output is that of its head at the last token."""
+        """Whether the classifier's output is its head's at the last token."""
         ids = [i for i in range(5) if i != padding_id(self.classifier)]
         was_training = self.classifier.training
         self.classifier.eval()
@@ -134,15 +134,15 @@ class RewardModel(nn.Module):
 
 
 def _padded(rows: Sequence[list[int]], value: int, device: torch.device) -> Tensor:
-    """Rows of numbers as a tensor, with a value behind those that are shorter than the longest."""
+    """Rows of numbers as a tensor, padded on the right with a value."""
     longest = max(map(len, rows))
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device=device)
 
 
 def _without_padding(ids: list[int], pad_id: int) -> list[int]:
-    """A text up to its last token that is not padding, which is where transformers reads it.
+    """A text up to its last token that is not padding, where transformers reads the score.
 
-    Of a text that is all padding the first token is kept.
+    If all tokens are padding, the first one is kept.
     """
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_id:
@@ -151,9 +151,9 @@ def _without_padding(ids: list[int], pad_id: int) -> list[int]:
 
 
 def padding_id(classifier: PreTrainedModel) -> Any:
-    """The token that transformers takes for padding: of a model that reads more than text, its text part names it.
+    """transformers' padding token; for a multimodal model, the text part's.
 
-    None if the configuration names none.
+    None if the configuration has none.
     """
     return classifier.config.get_text_config().pad_token_id
 
@@ -162,7 +162,7 @@ def score_head(classifier: PreTrainedModel) -> nn.Linear:
     """The last linear layer. Raises CheckpointError if it has none of the usual names."""
     for name in HEADS:
         head = getattr(classifier, name, None)
-        head = getattr(head, "out_proj", head)  # RoBERTa's head is a small network
+        head = getattr(head, "out_proj", head)  # RoBERTa's head has several layers
         if isinstance(head, nn.Linear):
             return head
     raise CheckpointError(f"{type(classifier).__name__}: it has no linear head named {' or '.join(HEADS)}")
@@ -177,27 +177,27 @@ def _recompute_in_float32(head: nn.Module, inputs: tuple[Tensor, ...], output: T
         return nn.functional.linear(at_least_float32(inputs[0]), head.weight, head.bias)
 
 
-# heedful.json: what a reward model's folder says of it, beside weights that other tools read without it -------------------
+# heedful.json: facts about a reward model besides its weights, ignored by other tools ---------------------------------
 #
 #     {"offset": 0.25, "reads": "turn-end"}
 #
-# offset: score = head(x) - offset. Heads of decoders have no bias, so the number needs a file of its own.
-# reads: where the text of a conversation ends (`heedful.types.Reading`).
+# offset: score = head(x) - offset. Heads of decoders have no bias, so it needs a separate file.
+# reads: end of a conversation's text (`heedful.types.Reading`).
 
 FILE = "heedful.json"
 
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """What is not in the weights of a reward model."""
+    """Facts about a reward model besides its weights."""
 
     offset: float = 0.0
     reads: Reading | None = None
-    """None: the folder does not say. Encoders read pairs of texts, and need nothing said."""
+    """None if not given. Encoders read pairs of texts and do not need it."""
 
 
 def save_facts(folder: Path, facts: RewardFacts) -> None:
-    """Write the facts into a model's folder. An offset of 0 and a reading that is None are left out."""
+    """Write the facts into a model's folder. Omits an offset of 0 and a reading of None."""
     content: dict[str, float | str] = {"offset": facts.offset} if facts.offset else {}
     content |= {"reads": facts.reads} if facts.reads else {}
     if content:
@@ -205,11 +205,11 @@ def save_facts(folder: Path, facts: RewardFacts) -> None:
 
 
 def load_facts(name: str) -> RewardFacts:
-    """The facts of a reward model in a folder or on the Hub. A folder of ours that is older than ``reads`` is read as it
-    was trained: to the end of the turn.
+    """The facts of a reward model in a folder or on the Hub. heedful's folders from before ``reads`` are read as they
+    were trained: to the end of the turn.
 
-    Raises CheckpointError if the file cannot be read or has a wrong value, or if the Hub cannot be asked for it: scores
-    would be shifted, or those of another text, without a sign of it.
+    Raises CheckpointError if the file is unreadable or invalid, or the Hub unreachable: scores would silently be
+    shifted, or those of another text.
     """
     with explained(name, FILE):
         path = Path(name) / FILE if Path(name).is_dir() else _fetched(name)
@@ -228,17 +228,17 @@ def load_facts(name: str) -> RewardFacts:
 
 
 def _fetched(name: str) -> Path | None:
-    """The file of a model on the Hub; None if the Hub says that there is none. Raises CheckpointError if it is away."""
+    """The file of a model on the Hub; None if it has none. Raises CheckpointError if the Hub is unreachable."""
     try:
         return Path(hf_hub_download(name, FILE))
-    except Exception as error:  # the Hub's own, those of its connection, and OSError
+    except Exception as error:  # errors of the Hub, of the connection, and OSError
         says_none = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
-        if says_none or try_to_load_from_cache(name, FILE) is not None:  # the cache has a mark that it once said so
+        if says_none or try_to_load_from_cache(name, FILE) is not None:  # the cache marks files that do not exist
             return None
         raise CheckpointError(
-            f"{name}: the Hub cannot be asked for its {FILE}, so the offset of its scores and what it reads are not known "
-            f"({str(error).strip().splitlines()[0]}). Try again with a connection, or download all of the model "
-            f"(hf download {name} --local-dir FOLDER) and name that folder"
+            f"{name}: its {FILE} cannot be fetched from the Hub, so its score offset and end of text are unknown "
+            f"({str(error).strip().splitlines()[0]}). Try again with a connection, or download the whole model "
+            f"(hf download {name} --local-dir FOLDER) and use that folder"
         ) from error
 
 
@@ -246,6 +246,6 @@ def _of_an_older_run(folder: Path) -> bool:
     """Whether a folder is ``final/``, ``best/`` or a checkpoint of ``heedful reward``."""
     for run in (folder.parent, folder.parent.parent):
         if (run / "environment.json").exists():
-            remedy = "it says how a reward model reads: bring it back"
+            remedy = "it tells how a reward model reads texts: restore it"
             return bool(read_object(run / "environment.json", remedy).get("command") == "heedful reward")
     return False

@@ -1,4 +1,4 @@
-"""Write networks in Hugging Face format. What other tools must not read goes into folders of its own."""
+"""Save networks in Hugging Face format. Files that other tools must not read go into subfolders."""
 
 import contextlib
 import tempfile
@@ -18,14 +18,15 @@ from heedful.models.source import explained
 from heedful.models.value_model import ValueModel
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
-"""Path of the value head within a saved model's folder."""
+"""Path of the value head in a saved model's folder."""
 
 
 def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
-    """Write a policy (of one with adapters only them) as a folder that transformers, vLLM and others load.
+    """Save a policy (with adapters, only those) as a folder that transformers, vLLM and others load.
 
-    ``stop_ids`` go into the generation config, so that other tools end a response at the same tokens. The value head goes
-    into a folder of its own, because vLLM reads every safetensors file beside config.json as weights of the language model.
+    ``stop_ids`` go into the generation config, so that other tools end responses at the same tokens. The value head
+    goes into a subfolder, because vLLM reads every safetensors file beside config.json as weights of the language
+    model.
     """
     check_finite(policy)
     policy.lm.generation_config.eos_token_id = list(stop_ids)
@@ -38,7 +39,7 @@ def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
 
 
 def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a value model: its trunk in Hugging Face format, its value head in a folder of its own."""
+    """Save a value model: the trunk in Hugging Face format, the value head in a subfolder."""
     check_finite(model)
     save_model(model.trunk, folder)
     tokenizer.save_pretrained(folder)
@@ -48,9 +49,10 @@ def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, fold
 def save_reward_model(
     model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
 ) -> None:
-    """Write a reward model (of one with adapters only them and the head) for ``AutoModelForSequenceClassification``.
+    """Save a reward model (with adapters, only those and the head) for ``AutoModelForSequenceClassification``.
 
-    ``offset`` is written beside the weights; None is the model's own. Other tools ignore it and give the raw head's output.
+    ``offset`` is saved in a separate file; None is the model's own. Other tools ignore it and return the raw head's
+    output.
     """
     check_finite(model)
     save_model(model.classifier, folder)
@@ -61,13 +63,13 @@ def save_reward_model(
 def save_as_it_is(
     model: Policy | RewardModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write a model in memory, which nobody has trained here, with its tokenizer and value head.
+    """Save a model in memory unchanged, with its tokenizer and value head.
 
     Raises CheckpointError if it cannot be saved.
     """
     pretrained = model if isinstance(model, PreTrainedModel) else _pretrained(model)
     if any(parameter.is_meta for parameter in pretrained.parameters()):
-        raise CheckpointError("the model has no numbers: its weights are on the meta device; load them first")
+        raise CheckpointError("the model's weights are on the meta device, without values; load them first")
     check_saving([pretrained], tokenizer)
     if isinstance(model, RewardModel):
         save_reward_model(model, tokenizer, folder)
@@ -79,7 +81,7 @@ def save_as_it_is(
 
 
 def save_all_but_weights(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write what tells of a policy in memory: its configurations, its tokenizer, its value head. Raises CheckpointError."""
+    """Save a policy in memory without weights: configurations, tokenizer, value head. Raises CheckpointError."""
     check_saving([policy.lm], tokenizer)
     policy.lm.config.save_pretrained(folder)
     policy.lm.generation_config.save_pretrained(folder)
@@ -93,9 +95,9 @@ def _pretrained(model: Policy | RewardModel) -> PreTrainedModel:
 
 
 def check_saving(models: Iterable[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write all but the weights of models once, into a temporary folder: what cannot be saved is found before training.
+    """Save models without weights to a temporary folder, to find errors before training.
 
-    transformers loads settings that it refuses to write. Raises CheckpointError with the file.
+    transformers loads some settings that it refuses to save. Raises CheckpointError with the file.
     """
     with tempfile.TemporaryDirectory(prefix="heedful-") as folder:
         for model in models:
@@ -114,7 +116,7 @@ def check_saving(models: Iterable[PreTrainedModel], tokenizer: PreTrainedTokeniz
 
 @contextlib.contextmanager
 def _writing(name: str, file: str) -> Iterator[None]:
-    """Say which file of a model cannot be written, and why. An error of the disk stays what it is."""
+    """Converts errors to a CheckpointError with file and reason, except errors of the disk."""
     try:
         yield
     except OSError:
@@ -122,27 +124,27 @@ def _writing(name: str, file: str) -> Iterator[None]:
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("GenerationConfig is inv")]
         raise CheckpointError(
-            f"{name}: its {file} could not be saved again ({lines[0] if lines else type(error).__name__}), so neither could "
-            "a model that is trained from it; correct that file"
+            f"{name}: its {file} cannot be saved again ({lines[0] if lines else type(error).__name__}), so a model "
+            "trained from it could not be saved; correct that file"
         ) from error
 
 
 def check_finite(module: nn.Module) -> None:
-    """Raise CheckpointError if a weight that learns is not a finite number: such a model is never written.
+    """Raises CheckpointError if a trainable weight is not finite: such a model is never saved.
 
-    Each weight is read once, without a copy of it.
+    Reads each weight once, without a copy.
     """
     ends = {name: torch.stack(p.detach().aminmax()) for name, p in module.named_parameters() if p.requires_grad}
     broken = [name for name, both in ends.items() if not both.isfinite().all()]
     if broken:
         raise CheckpointError(
-            f"{len(broken)} of {len(ends)} weights that learn hold numbers that are not finite (first: {broken[0]}), so the "
+            f"{len(broken)} of {len(ends)} trainable weights are not finite (first: {broken[0]}), so the "
             "model is not saved; start again from the last checkpoint with a lower --learning-rate, or with --dtype float32"
         )
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a few named tensors as a safetensors file; its folder is made if needed."""
+    """Write named tensors to a safetensors file; creates its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 

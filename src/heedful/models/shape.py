@@ -1,4 +1,4 @@
-"""What a model has room for: its shape, counted on one that is built without memory; its context; its rows of embeddings."""
+"""A model's shape (from a copy built without memory), context length, and embedding rows."""
 
 import functools
 import warnings
@@ -18,7 +18,7 @@ from heedful.planning.shapes import Shape
 
 
 def load_shape(model: str | Source) -> Shape:
-    """The shape of a model, from its configuration alone: no weights are read. Raises CheckpointError."""
+    """The shape of a model, only from its configuration, without weights. Raises CheckpointError."""
     source = resolve(model)
     config = load_config(source)
     with explained(source.folder, "model's shape"), torch.device("meta"):
@@ -27,10 +27,10 @@ def load_shape(model: str | Source) -> Shape:
 
 
 def _are_untied(source: Source, config: Any) -> bool:
-    """Whether adapters give the head a matrix of its own, which their base ties to the embeddings.
+    """Whether adapters untie the head from the embeddings of their base.
 
-    They do if one of both was trained and PEFT was not asked to keep them tied, or if rows of the head were trained that are
-    not those of the embeddings too.
+    They do if one of both was trained without PEFT's ``ensure_weight_tying``, or if rows of the head were trained that
+    differ from those of the embeddings.
     """
     if not source.adapters or not config.get_text_config().tie_word_embeddings:
         return False
@@ -50,7 +50,7 @@ def _are_untied(source: Source, config: Any) -> bool:
 
 
 def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
-    """The shape of a model of this configuration, with its output head if it is a decoder."""
+    """The shape of a model with this configuration, including the output head of a decoder."""
     trunk = AutoModel.from_config(config, trust_remote_code=runs_code)
     text = config.get_text_config()
     embedding = trunk.get_input_embeddings().weight
@@ -86,11 +86,11 @@ def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
 
 
 def context_length(config: Any) -> int:
-    """Number of tokens that a model can read at once; a very large number if its configuration sets no limit.
+    """Context length of a model in tokens; a very large number if its configuration has no limit.
 
-    The configuration of a model that reads more than text has the limit in its text part. One with LongRoPE (Phi-3.5,
-    Phi-4-mini) is used up to the length before its long factors, which a warning says once: beyond it they turn all positions
-    of a call, so keys in a cache would not be those of the whole text, and a long row would change the short ones beside it.
+    A multimodal model has the limit in its text configuration. A LongRoPE model (Phi-3.5, Phi-4-mini) is limited to the
+    length before its long factors, with a warning: beyond it they rotate all positions of a call, so keys in a cache
+    would differ from those of the whole text, and a long row would change the shorter ones in its batch.
     """
     config = config.get_text_config(decoder=True)
     lengths = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
@@ -102,7 +102,7 @@ def context_length(config: Any) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """The lengths beyond which LongRoPE turns to its long factors; models with kinds of layers have parameters for each."""
+    """The lengths beyond which LongRoPE uses its long factors; models with several layer types have one per type."""
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
@@ -110,27 +110,27 @@ def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
 @functools.cache
 def _say_capped(model_type: str, first: int, limit: int) -> None:
     warnings.warn(
-        f"this {model_type} model (LongRoPE) is used for up to {first} tokens, not {limit}: beyond them its positions are "
-        "turned by other factors, those of earlier tokens too, and sampled log-probs would not be those of training",
+        f"this {model_type} model (LongRoPE) is limited to {first} tokens instead of {limit}: beyond them, other factors "
+        "rotate all positions, also of earlier tokens, so sampled log-probs would differ from those of training",
         stacklevel=3,
     )
 
 
 # Rows of embeddings -----------------------------------------------------------------------------------------------------
 #
-# A tokenizer may have more tokens than the model has rows: somebody added some and did not resize the embeddings, or they are
-# never used (Gemma 3). So what counts is which tokens texts have, and those that a run itself needs.
+# A tokenizer may have more tokens than the model has rows: tokens were added without resizing the embeddings, or are
+# never used (Gemma 3). So only the tokens in texts, and those that a run itself needs, are checked.
 
 
 def rows_of(model: PreTrainedModel) -> int:
-    """How many tokens a model has rows of embeddings for."""
+    """Number of a model's embedding rows."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def check_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, Sequence[int]]]
 ) -> None:
-    """Raise DataError for a text (``file:line`` and token ids) with a token that the model has no row of embeddings for."""
+    """Raises DataError for a text (``file:line`` and token ids) with a token without an embedding row."""
     rows = rows_of(model)
     for source, ids in texts:
         beyond = [i for i in ids if i >= rows] if len(ids) and max(ids) >= rows else []
@@ -141,7 +141,7 @@ def check_rows(
 def check_own_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], pad_id: int
 ) -> None:
-    """Raise CheckpointError if the model has no row of embeddings for a token that sampling needs: an end or padding."""
+    """Raises CheckpointError if a stop token or the padding token has no embedding row."""
     rows = rows_of(model)
     for name, i in [*(("a token that ends responses", i) for i in stop_ids), ("the padding token", pad_id)]:
         if not 0 <= i < rows:
@@ -150,8 +150,8 @@ def check_own_tokens(
 
 def _said(tokenizer: PreTrainedTokenizerBase, i: int, rows: int) -> str:
     return (
-        f"the token {tokenizer.convert_ids_to_tokens(i)!r} has the id {i}, and the model has rows of embeddings only for "
-        f"{rows} tokens (0 to {rows - 1}): it was added to the tokenizer in {tokenizer.name_or_path}, and the embeddings "
-        f"were not resized. Load both with transformers, call model.resize_token_embeddings({len(tokenizer)}), and save the "
+        f"the token {tokenizer.convert_ids_to_tokens(i)!r} has the id {i}, but the model has embedding rows only for "
+        f"{rows} tokens (0 to {rows - 1}): it was added to the tokenizer in {tokenizer.name_or_path} without resizing the "
+        f"embeddings. Load both with transformers, call model.resize_token_embeddings({len(tokenizer)}), and save the "
         "model"
     )

@@ -1,5 +1,5 @@
-"""Find what a model's name means: a local folder, a name on the Hub, or adapters and their base. Code of its own is refused,
-left out, or run because the user asked."""
+"""Resolve a model's name: a local folder, a name on the Hub, or adapters and their base. Custom code is refused,
+ignored, or run with the user's permission."""
 
 import contextlib
 import difflib
@@ -26,9 +26,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """What a model's name means, found once.
+    """A resolved model name.
 
-    Everything that loads a part of the model takes it in place of the name.
+    All loading functions accept it in place of the name.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Source:
     folder: str
     """The folder on this machine, or the name on the Hub."""
     base: str
-    """The plain model to load: the folder itself, or the base at the bottom of its adapters."""
+    """The plain model to load: the folder itself, or the base of its adapters."""
     adapters: tuple[Path, ...]
     """Adapter folders to merge into the base, in order."""
     runs_code: bool = False
@@ -47,17 +47,16 @@ NO_CODE = TrustOptions()
 
 
 def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
-    """Find what a name means, and check that it exists, before anything large is loaded.
+    """Resolve a name, and check that the model exists, before anything large is loaded.
 
     Args:
-        model: a folder, an adapter folder (its base must exist too), or a name on the Hub. A name of the form
-            ``org/model`` or ``model`` that is not a local path is left to the Hub unchecked. A `Source` is returned as it
-            is.
-        options: say whether code in the folder may run. Code that is downloaded by name never may: it could be other code
-            in the next run.
+        model: a folder, an adapter folder (its base must also exist), or a name on the Hub. A name of the form
+            ``org/model`` or ``model`` that is not a local path is assumed to be on the Hub, unchecked. A `Source` is
+            returned unchanged.
+        options: whether code in the folder may run. Code downloaded by name never may: it could differ in the next run.
 
-    Raises CheckpointError if a local path is missing or holds no model, if its settings are damaged or nonsense, if its index
-    of weights names files elsewhere, or if trusted code is not in the folder.
+    Raises CheckpointError if a local path is missing or is not a model, if its settings are damaged or invalid, if its
+    weight index refers to files elsewhere, or if trusted code is not in the folder.
     """
     if isinstance(model, Source):
         return model
@@ -67,7 +66,7 @@ def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
         try:
             _check_model_folder(base)
         except CheckpointError as error:
-            raise CheckpointError(f"{adapters[0]} holds adapters, whose base is not there: {error}") from error
+            raise CheckpointError(f"{adapters[0]} has adapters without their base: {error}") from error
     else:
         _check_model_folder(folder)
     for place in (Path(base), *adapters):
@@ -80,7 +79,7 @@ def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
 
 
 def _check_model_folder(name: str) -> None:
-    """Refuse a local path that is missing or holds no model. Raises CheckpointError."""
+    """Raises CheckpointError for a local path that is missing or is not a model."""
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -101,15 +100,13 @@ def _check_model_folder(name: str) -> None:
 
 
 def _check_shards(folder: Path) -> None:
-    """Refuse an index of weights that names files outside its folder. Raises CheckpointError."""
+    """Raises CheckpointError for a weight index with files outside its folder."""
     for index in sorted(folder.glob("*.index.json")):
         with explained(str(index), "list of weights"):
             files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
         if outside:
-            raise CheckpointError(
-                f"{index}: names weights outside its folder: {outside[0]!r}; download the model again"
-            )
+            raise CheckpointError(f"{index}: lists a file outside its folder: {outside[0]!r}; download the model again")
 
 
 def load_config(model: str | Source) -> Any:
@@ -121,9 +118,9 @@ def load_config(model: str | Source) -> Any:
 
 @contextlib.contextmanager
 def explained(name: str, kind: str) -> Iterator[None]:
-    """Turn an exception while a ``kind`` of thing is read from ``name`` into a CheckpointError, unless memory ran out.
+    """Converts exceptions while a ``kind`` is loaded from ``name`` to CheckpointError, except out of memory.
 
-    Meanwhile transformers' own report of missing weights is silenced, because every caller checks them itself.
+    Silences transformers' report of missing weights, because all callers check them.
     """
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
@@ -134,24 +131,24 @@ def explained(name: str, kind: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        if "trust_remote_code" in str(error):  # transformers would run code, and was told not to
+        if "trust_remote_code" in str(error):  # transformers needs to run code, which is not allowed
             raise CheckpointError(needs_code(name)) from error
         cause = _cause(error)
-        nowhere = "" if Path(name).exists() else " (and there is no folder of that name here)"
+        nowhere = "" if Path(name).exists() else " (and no local folder has that name)"
         raise CheckpointError(f"{name}: cannot load a {kind} from it: {cause}{nowhere}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
 def _cause(error: Exception) -> str:
-    """What an exception of transformers says, on one line."""
+    """The message of a transformers exception, on one line."""
     said = str(error).strip()
     if "ignore_mismatched_sizes" in said:
         return "its weights have other shapes than config.json says (vocab_size, hidden_size, heads); one of the two is wrong"
     lines = [line.strip() for line in said.splitlines()]
     if isinstance(error, KeyError) and said:
-        return f"it names {said}, which does not exist"
-    if lines and "alidation error" in lines[0]:  # of a configuration, which is also read for the tokenizer's sake
+        return f"it refers to {said}, which does not exist"
+    if lines and "alidation error" in lines[0]:  # of a configuration, which tokenizers also read
         return f"config.json: {' '.join(lines[:2])}"
     return lines[0] if lines else type(error).__name__
 
@@ -160,26 +157,23 @@ def _cause(error: Exception) -> str:
 
 
 CODE_FILES = ("config.json", "tokenizer_config.json")
-"""The files of a model that may name code."""
+"""The files of a model that may refer to code."""
 
 
 def needs_code(name: str) -> str:
-    """Return what to say of a model that cannot be loaded without its own code."""
-    what = f"{name} needs Python code of its own (auto_map in its config), and such code may do whatever you may do, so"
+    """Return the message for a model that cannot be loaded without its own code."""
+    what = f"{name} needs its own Python code (auto_map in its config), which can do anything that you can, so"
     if Path(name).is_dir():
-        downloaded = f" and name the folder itself: {name}" if is_download(name) else ""
-        return f"{what} it runs only if you ask: read its .py files, and add --trust-remote-code{downloaded}"
+        downloaded = f" and use the folder itself: {name}" if is_download(name) else ""
+        return f"{what} it runs only with your permission: read its .py files, and add --trust-remote-code{downloaded}"
     return (
-        f"{what} it is never run for a model that is downloaded by name: it could be other code in the next run. Download it "
-        f"(hf download {name} --local-dir FOLDER), read its .py files, and name that folder, with --trust-remote-code"
+        f"{what} it is never run for a model downloaded by name: the code could differ in the next run. Download it "
+        f"(hf download {name} --local-dir FOLDER), read its .py files, and use that folder, with --trust-remote-code"
     )
 
 
 def check_code_is_here(folder: Path) -> None:
-    """Refuse a trusted folder that names code in a repository on the Hub, which may be other code tomorrow.
-
-    Raises CheckpointError.
-    """
+    """Raises CheckpointError for a trusted folder that refers to code in a Hub repository, which may change."""
     for file in CODE_FILES:
         path = folder / file
         if not path.is_file():
@@ -188,8 +182,8 @@ def check_code_is_here(folder: Path) -> None:
         elsewhere = [name for name in _names(code) if "--" in name]
         if elsewhere:
             raise CheckpointError(
-                f"{path}: auto_map names {elsewhere[0]!r}, code in a repository on the Hub that may be other code tomorrow. "
-                "Copy the file into the folder, and take the repository's name and -- out of auto_map"
+                f"{path}: auto_map refers to {elsewhere[0]!r}, code in a Hub repository that may change. "
+                "Copy the file into the folder, and remove the repository's name and -- from auto_map"
             )
 
 
@@ -201,11 +195,11 @@ def _names(code: Any) -> list[str]:
 
 
 def leave_code(config: Any, name: str) -> None:
-    """Say that a model's code is not run, if its configuration names some that transformers does not need."""
+    """Warn that a model's code is not run, if transformers can load the model without it."""
     if getattr(config, "auto_map", None):
         warnings.warn(
-            f"{name} comes with Python code (auto_map in its config.json), which is not run: transformers' own "
-            f"{config.model_type} is loaded. --trust-remote-code would run the code",
+            f"{name} has Python code (auto_map in its config.json), which is not run: transformers' own "
+            f"{config.model_type} is loaded. --trust-remote-code runs the code",
             stacklevel=4,
         )
 
@@ -220,24 +214,24 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-"""Files that hold a JSON object, if they are there."""
+"""Optional files with a JSON object."""
 OTHERS = ("tokenizer.json", "chat_template.jinja")
-"""Files that must be files, if they are there."""
+"""Names that must not be folders."""
 
 
 class Rule(NamedTuple):
-    """What a value must be, in words and as a test."""
+    """A condition on a value, in words and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse settings files of a model or adapter folder that are damaged or hold nonsense. Raises CheckpointError."""
+    """Raises CheckpointError for damaged or invalid settings files of a model or adapter folder."""
     read = {name: content for name in FILES if (content := _read(folder / name)) is not None}
     for name in OTHERS:
         if (folder / name).is_dir():
-            raise CheckpointError(f"{folder / name}: is a folder; download the model again")
+            raise CheckpointError(f"{folder / name} is a folder, not a file; download the model again")
     config = read.get("config.json", {})
     text = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
@@ -245,7 +239,7 @@ def check_settings(folder: Path) -> None:
     tokens = token_rules(max(sizes, default=None))
     of_config = dict(tokens)
     if "Classification" in str(config.get("architectures")):
-        del of_config["eos_token_id"]  # such a model writes nothing, and GPT2Config writes 50256 for every vocabulary
+        del of_config["eos_token_id"]  # such a model does not generate, and GPT2Config has 50256 for every vocabulary
     for part in parts:
         dropouts = (key for key, value in part.items() if key.endswith(DROPOUTS) and not isinstance(value, bool))
         _check(folder / "config.json", part, SIZES | dict.fromkeys(dropouts, SHARE) | of_config)
@@ -254,14 +248,14 @@ def check_settings(folder: Path) -> None:
 
 
 def check_generation(path: Path, content: Mapping[str, Any], rows: int) -> None:
-    """Refuse a generation config of a model of ``rows`` tokens that holds nonsense. Raises CheckpointError, with its path."""
+    """Raises CheckpointError, with the path, for an invalid generation config of a model with ``rows`` tokens."""
     _check(path, content, GENERATION | token_rules(rows))
 
 
 def check_eos(folder: Path, token: str) -> None:
-    """Refuse an end-of-sequence token that the tokenizer's files do not have. Raises CheckpointError.
+    """Raises CheckpointError for an end-of-sequence token missing in the tokenizer's files.
 
-    transformers adds it, as a new token that the model never learned to write. A folder without ``tokenizer.json`` is not
+    transformers would add it as a new token that the model never generates. A folder without ``tokenizer.json`` is not
     checked.
     """
     if not (folder / "tokenizer.json").is_file():
@@ -271,13 +265,13 @@ def check_eos(folder: Path, token: str) -> None:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8") + json.dumps(with_tokens, ensure_ascii=False)
     if not any(json.dumps(token, ensure_ascii=escaped) in text for escaped in (False, True)):
         raise CheckpointError(
-            f"{folder / 'tokenizer_config.json'}: eos_token is {token!r}, which is no token of tokenizer.json, so no "
-            "response could end with it; name the token that ends a response"
+            f"{folder / 'tokenizer_config.json'}: eos_token is {token!r}, which is not in tokenizer.json, so no "
+            "response could end with it; set it to the token that ends a response"
         )
 
 
 def token_rules(rows: int | None) -> dict[str, Rule]:
-    """Rules of the keys that name tokens, of a model of ``rows`` tokens (None: of an unknown number)."""
+    """Rules for keys with token ids, for a model with ``rows`` tokens (None: unknown)."""
     allowed = "a token id (0 or above)" if rows is None else f"a token id from 0 to {rows - 1}"
 
     def is_id(value: Any) -> bool:
@@ -287,7 +281,7 @@ def token_rules(rows: int | None) -> dict[str, Rule]:
         f"{allowed}, or a list of them",
         lambda value: is_id(value) or (isinstance(value, list) and all(map(is_id, value))),
     )
-    # Nothing is looked up by the config's own BOS, and GPT2Config writes 50256 for every vocabulary.
+    # The config's BOS is not used for lookups, and GPT2Config has 50256 for every vocabulary.
     start = Rule("a token id (0 or above)", lambda value: type(value) is int and value >= 0)
     return {"eos_token_id": several, "pad_token_id": Rule(allowed, is_id), "bos_token_id": start}
 
@@ -298,14 +292,14 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _check(path: Path, content: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Refuse values that break a rule; a missing value or null breaks none."""
+    """Raises CheckpointError for values that break a rule; missing values and null are allowed."""
     for key, rule in rules.items():
         value = content.get(key)
         if value is not None and not rule.holds(value):
             shown = json.dumps(value, ensure_ascii=False)
             raise CheckpointError(
                 f"{path}: {key} is {shown if len(shown) < 100 else shown[:100] + '...'}; it must be {rule.words}, or null. "
-                "Correct it, or take the key out"
+                "Correct it, or remove the key"
             )
 
 
@@ -318,7 +312,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_template(value: Any) -> bool:
-    """Text, or several texts by name, as a list of ``{"name", "template"}`` or a mapping."""
+    """Whether it is text, or several named texts, as a list of ``{"name", "template"}`` or a mapping."""
     if isinstance(value, list):
         return all(isinstance(one, dict) and isinstance(one.get("template"), str) for one in value)
     return isinstance(value, str) or (isinstance(value, dict) and all(isinstance(one, str) for one in value.values()))
@@ -329,18 +323,18 @@ def _is_token(value: Any) -> bool:
 
 
 def _from(low: float, high: float = math.inf, *, without: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is a number in a range, whose low end does not count if ``without``."""
+    """A test for numbers in a range, without its low end if ``without``."""
     return lambda value: _is_number(value) and (low < value if without else low <= value) and value <= high
 
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""The ends of keys that hold a share to drop."""
+"""Suffixes of keys with a dropout rate."""
 SHARE = Rule("a number from 0 to 1", _from(0, 1))
 POSITIVE = Rule("a number above 0", _from(0, without=True))
 COUNT = Rule("a whole number above 0", _is_count)
 COUNTS = Rule(
     "a whole number above 0", lambda value: _is_count(value) or isinstance(value, list)
-)  # some have one per layer
+)  # some models have one per layer
 SIZES = {
     "vocab_size": COUNT,
     **dict.fromkeys(("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "head_dim"), COUNT),
@@ -350,7 +344,7 @@ SIZES = {
 GENERATION = {
     "temperature": Rule("a number, 0 or above", _from(0)),
     **dict.fromkeys(("top_p", "min_p", "typical_p"), SHARE),
-    # -1: all, as vLLM writes it
+    # -1 means all, as in vLLM
     "top_k": Rule("a whole number", lambda value: _is_number(value) and value >= -1 and value == int(value)),
     "repetition_penalty": POSITIVE,
     "max_new_tokens": COUNT,

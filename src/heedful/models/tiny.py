@@ -1,7 +1,7 @@
-"""Tiny models with random weights and a byte-level tokenizer: real architectures, made on the spot without a download.
+"""Tiny models with random weights and a byte-level tokenizer: real architectures, created without a download.
 
-The tokenizer has one token per UTF-8 byte, so it encodes any text in any language exactly. (A ``qwen2`` folder reloads
-as transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
+The tokenizer has one token per UTF-8 byte, so it encodes any text in any language losslessly. (A ``qwen2`` folder
+reloads as transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
 """
 
 from pathlib import Path
@@ -31,15 +31,14 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""One token starts a turn and one ends it. Spelled out in bytes, role names would fill a third of a short
-conversation."""
+"""A turn starts and ends with a single token each. In bytes, role names would be a third of a short conversation."""
 
 
 def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with one token per byte (BPE over the byte-level alphabet, without merges), and special tokens first.
 
     Args:
-        encoder: add the tokens that encoders put around a text; otherwise a chat template is set.
+        encoder: add the special tokens around an encoder's text; otherwise set a chat template.
     """
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -68,7 +67,7 @@ def tiny_config(
     max_length: int,
     initializer_range: float = 0.02,
 ) -> PreTrainedConfig:
-    """A small configuration of a real architecture. ``max_length`` is the most tokens that the model can read."""
+    """A small configuration of a real architecture. ``max_length`` is the context length in tokens."""
     common: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     common["initializer_range"] = initializer_range
     shape = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": 4}
@@ -98,7 +97,7 @@ def make_tiny_model(
 ) -> None:
     """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier.
 
-    ``max_length`` is the most tokens that it can read, ``initializer_range`` the standard deviation of its weights.
+    ``max_length`` is the context length in tokens, ``initializer_range`` the standard deviation of the weights.
     """
     tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
     config = tiny_config(
@@ -118,7 +117,7 @@ def make_tiny_model(
             model = AutoModelForCausalLM.from_config(config)
             model.generation_config.eos_token_id = [1, SPECIALS.index(TURN_END)]
         embedding = model.get_input_embeddings()
-        if embedding.padding_idx is not None:  # its row is zero, but a random model samples it as often as any other
+        if embedding.padding_idx is not None:  # its row is zero, but a random model samples it as often as other tokens
             torch.nn.init.normal_(embedding.weight.data[embedding.padding_idx], std=initializer_range)
     with complete_or_absent(Path(folder)) as partial:
         model.save_pretrained(partial)

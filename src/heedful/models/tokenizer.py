@@ -1,4 +1,4 @@
-"""Load tokenizers and their chat templates, and check that two models share one."""
+"""Load tokenizers and chat templates, and check that two models share a tokenizer."""
 
 import re
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
         tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(source), trust_remote_code=source.runs_code)
         if set(tokenizer.get_vocab()) <= {token.content for token in tokenizer.added_tokens_decoder.values()}:
             raise CheckpointError(
-                f"{source.folder}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?"
+                f"{source.folder}: cannot load a tokenizer from it: it has no vocabulary; is tokenizer.json missing?"
             )
         if tokenizer.eos_token is not None:
             check_eos(Path(_tokenizer_home(source)), tokenizer.eos_token)
@@ -59,7 +59,7 @@ def _read_template(path: Path) -> str:
 
 
 def load_chat_tokenizer(model: str | Source, options: TemplateOptions) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model with the chat template, and the values for it, that settings ask for."""
+    """Load the tokenizer of a model, with the settings' chat template and values of its variables."""
     tokenizer = load_tokenizer(model, chat_template=options.chat_template)
     set_defaults(tokenizer, options.thinking, options.template_variables)
     return tokenizer
@@ -78,10 +78,11 @@ def check_companion(
     longest: int,
     options: TrustOptions = NO_CODE,
 ) -> None:
-    """Refuse a reference or value model (named by ``flag``) that cannot read the policy's token ids, before it is loaded.
+    """Raises ConfigError or CheckpointError if a reference or value model (of ``flag``) cannot read the policy's token
+    ids.
 
-    It must give each token of the policy's ``tokenizer`` the same id, may know more tokens, and must read ``longest`` tokens.
-    Raises ConfigError and CheckpointError.
+    It must have every token of the policy's ``tokenizer`` with the same id, may have more, and must read ``longest``
+    tokens. Called before the model is loaded.
     """
     if model is None:
         return
@@ -92,7 +93,7 @@ def check_companion(
     if different:
         raise ConfigError(
             f"{flag} {name} has another vocabulary than the policy: {len(different)} of {len(own)} tokens differ, such as "
-            f"{different[0]!r}; it must share the policy's tokenizer"
+            f"{different[0]!r}; use a model with the policy's tokenizer"
         )
     config = load_config(source)
     if context_length(config) < longest:
@@ -104,22 +105,22 @@ def check_companion(
         raise ConfigError(f"{flag} {name} has {embeddings} embeddings, fewer than the policy's {len(own)} tokens")
 
 
-# Chat templates: which are refused, and values for their variables that become its own defaults ---------------------------
+# Chat templates: checks, and default values of their variables --------------------------------------------------------
 
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Names of the switch for thinking; the first that a template reads is meant."""
+"""Names of the switch for thinking; the first one that a template reads is used."""
 PROVIDED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""Variables that come with every rendering; the special tokens (``bos_token``) do too."""
+"""Variables of every rendering, besides the special tokens (``bos_token``)."""
 PLAIN_NAME = re.compile(r"[\w. -]+")
 _ENVIRONMENT = _compile_jinja_template("").environment
 
 
 def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse chat templates that could not be saved, or that no time limit could end. Raises CheckpointError.
+    """Raises CheckpointError for chat templates that cannot be saved safely, or that no time limit could interrupt.
 
-    Each template is saved in a file of its name, so a name leads nowhere else. A power of numbers such as ``9 ** 9 ** 9`` is
-    one operation, in which nothing can interrupt Python; no template needs one.
+    Each template is saved in a file of its name, so the name must be a plain file name. A power such as ``9 ** 9 ** 9``
+    is a single operation, during which Python cannot be interrupted; no template needs one.
     """
     templates = tokenizer.chat_template
     for key, template in (templates if isinstance(templates, dict) else {"default": templates or ""}).items():
@@ -128,17 +129,17 @@ def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         try:
             tree = _ENVIRONMENT.parse(template)
         except (jinja2.TemplateSyntaxError, RecursionError):
-            continue  # refused when it is used
+            continue  # raises when it is used
         power = tree.find(nodes.Pow)
         if power is not None:
             raise CheckpointError(
-                f"{name}: the chat template computes a power (** in line {power.lineno}), which could take for ever; give "
+                f"{name}: the chat template computes a power (** in line {power.lineno}), which could take forever; use "
                 "another --chat-template"
             )
 
 
 def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: Mapping[str, Any]) -> None:
-    """Give variables of a tokenizer's chat template a default by --thinking and --chat-template-kwargs, saved with it.
+    """Set defaults of a chat template's variables from --thinking and --chat-template-kwargs, saved with the tokenizer.
 
     Raises ConfigError if the template does not read a variable, CheckpointError if it is not a Jinja template.
     """
@@ -147,7 +148,7 @@ def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: M
     name = tokenizer.name_or_path or "the tokenizer"
     flag = "--chat-template-kwargs" if thinking == "default" else f"--thinking {thinking}"
     if not tokenizer.chat_template:
-        raise ConfigError(f"{flag}: {name} has no chat template; leave it out, or give a --chat-template that reads it")
+        raise ConfigError(f"{flag}: {name} has no chat template; leave it out, or add a --chat-template that reads it")
     templates = tokenizer.chat_template
     several = templates if isinstance(templates, dict) else {"": templates}
     reads = frozenset().union(*(variables_of(template, name) for template in several.values()))
@@ -159,7 +160,7 @@ def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: M
         if switch is None:
             raise ConfigError(
                 f"--thinking {thinking}: the chat template of {name} has no switch for thinking ({' or '.join(SWITCHES)}; "
-                f"{which}); leave --thinking out, or give another --chat-template"
+                f"{which}); leave --thinking out, or use another --chat-template"
             )
         if switch in values:
             raise ConfigError(
@@ -174,9 +175,9 @@ def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: M
 
 
 def variables_of(template: str, name: str) -> frozenset[str]:
-    """Return the variables that a chat template reads and that a caller may set.
+    """Return the variables that a chat template reads and a caller may set.
 
-    A variable that the template itself sets somewhere is one of them only if the template asks whether it is defined.
+    A variable that the template itself sets is included only if the template tests whether it is defined.
 
     Raises CheckpointError, with the model's name, if the template is not Jinja.
     """
@@ -197,10 +198,10 @@ def variables_of(template: str, name: str) -> frozenset[str]:
 
 
 def _with_defaults(template: str, values: Mapping[str, Any]) -> str:
-    """Put statements before a template that write nothing and set variables which are not defined."""
+    """Prepend statements, without output, that set undefined variables."""
     lines = [
         f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in values.items()
     ]
-    # The line break after a statement belongs to it, so one that the template begins with needs another before it.
+    # Jinja drops the line break after a statement, so a leading one of the template must be doubled.
     return "".join(lines) + ("\n" if template.startswith("\n") else "") + template

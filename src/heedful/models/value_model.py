@@ -1,4 +1,5 @@
-"""Critics: a value head on the policy's trunk, or a value model with its own trunk, which may start as a reward model."""
+"""Critics: a value head on the policy's trunk, or a value model with its own trunk, possibly initialised from a reward
+model."""
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,14 @@ from heedful.models.reward_model import RewardModel
 
 
 class ValueModel(nn.Module):
-    """A trunk with a scalar head, which gives the value of the state before each response token.
+    """A trunk with a scalar head: values of the states before each response token.
 
     Args:
         trunk: a causal model without its head.
         hidden_size: width of the trunk's hidden states.
         compute_dtype: as in `heedful.models.policy.Policy`.
 
-    The head is zero at the start, and so are all values.
+    The head is zero-initialised, so all values are 0 at the start.
     """
 
     def __init__(self, trunk: PreTrainedModel, hidden_size: int, *, compute_dtype: torch.dtype = torch.float32) -> None:
@@ -30,7 +31,7 @@ class ValueModel(nn.Module):
         self.value_head = scalar_head(hidden_size, std=0.0).to(torch.promote_types(trunk.dtype, torch.float32))
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
-        """Values ``[batch, time]``, zero outside the mask. The arguments are laid out as in `Policy.forward`."""
+        """Values ``[batch, time]``, zero outside the mask. Arguments as in `Policy.forward`."""
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             before = token_states(self.trunk, ids, attention_mask, before_each(responses))
@@ -45,20 +46,20 @@ class ValueModel(nn.Module):
 
 
 WIDTH = 128
-"""Of the hidden layer."""
+"""Width of the hidden layer."""
 
 
 class ValueHead(nn.Linear):
-    """Values of the states before response tokens, zero at the start.
+    """Values of the states before response tokens, zero-initialised.
 
         V_t = w . h_t + b + u . silu(U x_t + c),   x_t = LayerNorm([h_t, h_1, mean(h_1 ... h_t)])
 
-    h_t is the trunk's state before token t, and h_1 that before the first. What a response is worth depends on the question
-    and on everything said so far; a linear map can read little of either from a language model's latest state, so the head
-    also reads the state after the prompt and the mean of the states since.
+    h_t is the trunk's hidden state before token t, and h_1 that before the first. A response's value depends on the
+    prompt and on all tokens so far, but the latest hidden state of a language model has little of either that a linear
+    map can read. So the head also reads the state after the prompt and the mean of the states since.
 
     Args:
-        hidden_size: the width of the trunk.
+        hidden_size: width of the trunk's hidden states.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -69,7 +70,7 @@ class ValueHead(nn.Linear):
         self.out = nn.Linear(WIDTH, 1, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def forward(self, states: Tensor, response_mask: Tensor) -> Tensor:  # type: ignore[override]  # a row is read as a whole
+    def forward(self, states: Tensor, response_mask: Tensor) -> Tensor:  # type: ignore[override]  # needs whole rows
         """Values ``[tokens]``, row after row.
 
         Args:
@@ -82,7 +83,7 @@ class ValueHead(nn.Linear):
 
 
 def _read(states: Tensor, response_mask: Tensor) -> Tensor:
-    """``[tokens, 3 hidden]``: each state, its row's first, and the mean of its row's so far; normalised."""
+    """``[tokens, 3 hidden]``: each state, the first of its row, and the running mean of its row; normalised."""
     seen = response_mask.cumsum(dim=1).clamp(min=1)
     mean = states.cumsum(dim=1) / seen[..., None]
     start = response_mask.byte().argmax(dim=1)
@@ -93,21 +94,22 @@ def _read(states: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
-    """A value model made of the trunk and head of a decoder reward model. They share the trunk's weights.
+    """A value model from the trunk and head of a decoder reward model. Both share the trunk's weights.
 
         V(state) = head(h) - offset
 
-    h is the hidden state of the state's last token. So after a whole response the value is the response's score, and
-    before the response ends it is the reward model's score of the text so far (Stiennon et al. 2020, section 3.4; Ouyang
-    et al. 2022, appendix C.4).
+    h is the hidden state at the state's last token. So the value after a complete response is the response's score, and
+    before its end the reward model's score of the text so far (Stiennon et al. 2020, section 3.4; Ouyang et al. 2022,
+    appendix C.4).
 
-    Raises CheckpointError if the model looks ahead, or has no single linear head named ``score``, as with encoders.
+    Raises CheckpointError if the model is not causal, or has no single linear head named ``score`` (encoders).
     """
     classifier = reward_model.classifier
     trunk, head = classifier.base_model, getattr(classifier, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise CheckpointError(
-            f"{name}: {type(classifier).__name__} has no linear head named score to start a critic from"
+            f"{name}: {type(classifier).__name__} has no linear head named score to start a critic from; "
+            "use --critic separate"
         )
     check_causal(trunk, name)
     model = ValueModel(trunk, head.in_features, compute_dtype=reward_model.compute_dtype)
@@ -120,11 +122,11 @@ def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
 
 @torch.no_grad()
 def normalise_values(model: ValueModel, *, mean: float, std: float, reward_weight: float = 1.0) -> None:
-    """Turn values of raw scores into values of weighted and normalised scores, in place.
+    """Rescale a value model of raw scores to weighted and normalised scores, in place.
 
         V <- (reward_weight V - mean) / std
 
-    ``mean`` and ``std`` are of the normalisation of scores; ``reward_weight`` is of this reward model among the rewards.
+    ``mean`` and ``std`` are those of the score normalisation; ``reward_weight`` is this reward model's weight.
     """
     model.value_head.weight.mul_(reward_weight).div_(std)
     model.value_head.bias.mul_(reward_weight).sub_(mean).div_(std)

@@ -1,1 +1,1 @@
-"""What makes passes on a CPU fast and small, with the same results."""
+"""Faster and smaller passes on a CPU, with the same results."""

@@ -1,7 +1,7 @@
-"""Layers of a model on a CPU that compute the same in fewer passes over memory: norms, rotations and gated MLPs.
+"""CPU layers with fewer passes over memory and the same results: norms, rotary embeddings and gated MLPs.
 
-Each takes the place of a model's own layer by its class, so names of parameters, and saved files, stay the same. It does
-so only if a trial shows that the layer computes the formula here.
+A model's layer gets another class, so names of parameters, and saved files, do not change. This happens only if a test
+shows that the layer computes the formula here.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from heedful.kernels.cpu.products import compiles_each_shape
 M = TypeVar("M", bound=nn.Module)
 
 SMALLEST_ROW = 128
-"""Numbers of a row from which on torch's kernel for the gradients of a layer norm is the faster way to an RMS norm's."""
+"""Row size from which an RMS norm's gradients are faster by torch's layer-norm kernel."""
 MOST_READ = 0.9
-"""At most this share of the tokens is read where the others are left out: taking rows apart costs a little too."""
+"""Tokens are left out only if at most this share is read, since selecting rows also has a cost."""
 SILU = (nn.SiLU, SiLUActivation)
 ROTATION = "apply_rotary_pos_emb"
-"""What transformers calls the function in each of its attention layers' files."""
+"""Name of the function in transformers' model files."""
 
 Replacement = Callable[[nn.Module], type[nn.Module] | None]
 _REPLACED: dict[tuple[Replacement, type[nn.Module]], type[nn.Module]] = {}
-"""The class that takes the place of a class, as one of the functions below makes it. They are asked once for each class."""
+"""Replacement class of each class, made once by one of the functions below."""
 
 
 def use_lean_layers(model: M, device: torch.device) -> M:
-    """Let every norm, gated MLP and attention layer of a formula below compute by it, in place, if ``device`` is a CPU.
+    """Replace norms, gated MLPs and attention layers that compute a formula below, in place, if ``device`` is a CPU.
 
-    Layers of other formulas (Gemma's norms, rotations of neighbours) and of other models of the process stay as they are.
+    Layers with other formulas (Gemma's norms, rotations of neighbours) and other models in the process do not change.
     """
     for module in model.modules() if device.type == "cpu" else ():
         for replacement in (_lean_norm, _lean_mlp, _lean_attention):
@@ -65,12 +65,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
         y_i = w_i r x_i,    r = (mean_j x_j^2 + eps)^(-1/2)
 
-    The gradients, of which autograd makes eleven passes over memory and this four to six, are with upstream g
+    Its gradients, with four to six passes over memory instead of autograd's eleven, are for upstream g
 
         dx_i = r w_i g_i - x_i r^3 mean_j(w_j g_j x_j),    dw_i = sum over rows of r g_i x_i
 
-    and cannot be differentiated again. Those of a layer norm (Ba et al. 2016) whose mean is 0 are the same but for
-    - r mean_j(w_j g_j) in each dx_i; where torch's kernel for them is fast, it computes them, and that is added again.
+    and cannot be differentiated again. Those of a layer norm (Ba et al. 2016) with mean 0 differ only by
+    - r mean_j(w_j g_j) in each dx_i; where torch's kernel for them is fast, it is used, and the term added back.
 
     Args:
         x: rows, ``[..., size]``.
@@ -111,7 +111,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _as_layer_norm(upstream: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight by the kernel for those of a layer norm."""
+    """The gradients of x and weight by torch's layer-norm kernel."""
     shape = [x.shape[-1]]
     d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
         upstream, x, shape, torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
@@ -121,7 +121,7 @@ def _as_layer_norm(upstream: Tensor, x: Tensor, weight: Tensor, inverse: Tensor)
 
 
 def _lean_norm(norm: Any) -> type[nn.Module] | None:
-    """A class of norms that compute `rms_norm`, if a module is an RMS norm by its name, its parts, and what it computes."""
+    """A class of norms that compute `rms_norm`, if a module is an RMS norm by its name, parameters and results."""
     kind: type[nn.Module] = type(norm)
     parts = [name for name, _ in norm.named_parameters()]
     if not kind.__name__.endswith("RMSNorm") or parts != ["weight"]:
@@ -154,7 +154,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
         y_i = x_i cos_i - x_{i+n} sin_i,    y_{i+n} = x_{i+n} cos_{i+n} + x_i sin_{i+n},    i < n = size / 2
 
-    bit for bit as transformers computes it. The gradients, in a third of autograd's passes, are with upstream g
+    bit for bit as in transformers. Its gradients, in a third of autograd's passes, are for upstream g
 
         dx_i = g_i cos_i + g_{i+n} sin_{i+n},    dx_{i+n} = g_{i+n} cos_{i+n} - g_i sin_i
 
@@ -162,7 +162,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: ``[..., size]``.
-        cos, sin: of each position's angles, broadcast to x.
+        cos, sin: cosine and sine of each position's angles, broadcast to x.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         learned: Tensor = _Rotate.apply(x, cos, sin)
@@ -174,7 +174,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     (first, second), (s1, s2) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
     y = x * cos
     y1, y2 = y.chunk(2, dim=-1)
-    y1.sub_(second * s1)  # not as one operation, which rounds once less than the formula of transformers
+    y1.sub_(second * s1)  # not a fused operation, which rounds once less than transformers
     y2.add_(first * s2)
     return y
 
@@ -198,7 +198,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _lean_attention(layer: nn.Module) -> type[nn.Module] | None:
-    """A class of attention layers that rotate by `rotate`, if this one calls a function of the same formula."""
+    """A class of attention layers that use `rotate`, if this one calls a function with the same formula."""
     kind = type(layer)
     forward = kind.forward
     if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names or forward.__closure__:
@@ -229,7 +229,7 @@ def _is_rotation(function: Callable[..., Any]) -> bool:
     cos, sin = cos[:, 0], sin[:, 0]
     try:
         found = function(q, k, cos, sin)
-    except Exception:  # other arguments
+    except Exception:  # it has other arguments
         return False
     expected = [rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
     return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(found, expected, strict=True))
@@ -239,11 +239,11 @@ def _is_rotation(function: Callable[..., Any]) -> bool:
 
 
 def _lean_mlp(mlp: Any) -> type[nn.Module] | None:
-    """A class of gated MLPs that write over what nothing needs any more, in passes without gradients: the same bits.
+    """A class of gated MLPs that reuse memory in passes without gradients; bitwise the same.
 
         y = W_down (a(W_gate x) * W_up x),    a an activation such as SiLU        Shazeer 2020, equation 6
 
-    None if this one has other parts or computes something else, which is tried on two random tokens.
+    None if this one has other parameters or other results, tested on two random tokens.
     """
     kind: type[nn.Module] = type(mlp)
     parts = {name: module for name, module in mlp.named_children() if name != "act_fn"}
@@ -281,19 +281,19 @@ def _gated_in_place(mlp: Any, x: Tensor) -> Tensor:
 
 _IS_LAST: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _READ: ContextVar[tuple[nn.Module, Tensor, list[int]] | None] = ContextVar("read", default=None)
-"""The MLP that leaves tokens out in the current pass, the places of those that it reads, and how many each pass had."""
+"""The MLP that leaves tokens out in the current pass, the indices it computes, and their number in each pass."""
 
 
 def only_last_mlp_of(trunk: PreTrainedModel, ids: Tensor, read: Tensor) -> contextlib.AbstractContextManager[object]:
-    """While entered, the MLP of a trunk's last layer computes only the tokens that are read, where that gains.
+    """In this context, the MLP of a trunk's last layer computes only the tokens in ``read``, if that is faster.
 
-    An MLP mixes no tokens, and no layer follows the last one, so the states that are read stay the same: it is tried once
-    per trunk. The other states are meaningless.
+    An MLP does not mix tokens, and no layer follows, so the states at ``read`` do not change (tested once per trunk).
+    Other states are meaningless.
 
     Args:
         trunk: the model without its head.
         ids: token ids of the pass, ``[batch, time]``.
-        read: places of the tokens that are read in ``ids``, flattened; each at most once.
+        read: indices of the tokens to compute in the flattened ``ids``; each at most once.
     """
     gains = len(read) <= MOST_READ * ids.numel() and ids.device.type == "cpu" and not compiles_each_shape(ids.device)
     mlp = _last_mlp(trunk) if gains else None
@@ -303,7 +303,7 @@ def only_last_mlp_of(trunk: PreTrainedModel, ids: Tensor, read: Tensor) -> conte
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """``x[rows]``, no row twice, whose gradient is copied to its place and not added there."""
+    """``x[rows]`` for distinct rows; its gradient is copied, not accumulated."""
     taken: Tensor = _Take.apply(x, rows)
     return taken
 
@@ -323,10 +323,9 @@ class _Take(torch.autograd.Function):
 
 
 def _last_mlp(trunk: PreTrainedModel) -> nn.Module | None:
-    """The MLP of the last of a trunk's layers; None if it may need other tokens, or is not called as it is written.
+    """The MLP of a trunk's last layer; None if it may need other tokens, or is not called directly.
 
-    A mixture of experts balances over all tokens; layers that are compiled, recomputed or divided among ranks call in
-    other ways.
+    A mixture of experts balances over all tokens. Compiled, checkpointed or sharded layers call it in other ways.
     """
     layers = getattr(trunk, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not layers:
@@ -341,7 +340,8 @@ def _last_mlp(trunk: PreTrainedModel) -> nn.Module | None:
 
 @contextlib.contextmanager
 def _only_for(mlp: nn.Module, read: Tensor) -> Iterator[list[int]]:
-    """While entered, and in this thread, an MLP gives zeros for all tokens but some. Yields what it counts its passes in."""
+    """In this context and thread, an MLP returns zeros for tokens not in ``read``. Yields a list with an entry per
+    pass."""
     passes = list[int]()
     before = _READ.set((mlp, read, passes))
     try:
@@ -351,7 +351,7 @@ def _only_for(mlp: nn.Module, read: Tensor) -> Iterator[list[int]]:
 
 
 def _mlp_of_read(mlp: nn.Module) -> type[nn.Module]:
-    """A class of MLPs that `_only_for` reaches."""
+    """A class of MLPs that support `_only_for`."""
     kind = type(mlp)
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -368,7 +368,7 @@ def _mlp_of_read(mlp: nn.Module) -> type[nn.Module]:
 
 @torch.no_grad()
 def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
-    """Whether the states that are read are the same if an MLP leaves out the others."""
+    """Whether the states at read tokens are the same if the MLP leaves out the others."""
     _replace(mlp, _mlp_of_read)
     ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]], device=next(trunk.parameters()).device)
     read, was_training = torch.tensor([2, 3, 5], device=ids.device), trunk.training
@@ -377,7 +377,7 @@ def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
         whole = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
         with _only_for(mlp, read) as passes:
             part = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
-    except Exception as error:  # whatever an MLP of other arguments makes of it
+    except Exception as error:  # the MLP has other arguments
         if is_out_of_memory(error):
             raise
         return False

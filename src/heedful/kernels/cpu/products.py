@@ -1,7 +1,7 @@
-"""Products of matrices on a CPU, by the faster of the two libraries that torch brings: MKL and oneDNN.
+"""Matrix products on a CPU, by the faster of torch's two libraries: MKL and oneDNN.
 
-In float32 oneDNN multiplies large matrices where MKL leaves half of the processor idle. In half precision oneDNN multiplies
-all, and compiles each shape, so there are few shapes, and sampling has its matrices in the order that oneDNN reads.
+In float32 oneDNN multiplies large matrices where MKL leaves half of the processor idle. In half precision oneDNN
+multiplies all and compiles code per shape, so shapes are kept few, and sampling stores its matrices in oneDNN's order.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from transformers.pytorch_utils import Conv1D
 M = TypeVar("M", bound=nn.Module)
 
 SMALLEST_PRODUCT = 2**26
-"""Multiplications below which it costs more than it saves that oneDNN compiles code for every size it meets: texts have
-many lengths."""
+"""Minimum number of multiplications for oneDNN: below it, compiling code for every text length costs more than it
+saves."""
 SMALLEST_STEP = 2**23
-"""The same where each row is one token, as in sampling, where every layer and many steps have the same sizes."""
+"""The same for rows of one token, as in sampling, where layers and steps repeat the same sizes."""
 SMALLEST_SIDE = 16
-"""Rows, columns, or terms of a sum below which it is no faster."""
+"""Minimum rows, columns and inner dimension for oneDNN."""
 MULTIPLE = 64
-"""Rows of a product are filled up to a multiple of this."""
+"""Rows of a product are padded to a multiple of this."""
 MOST_FILLING = 2**30
-"""Most filling rows times weights. Above it, computing them takes longer than compiling a new shape, 1 to 7 ms per
+"""Maximum padding rows times weights. Above it, computing them takes longer than compiling a new shape, 1 to 7 ms per
 product."""
 
 
 def _multiplies_at_half_speed() -> bool:
     """Whether torch's float32 products leave half of this processor idle.
 
-    torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch brings
-    too and uses for half precision, asks the processor what it can do.
+    torch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel processors. oneDNN, which torch uses
+    for half precision, uses it on all processors that have it.
     """
     facts = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     is_amd = "AMD" in str(facts.get("cpu_name", "")) and bool(facts.get("avx512_f"))
@@ -41,18 +41,19 @@ def _multiplies_at_half_speed() -> bool:
 
 
 USES_ONEDNN = _multiplies_at_half_speed()
-"""Whether large float32 products on this CPU are oneDNN's. The processor decides: a run that goes on on it has the same."""
+"""Whether large float32 products use oneDNN. Depends only on the processor, so a run resumed on it has the same
+numbers."""
 
 
 class FastLinear(nn.Linear):
-    """A linear layer whose products, forward and backward, are those of `linear`."""
+    """A linear layer that uses `linear`, forward and backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class FastConv1D(Conv1D):
-    """The same for GPT-2's linear layers, which store the matrix transposed."""
+    """`FastLinear` for GPT-2's linear layers, which store the matrix transposed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.t(), self.bias)
@@ -62,14 +63,14 @@ FAST: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: FastLinear, Conv1D: F
 
 
 def use_fast_products(model: M, device: torch.device, compute_dtype: torch.dtype) -> M:
-    """Make every large linear layer of a model a `FastLinear` or `FastConv1D`, in place, if this processor gains by it.
+    """Convert every large linear layer to `FastLinear` or `FastConv1D`, in place, if that is faster on this processor.
 
-    Names of parameters and saved files stay the same.
+    Names of parameters and saved files do not change.
 
     Args:
         model: the model.
-        device: where it will be; only a CPU multiplies faster so.
-        compute_dtype: dtype of its matrix products; only those in float32 become faster.
+        device: its device; only a CPU becomes faster.
+        compute_dtype: dtype of its matrix products; only float32 becomes faster.
     """
     gains = USES_ONEDNN and device.type == "cpu" and compute_dtype == torch.float32
     for module in model.modules() if gains else ():
@@ -80,12 +81,12 @@ def use_fast_products(model: M, device: torch.device, compute_dtype: torch.dtype
 
 
 def is_plain_linear(module: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether a module only multiplies by a matrix and adds a bias: it is not quantised and has no adapters."""
+    """Whether a module is a plain linear layer: not quantised, and without adapters."""
     return type(module) in (nn.Linear, FastLinear)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b, as `torch.nn.functional.linear`, with its gradients; those cannot be differentiated again.
+    """x W^T + b, like `torch.nn.functional.linear`, with gradients that cannot be differentiated again.
 
     Args:
         x: rows, ``[..., in]``.
@@ -104,7 +105,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two matrices, as ``a @ b``, without a gradient.
+    """The matrix product ``a @ b``, without a gradient.
 
     Args:
         a: ``[m, k]``.
@@ -113,7 +114,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     (rows, terms), columns = a.shape, b.shape[1]
     if not _gains(a, b, rows, terms, columns, smallest=SMALLEST_PRODUCT):
         return a @ b
-    # oneDNN copies a left matrix that is not contiguous. If it is a transposed one, it can take the right side, as it is.
+    # oneDNN copies a non-contiguous left matrix. A transposed one can be the right matrix without a copy.
     if rows > columns and not a.is_contiguous() and a.t().is_contiguous():
         return _onednn(b.t(), a, None).t()
     return _onednn(a, b.t(), None)
@@ -126,14 +127,15 @@ def _gains_as_layer(x: Tensor, weight: Tensor) -> bool:
 
 
 def _gains(a: Tensor, b: Tensor, *sides: int, smallest: int) -> bool:
-    """Whether oneDNN multiplies these faster."""
+    """Whether oneDNN is faster for this product."""
     count = sides[0] * sides[1] * sides[2]
     is_float32 = a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"
     return USES_ONEDNN and is_float32 and count >= smallest and min(sides) >= SMALLEST_SIDE
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b. A matrix that is neither contiguous nor the transposed of one would be a thousand times slower."""
+    """x W^T + b. A matrix that is neither contiguous nor a transposed contiguous one would be a thousand times
+    slower."""
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.t().contiguous().t() if weight.stride(0) == 1 else weight.contiguous()
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -159,7 +161,7 @@ def _keep(
     inputs: tuple[Tensor, Tensor, Tensor | None],
     output: Tensor | None = None,  # noqa: ARG001  torch passes it
 ) -> None:
-    """Keep for the backward pass what a gradient that is wanted needs: of a frozen layer only the matrix."""
+    """Save only the tensors that the required gradients need: for a frozen layer, the matrix."""
     x, weight, _ = inputs
     ctx.shape = x.shape
     ctx.save_for_backward(
@@ -178,8 +180,8 @@ def _gradients(
     return d_x, d_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-# Compiled code would be compiled anew for every class of sizes that `_gains` tells apart. So there both products are one
-# operation each, which looks at the sizes when it runs.
+# torch.compile would compile anew for every branch of `_gains`. So compiled code has one operation per product, which
+# checks sizes at run time.
 
 
 @torch.library.custom_op("heedful::linear", mutates_args=())
@@ -213,26 +215,26 @@ _compiled_linear.register_autograd(_compiled_gradients, setup_context=_keep)
 
 
 def compiles_each_shape(device: torch.device) -> bool:
-    """Whether matrix products are currently compiled for each shape."""
+    """Whether matrix products are currently compiled per shape."""
     return device.type == "cpu" and torch.is_autocast_enabled("cpu")
 
 
 def filling(count: int, device: torch.device, *, weights: int) -> int:
-    """Number of meaningless rows to add, so that products have few different shapes; 0 if adding does not pay.
+    """Number of padding rows, so that products have few different shapes; 0 if padding costs more than it saves.
 
     Args:
         count: number of real rows.
-        device: where the products are computed.
-        weights: number of weights that each row is multiplied by.
+        device: device of the products.
+        weights: number of weights per row.
     """
     missing = -count % MULTIPLE
     return missing if compiles_each_shape(device) and missing * weights <= MOST_FILLING else 0
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference whose matrix is stored in the order that oneDNN, torch's library for CPUs, reads.
+    """A linear layer for inference with its matrix in oneDNN's storage order.
 
-    For few rows a product is up to twice as fast as when oneDNN reorders the matrix at each call.
+    With few rows a product is up to twice as fast, since oneDNN need not reorder the matrix at each call.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -245,7 +247,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def is_possible(module: nn.Linear) -> bool:
-        """Whether this layer is in bfloat16 on a CPU whose torch has the packed product."""
+        """Whether this layer is in bfloat16 on a CPU, and torch has the packed product."""
         return (
             module.weight.device.type == "cpu"
             and module.weight.dtype == torch.bfloat16
@@ -256,7 +258,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix in its usual order, for the few models that read it themselves; from then on it is the only copy."""
+        """The matrix in its usual order, for the few models that read it directly; replaces the packed copy."""
         if self.plain is None:
             assert self.packed is not None
             self.plain, self.packed = self.packed.to_dense(), None
@@ -271,7 +273,7 @@ class PackedLinear(nn.Module):
 def pack_linears(model: PreTrainedModel) -> PreTrainedModel:
     """Replace every bfloat16 linear layer on a CPU by a `PackedLinear`, in place.
 
-    A model with adapters is left as it is, because PEFT's layers read the matrices of the layers below them.
+    Models with adapters do not change, because PEFT's layers read the matrices of their base layers.
     """
     for parent in list(model.modules()) if not getattr(model, "peft_config", None) else ():
         for name, module in list(parent.named_children()):
