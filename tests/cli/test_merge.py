@@ -164,7 +164,7 @@ def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command
     path = tmp_path / "运行" / "final" / "adapter_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     for changes, message in (
-        ({"base_model_name_or_path": "/没有/这里"}, "holds adapters, whose base is not there: model /没有/这里"),
+        ({"base_model_name_or_path": "/没有/这里"}, "has adapters without their base: model /没有/这里"),
         ({"peft_type": "PROMPT_TUNING"}, "has adapters of type PROMPT_TUNING; heedful supports only LORA"),
     ):
         path.write_text(json.dumps(settings | changes), encoding="utf-8")

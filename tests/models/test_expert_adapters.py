@@ -210,7 +210,7 @@ def test_named_targets(tmp_path, targets):
 
 def test_dropout_in_front_of_experts_is_refused(folder):
     with pytest.raises(
-        ConfigError, match=r"--lora-dropout 0.1 cannot be in front of .*experts.*--lora-targets .*q_proj"
+        ConfigError, match=r"--lora-dropout 0.1 is not supported for .*experts.*--lora-targets .*q_proj"
     ):
         add_adapters(load_causal_lm(str(folder)), options(), base=str(folder), seed=3, dropout=0.1)
 

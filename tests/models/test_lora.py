@@ -408,9 +408,7 @@ def small_adapter(checkpoints, tmp_path):
 def test_a_base_that_is_gone_is_named(small_adapter, tmp_path, load):
     gone = str(tmp_path / "没有" / "final")
     folder = edited(small_adapter, tmp_path, base_model_name_or_path=gone)
-    with pytest.raises(
-        CheckpointError, match=f"{folder} holds adapters, whose base is not there: model {gone} does not"
-    ):
+    with pytest.raises(CheckpointError, match=f"{folder} has adapters without their base: model {gone} does not"):
         load(folder)
 
 

@@ -178,7 +178,7 @@ def test_a_folder_from_modelscope_runs_no_code(with_code, canary, monkeypatch):
 def test_trusted_code_must_be_in_the_folder(with_code, canary, file):
     folder = with_code()
     rewrite(f"{folder}/{file}", auto_map={"AutoConfig": "org/other--code.Config", "AutoTokenizer": ["a.B", None]})
-    with pytest.raises(CheckpointError, match=r"'org/other--code.Config', code in a repository on the Hub"):
+    with pytest.raises(CheckpointError, match=r"'org/other--code.Config', code in a Hub repository"):
         resolve(folder, TRUSTED)
     assert not canary.exists()
 

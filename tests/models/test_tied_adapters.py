@@ -180,7 +180,7 @@ def test_new_tokens_without_rows_for_the_head(made):
         {name: tensor for name, tensor in load_file(path).items() if HEAD not in name and "orig" not in name}, path
     )
     with pytest.raises(
-        CheckpointError, match=r"269 tokens and their base has 264, .* no rows of lm_head .*save the resized base"
+        CheckpointError, match=r"269 tokens but their base has 264, .* lacks rows of lm_head .*save the resized base"
     ):
         load_causal_lm(str(folder))
 

@@ -342,10 +342,10 @@ def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path, killed):
     data = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["data"]
     assert {str(code), str(more), IN_PYTHON, prompts} == set(data), "nothing of Python's and of packages"
     more.write_text("FACTOR = -1\n")
-    with pytest.raises(ConfigError, match=r"rules_of_mine.py is not what it was when the run began"):
+    with pytest.raises(ConfigError, match=r"rules_of_mine.py has changed since the run began"):
         train_ppo(config)
     code.write_text("def score(prompts, completions):\n    return [-len(r) for r in completions]\n")
-    with pytest.raises(ConfigError, match=r"奖励.py is not what it was when the run began.*--allow-change data"):
+    with pytest.raises(ConfigError, match=r"奖励.py has changed since the run began.*--allow-change data"):
         train_ppo(config)
     assert train_ppo(dataclasses.replace(config, allow_change=("data",)))["steps"] == 2
 
@@ -375,7 +375,7 @@ def test_another_function_given_in_python(tiny, prompts, tmp_path, killed):
     killed("step.learned:kill@2", lambda: train_ppo(config, [by_length]))
     with pytest.raises(
         ConfigError,
-        match=r"what rewards are functions given in Python is not what it was when the run began "
+        match=r"what rewards are functions given in Python has changed since the run began "
         r"\(by_length \w{12}; now scaled \w{12}\).*--allow-change data",
     ):
         train_ppo(config, [times(2)])
@@ -421,9 +421,7 @@ def test_other_rows_of_a_data_set_on_a_hub(tiny, sft, tmp_path, monkeypatch, kil
     killed("step.learned:kill@3", lambda: sft(data="modelscope:org/data"))
     before = rows.read_text("utf-8")
     rows.write_text(before.replace("b3", "c3"), encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"modelscope:org/data is not what it was when the run began.*--allow-change data"
-    ):
+    with pytest.raises(ConfigError, match=r"modelscope:org/data has changed since the run began.*--allow-change data"):
         sft(data="modelscope:org/data")
     rows.write_text(before, encoding="utf-8")
     assert sft(data="modelscope:org/data")["steps"] == 3
@@ -434,7 +432,7 @@ def test_a_template_that_was_changed(sft, tmp_path, killed):
     template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
     killed("step.learned:kill@3", lambda: sft(chat_template=str(template)))
     template.write_text("{% for m in messages %}{{ m['content'] }}!\n{% endfor %}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"模板.jinja is not what it was when the run began"):
+    with pytest.raises(ConfigError, match=r"模板.jinja has changed since the run began"):
         sft(chat_template=str(template))
 
 
@@ -449,7 +447,7 @@ def test_any_file_of_the_model_counts(tiny, sft, tmp_path, killed):
     for path in (model / name for name in OF_A_MODEL):
         before = path.read_bytes() if path.exists() else None
         path.write_bytes((before or b"") + b"\n\n")
-        with pytest.raises(ConfigError, match=r"model is not what it was when the run began.*--allow-change models"):
+        with pytest.raises(ConfigError, match=r"model has changed since the run began.*--allow-change models"):
             sft(model=str(model))
         path.unlink() if before is None else path.write_bytes(before)
     assert sft(model=str(model))["steps"] == 3

@@ -385,7 +385,7 @@ def test_other_data_under_the_same_name_are_refused(train, data, tmp_path):
     shutil.copy(data["pairs"], changed)
     with_fault("step.learned:kill@2", lambda: train("reward", "run", data=str(changed)))
     changed.write_bytes(changed.read_bytes().replace("好".encode(), "妙".encode()))
-    with pytest.raises(ConfigError, match=r"pairs.jsonl is not what it was when the run began.*--allow-change data"):
+    with pytest.raises(ConfigError, match=r"pairs.jsonl has changed since the run began.*--allow-change data"):
         train("reward", "run", data=str(changed))
 
 

@@ -173,7 +173,7 @@ def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalis
     train_ppo(settings, rewards=[length])
     said = capsys.readouterr().err
     assert "excluded ones are never seen, so a bias remains (rollout/kept_mass)" in said
-    assert "becomes off-policy" not in said
+    assert "training is off-policy" not in said
     is_light = top_p == 0.3 and not normalise
     assert said.count("the mean importance weight is below 0.1") == is_light
     assert ("set --importance-normalise to divide by the mean" in said) == is_light

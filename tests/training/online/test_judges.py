@@ -285,7 +285,7 @@ def test_another_rubric_is_another_run(settings, chat_server, tmp_path):
             )
         )
     rubric.write_text("回答要长。", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"评分标准\.txt is not what it was when the run began"):
+    with pytest.raises(ConfigError, match=r"评分标准\.txt has changed since the run began"):
         train_ppo(PPOConfig(**settings | {"steps": 9}, **again))
 
 
