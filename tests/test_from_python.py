@@ -300,7 +300,7 @@ WRONG = {
     "splits": (DataError, {"data": datasets.DatasetDict(test=datasets.Dataset.from_list([{}]))}, "data['test']"),
     "no data": (ConfigError, {"data": None}, "data is missing: set it in the settings (PPOConfig(data=...)), or pass"),
     "no model": (ConfigError, {"model": None}, "model is missing: "),
-    "another object": (ConfigError, {"model": torch.nn.Linear(1, 1)}, "got a Linear; save it, and name its folder"),
+    "another object": (ConfigError, {"model": torch.nn.Linear(1, 1)}, "got a Linear; save it and pass its folder"),
     "a tokenizer and a name": (
         ConfigError,
         {"model": "name", "tokenizer": object()},
@@ -531,7 +531,7 @@ NO_STEPS = {
         "--dtype bfloat16: the policy was loaded with float32",
     ),
     "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "--ema-decay 0.9 is for a policy that a run loads"),
-    "a model": (ConfigError, None, {"model": "m"}, "model is in the settings (m) and was given"),
+    "a model": (ConfigError, None, {"model": "m"}, "model is both in the settings (m) and an argument"),
 }
 
 

@@ -116,7 +116,7 @@ def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
     elif wrong == "notes":
         output.mkdir()
         (output / "论文.md").write_text("重要", encoding="utf-8")
-        message = "holds no model, so it is left alone"
+        message = "so it is not replaced"
     elif wrong == "file":
         output.write_text("重要", encoding="utf-8")
         message = "is a file"

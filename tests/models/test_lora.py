@@ -416,7 +416,7 @@ def test_a_base_that_is_gone_is_named(small_adapter, tmp_path, load):
     ("changes", "message"),
     [
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
-        ({"peft_type": "IA3"}, "adapters of the kind IA3"),
+        ({"peft_type": "IA3"}, "adapters of type IA3"),
         ({"peft_type": None}, "adapter_config.json: it has no peft_type"),
     ],
 )
@@ -435,7 +435,7 @@ def test_adapters_that_are_their_own_base(small_adapter, tmp_path):
 def test_prompt_learning_is_no_lora(checkpoints, tmp_path, config):
     lm = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
     get_peft_model(lm, config(task_type="CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path / "p")
-    with pytest.raises(CheckpointError, match=f"adapters of the kind {config(task_type='CAUSAL_LM').peft_type.value}"):
+    with pytest.raises(CheckpointError, match=f"adapters of type {config(task_type='CAUSAL_LM').peft_type.value}"):
         load_causal_lm(str(tmp_path / "p"))
 
 

@@ -169,7 +169,7 @@ def test_a_folder_from_modelscope_runs_no_code(with_code, canary, monkeypatch):
     """Named by itself it is a folder like any other."""
     folder = with_code()
     monkeypatch.setattr(hub, "_folders", {("snapshot_download", "modelscope:org/own"): folder})
-    with pytest.raises(CheckpointError, match=r"name the folder itself: .*模型-own"):
+    with pytest.raises(CheckpointError, match=r"use the folder itself: .*模型-own"):
         load_config(resolve("modelscope:org/own", TRUSTED))
     assert not canary.exists()
 

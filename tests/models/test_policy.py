@@ -277,7 +277,7 @@ def test_a_value_head_of_another_width_is_refused(checkpoints, tmp_path):
     policy = load(checkpoints["gpt2"], with_value_head=True)
     policy.value_head = torch.nn.Linear(8, 1)
     save_policy(policy, TOKENIZER, tmp_path, stop_ids=(1,))
-    with pytest.raises(CheckpointError, match=r"value_head.safetensors: holds .*belongs to another model"):
+    with pytest.raises(CheckpointError, match=r"value_head.safetensors: has .*belongs to another model"):
         load(tmp_path, with_value_head=True)
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
     said = str(caught.value)
     need = (peak(config) - 0.6 * GB) / GB
     assert said.startswith(f"this run needs about {need:.1f} GB, and 24.0 GB of the GPU are free")
-    assert "heedful plan says what" in said
+    assert "heedful plan lists the parts" in said
     assert "--lora-rank 16" in said
     assert "--no-memory-check" in said
 
@@ -290,4 +290,4 @@ def test_a_rank_that_has_too_little_memory_is_told_what_would_fit():
     with pytest.raises(ConfigError) as caught:
         refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, number=8, free=need / 1.11)
     assert f"each of the 8 ranks needs about {need / GB:.1f} GB" in str(caught.value)
-    assert "heedful plan --ranks 8 says what" in str(caught.value)
+    assert "heedful plan --ranks 8 lists the parts" in str(caught.value)

@@ -122,7 +122,7 @@ def test_the_newest_is_by_step_whatever_the_clock_says(checkpoints):
 def test_of_another_run(checkpoints, tmp_path):
     other = Checkpoints(tmp_path, "another", keep=0)
     assert other.newest()[0] is None
-    assert (other.folder / "bad-step-000001" / "REASON.txt").read_text() == "it is of another run\n"
+    assert (other.folder / "bad-step-000001" / "REASON.txt").read_text() == "it is from another run\n"
 
 
 def resigned(folder, **changes):
@@ -147,7 +147,7 @@ def test_names_outside_are_refused(checkpoints, name, tmp_path):
     (tmp_path / "outside").write_text("x")
     files = json.loads((checkpoints.path(2) / MANIFEST).read_text("utf-8"))["files"]
     resigned(checkpoints.path(2), files=files | {name: {"bytes": 1, "sha256": "0"}})
-    with pytest.raises(CheckpointError, match="outside of it"):
+    with pytest.raises(CheckpointError, match="outside the folder"):
         verify(checkpoints.path(2))
 
 
@@ -191,7 +191,7 @@ def test_a_header_that_declares_more_than_there_is(checkpoints, bomb):
     write_manifest(checkpoints.path(2), {"run": "this run", "step": 2})
     found, said = checkpoints.newest()
     assert found.step == 1
-    assert "step-000002 was not written to its end or is damaged" in said[0]
+    assert "step-000002 is incomplete or damaged" in said[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 

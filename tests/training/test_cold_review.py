@@ -95,7 +95,7 @@ def test_a_cache_of_judges_is_no_file_of_the_run(tiny, prompts, tmp_path):
         model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",),
         judge_cache=tmp_path / "run" / "cache.sqlite",
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"--judge-cache .* is in the folder of the run"):
+    with pytest.raises(ConfigError, match=r"--judge-cache .* is in the run's folder"):
         check_output(config)
 
 
@@ -258,7 +258,7 @@ def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.truncate(5)
     before = files(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="shorter than it was"):
+    with pytest.raises(CheckpointError, match="shorter than at the checkpoint"):
         sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
     assert files(tmp_path / "run") == before
 

@@ -321,7 +321,7 @@ def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
 @pytest.mark.parametrize(
     ("record", "changes", "message"),
     [
-        ({"prompt": "", "chosen": "a", "rejected": "b"}, {}, "the prompt is empty and the model has no BOS"),
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, {}, "the prompt is empty and the tokenizer has no BOS"),
         (
             {"prompt": "a" * 90, "chosen": "b" * 60, "rejected": "c"},
             {"max_length": 64, "too_long": "truncate"},

@@ -199,7 +199,7 @@ def test_an_evaluation_that_fails_after_the_last_step(config, length, tmp_path, 
     with pytest.raises((RewardError, KeyboardInterrupt)):
         train_ppo(settings, rewards=[failing(5, raised)])
     said = capsys.readouterr().err
-    assert f"the model is {settings.output / 'final'}, and the same command does what is left" in said
+    assert f"the model is {settings.output / 'final'}, and the same command does the rest" in said
     assert not (settings.output / "summary.json").exists()
     train_ppo(config(learning_rate=1e-2, output=tmp_path / "whole"), rewards=[length])
     assert equal(weights(settings.output / "final"), weights(tmp_path / "whole" / "final"))

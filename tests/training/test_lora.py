@@ -422,7 +422,7 @@ def test_no_adapters_are_merged_into_4_bit_weights(tmp_path, monkeypatch):
     settings = {"data": "d", "output": "o", "lora_rank": 4, "quantize": "4bit"}
     plain = SFTConfig(model="m", **settings)
     check_bitsandbytes(plain, ["m"], torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"holds adapters, .* heedful merge --adapter .*adapters --output"):
+    with pytest.raises(ConfigError, match=r"has adapters, .* heedful merge --adapter .*adapters --output"):
         check_bitsandbytes(plain, ["m", str(adapters)], torch.device("cuda"))
     assert quantized(plain) == ["m"]
     ppo = PPOConfig(model="m", reference="r", critic="separate", value_model="v", **settings)

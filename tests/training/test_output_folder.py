@@ -456,7 +456,7 @@ def test_any_file_of_the_model_counts(tiny, sft, tmp_path, killed):
 def test_another_revision_on_the_hub():
     facts = {"data": {}, "models": {}, "versions": {}, "cpu": {"threads": 1}, "revisions": {"org/模型": "a" * 40}}
     now = facts | {"revisions": {"org/模型": "b" * 40}}
-    with pytest.raises(ConfigError, match=r"org/模型 is not what it was.*--allow-change models"):
+    with pytest.raises(ConfigError, match=r"org/模型 has changed since the run began.*--allow-change models"):
         check_same_sources(facts, now, allowed=["data"])
     assert check_same_sources(facts, now, allowed=["models"]) == []
 

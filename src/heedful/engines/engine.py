@@ -106,7 +106,7 @@ def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
         return prompt
     fields: dict[str, Any] = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
     if "prompt" not in fields:
-        raise DataError(f"{source} has no `prompt`, only {', '.join(fields) or 'no columns'}; rename the column")
+        raise DataError(f"{source} has no `prompt`, but {', '.join(fields) or 'nothing'}; rename the column")
     value: Any = fields["prompt"]
     if not isinstance(value, str) and isinstance(value, Sequence):
         fields["prompt"] = [as_dict(message) if isinstance(message, Message) else message for message in value]

@@ -205,7 +205,7 @@ def _base(folder: Path) -> str:
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The settings of an adapter folder. Raises CheckpointError if they cannot be read."""
-    return read_object(folder / ADAPTER_CONFIG, "restore it, or download the adapters again", needs=["peft_type"])
+    return read_object(folder / ADAPTER_CONFIG, "bring it back, or download the adapters again", needs=["peft_type"])
 
 
 def whole_weights(folders: Iterable[Path]) -> set[str]:

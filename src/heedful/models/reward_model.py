@@ -246,6 +246,6 @@ def _of_an_older_run(folder: Path) -> bool:
     """Whether a folder is ``final/``, ``best/`` or a checkpoint of ``heedful reward``."""
     for run in (folder.parent, folder.parent.parent):
         if (run / "environment.json").exists():
-            remedy = "it tells how a reward model reads texts: restore it"
+            remedy = "it tells how a reward model reads texts: bring it back"
             return bool(read_object(run / "environment.json", remedy).get("command") == "heedful reward")
     return False

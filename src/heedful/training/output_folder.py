@@ -96,7 +96,7 @@ def check_output(config: RunOptions) -> FolderPlan:
         raise ConfigError(f"--output {output} has files that are not from a heedful run; choose another folder")
     if is_locked(output):
         raise ConfigError(
-            f"--output {output} is in use by another run ({owner(output)}); wait for it, stop it, or choose another "
+            f"--output {output} is being written by another run ({owner(output)}); wait for it, end it, or choose another "
             "folder"
         )
     if config.overwrite:

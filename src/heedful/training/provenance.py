@@ -65,7 +65,7 @@ FREE = (
     *TRACKING,
 )
 """Settings that may change on resuming: no number depends on them."""
-ANEW = "the run cannot resume without it: restore it, choose another folder, or add --overwrite to replace the run"
+ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
 """Advice on an unusable file of an unfinished run."""
 
 

@@ -120,4 +120,4 @@ def test_models_that_cannot_be_served(tmp_path, capsys):
 def test_another_version(environment, capsys):
     python = environment("vllm", "0.11.2")
     assert main(["serve-policy", "org/name", "--python", python, "--dry-run"]) == 2
-    assert "has vllm 0.11.2; heedful knows 0.32 and 0.33" in capsys.readouterr().err
+    assert "has vllm 0.11.2; heedful supports 0.32 and 0.33" in capsys.readouterr().err

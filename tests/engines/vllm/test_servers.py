@@ -189,11 +189,11 @@ def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp
             "model_type llama, num_layers 3, the policy has",
             marks=pytest.mark.exhaustive,
         ),
-        ({"about": {"max_model_len": 39}}, "at most 39 tokens, but .* make 40; start it with --max-model-len 40"),
+        ({"about": {"max_model_len": 39}}, "at most 39 tokens, but .* has 40; start it with --max-model-len 40"),
         ({"about": {"logprobs_mode": "raw_logprobs"}}, "start it with --logprobs-mode processed_logprobs"),
         ({"about": {"quantization": "fp8"}}, r"quantises its weights \(fp8\)"),
         ({"about": {"protocol": 0}}, "another version of heedful's extension"),
-        ({"version": "0.19.1"}, "is vLLM 0.19.1; heedful knows 0.32 and 0.33"),
+        ({"version": "0.19.1"}, "is vLLM 0.19.1; heedful supports 0.32 and 0.33"),
     ],
     ids=str,
 )
