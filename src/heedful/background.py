@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LAST_SECONDS = 10.0
-"""The longest wait for what is running when a `Background` is closed."""
+"""Longest wait for running coroutines when a `Background` is closed, in seconds."""
 
 
 class Background:
-    """An event loop in a thread, so also where an event loop runs already, as in a notebook.
+    """An event loop in a thread of its own. It also works beside a running event loop, as in a notebook.
 
     Args:
-        at_end: makes a last coroutine, which is run when this is closed. It is closed by `close`, when it is garbage, and at
-            the end of the program.
+        at_end: makes a last coroutine, which runs on closing: by `close`, on garbage collection, or at the end of the
+            program.
     """
 
     def __init__(self, at_end: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
@@ -27,20 +27,20 @@ class Background:
         self.close = weakref.finalize(self, _end, self._loop, thread, at_end)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Have a coroutine run."""
+        """Start a coroutine and return its future."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, and return or raise what it does."""
+        """Run a coroutine to its end and return its result or raise its error."""
         return result(self.start(coroutine))
 
     def stop(self) -> None:
-        """Cancel what is running, if anything is. A thread that waits for it gets a `concurrent.futures.CancelledError`."""
+        """Cancel all running coroutines. A thread waiting for one gets a `concurrent.futures.CancelledError`."""
         self._loop.call_soon_threadsafe(_cancel, self._loop)
 
 
 def result(future: "Future[T]") -> T:
-    """What a future gives. What interrupts the wait, such as Ctrl-C, cancels it and is raised at once."""
+    """Wait for a future's result. An interrupt of the wait, such as Ctrl-C, cancels the future and is raised at once."""
     try:
         return future.result()
     except BaseException:
@@ -49,7 +49,7 @@ def result(future: "Future[T]") -> T:
 
 
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What coroutines return that run at the same time, in their order. The first error ends the others."""
+    """Run coroutines concurrently and return their results in order. The first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

@@ -24,11 +24,11 @@ from heedful.redact import redact_printed
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal may obey instead of showing it, but for tabs and line feeds; what turns text round; half characters."""
+"""Control characters except tab and line feed, bidirectional overrides, and lone surrogates."""
 
 
 class Screen(Console):
-    """A console that falls silent when nobody reads it any more, as after ``2>&1 | head``, so that the work goes on."""
+    """A console that stops printing when its reader is gone, as after ``2>&1 | head``, so that the run continues."""
 
     def _write_buffer(self) -> None:
         try:
@@ -39,7 +39,7 @@ class Screen(Console):
             raise
 
     def on_broken_pipe(self) -> None:
-        """Send what is still to be said nowhere."""
+        """Discard all further output."""
         self.quiet = True
         with contextlib.suppress(OSError, ValueError):  # a stream that is no file has no number
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
@@ -128,7 +128,7 @@ _silent = False
 
 
 def fall_silent() -> None:
-    """Show nothing more from this process: another one shows the run that both are in."""
+    """Show nothing more from this process: another process of the same run shows its progress."""
     global _silent  # noqa: PLW0603  one screen per process
     _silent = True
 
@@ -200,7 +200,7 @@ def _clock(seconds: float) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return a text of unknown origin as a terminal may see it: control characters but line feeds and tabs as escapes."""
+    """Escape the control characters of an untrusted text, except line feeds and tabs, so that it is safe on a terminal."""
     return COMMANDS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 

@@ -5,8 +5,8 @@
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
     ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
-    ├── SamplerError     (also RuntimeError)   a server that samples: gone, or not with this policy's model or weights
-    ├── TrainingError    (also RuntimeError)   losses or gradients that are no longer numbers, or a policy too far from home
+    ├── SamplerError     (also RuntimeError)   a sampling server: gone, or with another model or other weights
+    ├── TrainingError    (also RuntimeError)   losses or gradients that are not finite, or a KL above --max-kl
     ├── MemoryFullError  (also MemoryError)    a model that does not fit into memory, even one row at a time
     ├── RankError        (also RuntimeError)   another process of the run has died, hangs or failed
     └── MachineError     (also OSError)        the machine lacks what a run needs, such as space on the disk
@@ -14,10 +14,10 @@
 The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a
 user's mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
-In a notebook an error is shown as the line of the cell, its code, and the message, without the frames of heedful below it:
-`raise ... from` and ``%debug`` have them all the same.
+In a notebook an error shows the line of the cell, its code and the message, without heedful's own frames; `raise ... from`
+and ``%debug`` still have them.
 
-`Terminated` is not an error: it is raised, as Python raises KeyboardInterrupt, to end what is running.
+`Terminated` is not an error: like KeyboardInterrupt, it ends the program.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class HeedfulError(Exception):
     """The exit status of a command that it ends."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the line that called heedful, and the message."""
+        """The traceback that IPython shows: the line that called heedful, and the message."""
         frames = list(itertools.takewhile(_is_outside, traceback.extract_tb(self.__traceback__)))
         where = [f'File "{one.filename}", line {one.lineno}, in {one.name}\n    {one.line}' for one in frames[-1:]]
         return [*where, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
@@ -50,7 +50,7 @@ class DataError(HeedfulError, ValueError):
     """A data file is missing or malformed, or holds something that the task cannot use."""
 
     cause = ""
-    """Of a record that cannot be used: why, in a few words under which such records are counted."""
+    """Short reason why a record is unusable; unusable records are counted by it."""
 
 
 class CheckpointError(HeedfulError, RuntimeError):
@@ -58,10 +58,10 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 
 class RefusedError(CheckpointError):
-    """A chat template refuses a conversation, as those do that know no system message."""
+    """A chat template refuses a conversation, for example because it supports no system message."""
 
     cause = "the chat template refuses it"
-    """As that of a `DataError`."""
+    """As in `DataError`."""
 
 
 class RewardError(HeedfulError, RuntimeError):
@@ -72,7 +72,7 @@ class RewardError(HeedfulError, RuntimeError):
 
 
 class SamplerError(HeedfulError, RuntimeError):
-    """A server that samples responses cannot be used: it is gone, is of another model or version, or has other weights."""
+    """A sampling server cannot be used: it is gone, or has another model, another version or other weights."""
 
 
 class TrainingError(HeedfulError, RuntimeError):
@@ -88,8 +88,8 @@ class MemoryFullError(HeedfulError, MemoryError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if memory ran out: Python's, the CPU's or the GPU's. torch has one exception of its own and several messages."""
-    if isinstance(error, HeedfulError):  # which says what was tried already
+    """True if memory ran out, in Python or on the CPU or GPU. torch has an exception for it, but also several messages."""
+    if isinstance(error, HeedfulError):  # already handled: its message names the attempts
         return False
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -102,11 +102,11 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "MPS backend out of memory",
 )
-"""What torch says in a plain RuntimeError when memory ran out."""
+"""Parts of torch's messages in a plain RuntimeError when memory ran out."""
 
 
 class MachineError(HeedfulError, OSError):
-    """The machine lacks what a run needs: space on the disk."""
+    """The machine lacks a resource of the run, such as disk space."""
 
     status = 3
 

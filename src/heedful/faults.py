@@ -1,9 +1,9 @@
-"""Fault points: places at which a run can be made to fail, to see what is left of it (RELIABILITY.md).
+"""Fault points: places where a run can be made to fail, to test its recovery (RELIABILITY.md).
 
 HEEDFUL_FAULTS="save.manifest:kill@2" heedful ppo ...
 
 ends the process as if by kill -9 at the second visit of that point. Several faults are separated by commas; without
-``@N`` the first visit counts. While the variable is not set, a point costs a look at an empty dictionary.
+``@N`` the fault comes at the first visit. If the variable is not set, a point costs one dictionary look-up.
 """
 
 import os
@@ -32,7 +32,7 @@ POINTS = {
     "evaluation": "an evaluation is measured, not written",
     "evaluated": "an evaluation is written, and best/ with it",
     "save.files": "a model or checkpoint is in its temporary folder, maybe not on the disk",
-    "save.parts": "the state of a run is there, but for what ranks have written of a divided one beside it",
+    "save.parts": "the state of a run is there, and each rank's part of a sharded one is not yet in it",
     "save.state": "the state of a run is in the temporary folder",
     "save.manifest": "the manifest is in the temporary folder",
     "save.synced": "all of it is on the disk, under its temporary name",
@@ -42,18 +42,18 @@ POINTS = {
     "run.learned": "the last step is done and final/ saved, the summary not written",
     "run.finished": "the summary is written",
 }
-"""Where each point of a run is."""
+"""The points of a run, each with the state of the run there."""
 LABEL_POINTS = {
     "label.began": "events are in an open transaction of events.sqlite",
     "label.committed": "events are on the disk, and nobody was told",
 }
-"""Where each point of a labelling project's store is."""
+"""The points of a labelling project's store."""
 ROUND_POINTS = {
     "round.sampled": "answers to label are on the disk, nothing of them is in the project",
     "round.step": "a step of a round is done, not noted",
     "round.noted": "a step of a round is noted",
 }
-"""Where each point of a round is, besides those of its training runs."""
+"""The points of a round, besides those of its training runs."""
 
 
 def _out_of_memory() -> None:
@@ -79,11 +79,11 @@ ACTIONS: dict[str, Callable[[], object]] = {
 }
 
 Plan = dict[str, list[tuple[str, int]]]
-"""What happens at a point: actions, each with the visit at which it does."""
+"""For each point its actions, each with the number of the visit that triggers it."""
 
 
 def read_plan(text: str) -> Plan:
-    """Faults as the environment variable names them. Raises ConfigError."""
+    """Parse the faults of the environment variable. Raises ConfigError."""
     plan: Plan = {}
     for fault in filter(None, text.split(",")):
         point, _, rest = fault.strip().partition(":")
@@ -102,7 +102,7 @@ _visits: dict[str, int] = {}
 
 
 def plan(text: str) -> None:
-    """Fail as the text says, from now on, instead of as the environment variable does."""
+    """Replace the faults of the environment variable by those of the text."""
     planned = read_plan(text)
     _plan.clear()
     _plan.update(planned)
@@ -110,12 +110,12 @@ def plan(text: str) -> None:
 
 
 def visits() -> dict[str, int]:
-    """How often each point was visited since a plan was made; nothing is counted without one."""
+    """Number of visits of each point since the plan was made; without a plan nothing is counted."""
     return dict(_visits)
 
 
 def hit(point: str) -> None:
-    """Fail here if this visit of the point was asked to."""
+    """Fail here if the plan has a fault for this visit of the point."""
     if not _plan:
         return
     visit = _visits[point] = _visits.get(point, 0) + 1

@@ -1,4 +1,4 @@
-"""Write files and folders so that they are either complete or absent, whatever happens meanwhile: kill -9, a power cut."""
+"""Write files and folders that are either complete or absent, even after kill -9 or a power cut."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from heedful.errors import CheckpointError, HeedfulError
 from heedful.faults import hit
 
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors, which has an exception of its own, names an error of the system, such as a full disk."""
+"""The system's error number, such as that of a full disk, in the message of safetensors' own exception."""
 MODELS_AND_DATA = ("model", "reference", "value_model", "data", "eval_data", "ptx_data", "offset_data")
 FORMS: Mapping[str, Mapping[str, type]] = {
     "config.yaml": dict.fromkeys((*MODELS_AND_DATA, "loss"), str),
@@ -35,7 +35,7 @@ FORMS: Mapping[str, Mapping[str, type]] = {
     "rounds.json": {"rounds": int, "settings": dict},
     "round.json": {"round": int, "settings": dict, "before": str, "steps": dict},
 }
-"""The files that runs and rounds write, and the types of the values that are read in them."""
+"""The files of runs and rounds, with the types of the values that are read from them."""
 KINDS = {
     str: "a text",
     int: "a whole number",
@@ -52,9 +52,9 @@ PLAIN = {
     errno.ENOSPC: "no space left on the disk",
     errno.EDQUOT: "no space left: the quota on this disk is used up",
 }
-"""What an error of the system means to the one who reads it."""
+"""System errors in plain words."""
 LARGEST_YAML = 262_144
-"""Bytes of a YAML file of settings, at most."""
+"""Maximal length of a YAML file of settings, in characters."""
 
 
 @contextlib.contextmanager
@@ -62,8 +62,8 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``folder`` to write into; at the end it is synchronised with the disk and renamed.
 
     So ``folder`` is complete or does not exist. If it existed before, it is replaced; after an exception it stays as it was.
-    A process that is killed between the two renames of a replacement leaves the former folder under a name that `recover`
-    knows. What safetensors raises for a full disk becomes an OSError.
+    If the process is killed between the two renames of a replacement, `recover` finds the former folder under its temporary
+    name. safetensors' error for a full disk becomes an OSError.
     """
     recover(folder)
     temporary, old = _temporary(folder), _old(folder)
@@ -93,7 +93,7 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Give a folder its name back if a replacement of it was cut short, and remove what was half-written."""
+    """Restore a folder whose replacement was interrupted, and remove half-written leftovers."""
     old = _old(folder)
     if old.is_dir() and not folder.exists():
         old.replace(folder)
@@ -102,7 +102,7 @@ def recover(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Where something is while it is written. The name says whose it is, as a leftover of it is deleted unasked."""
+    """The temporary path while ``path`` is written. The name marks it as heedful's, because leftovers are deleted unasked."""
     return path.with_name(f".{path.name}.heedful-partial")
 
 
@@ -119,9 +119,9 @@ def _let_others_read(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> list[Path]:
-    """Take from everybody but their owner the rights to a folder and all that is in it; links and what is behind them stay.
+    """Make a folder and its content accessible to the owner only. Symbolic links are not followed.
 
-    Returns what cannot be changed, because it belongs to somebody else.
+    Returns the paths that cannot be changed, because they belong to another user.
     """
     refused = []
     for parent, _, names in os.walk(folder):
@@ -138,12 +138,12 @@ def make_private(folder: Path) -> list[Path]:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`, so that nobody but its owner may read it if it is new."""
+    """An ``opener`` for `open`: a new file is readable by its owner only."""
     return os.open(path, flags, 0o600)
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -160,7 +160,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def blocking_file(path: Path) -> Path | None:
-    """Return the file that is in the way because ``path`` needs a folder of that name; None if there is none."""
+    """Return the file that stands where ``path`` needs a folder; None if there is none."""
     return next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
 
 
@@ -186,13 +186,13 @@ def _finite(content: Any) -> Any:
 def read_object(
     path: Path, remedy: str, *, needs: Iterable[str] = (), error: type[HeedfulError] = CheckpointError
 ) -> dict[str, Any]:
-    """Return the object that a JSON file holds; of a file with the ending ``.yaml``, its ``key: value`` lines.
+    """Return the object in a JSON file, or the ``key: value`` lines of a ``.yaml`` file.
 
     Args:
-        path: the file. The values that `FORMS` names for a file of its name must have their types, or be null.
-        remedy: what to do about a file that cannot be used; the end of the message.
+        path: the file. Values listed in `FORMS` for this file name must have their types, or be null.
+        remedy: advice for a file that cannot be used; the end of the message.
         needs: keys that must be there, with a value.
-        error: what is raised for a file that is missing, is none, or holds anything else.
+        error: the error to raise for a file that is missing, is a folder, or has other content.
     """
     import yaml
 
@@ -218,7 +218,7 @@ def read_object(
 
 
 def _why_unread(error: Exception) -> str:
-    """What is wrong with a file, on one line."""
+    """Why a file cannot be read, on one line."""
     match error:
         case FileNotFoundError() | NotADirectoryError():
             why = "there is no such file"
@@ -240,7 +240,7 @@ def _why_unread(error: Exception) -> str:
 
 
 def in_words(error: OSError) -> str:
-    """Return what an error of the system means, without the path."""
+    """Describe a system error in plain words, without the path."""
     return PLAIN.get(error.errno or 0, error.strerror or str(error))
 
 
@@ -249,7 +249,7 @@ def _kind(value: Any) -> str:
 
 
 def read_record(line: bytes | str) -> dict[str, Any] | None:
-    """Return the object in a line of JSON Lines; None if it holds none, as after a kill in the middle of writing it."""
+    """Return the object in a line of JSON Lines; None if there is none, as in a line half-written at a kill."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -263,7 +263,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text to a file that is complete or absent. Bytes of a path that are not UTF-8 are written as escapes."""
+    """Write UTF-8 text to a file that is complete or absent. Bytes of a path that are not UTF-8 become escapes."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -278,7 +278,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError the path that is written if it has none: the system does not name what did not fit on a full disk."""
+    """Add the path to an OSError without one: the system names no file when the disk is full."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _folders: dict[tuple[str, str], str] = {}
 """The folder of each download of this process, so that a run reads one version and asks ModelScope for it once."""
 _sums: dict[str, "hashlib._Hash"] = {}
-"""Of the rows of each data set that this process has read from a hub."""
+"""Hash sum of the rows of each data set that this process has read from a hub."""
 
 
 def local_model(name: str) -> str:
@@ -42,9 +42,9 @@ def downloaded_model(name: str) -> str:
 
 
 def sum_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of a data set, while a sum of them is made: `dataset_sum` tells it, of those that were read.
+    """Yield the rows of a data set and hash those that are read; `dataset_sum` returns the hash.
 
-    Values that JSON cannot hold count by their text if they are times or bytes, else by their type.
+    Values that JSON cannot hold are hashed by their text if they are times or bytes, otherwise by their type.
     """
     found = _sums[name] = hashlib.sha256()
     for row in rows:
@@ -54,7 +54,7 @@ def sum_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def dataset_sum(name: str) -> str | None:
-    """The SHA-256 sum of a data set's rows as this process has read them last; None if it was not read, or is a file."""
+    """SHA-256 of a data set's rows as this process last read them; None if it was not read, or is a file."""
     return _sums[name].hexdigest() if name in _sums else None
 
 
@@ -70,7 +70,7 @@ def is_download(folder: str) -> bool:
 
 
 def hub_revision(name: str) -> str | None:
-    """Return the commit of a model on the Hugging Face Hub that was read last, as the local cache has it.
+    """Return the commit of the last read version of a model on the Hugging Face Hub, from the local cache.
 
     None for anything else: a folder, a name on ModelScope, a model that was never downloaded.
     """

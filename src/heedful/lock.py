@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that the system releases when its process ends, however it ends."""
+"""One writer per folder: a lock that the system releases at any end of its process, kill -9 included."""
 
 import contextlib
 import errno
@@ -15,9 +15,9 @@ from heedful.files import to_json
 
 LOCK = ".lock"
 WAIT = 0.2
-"""Seconds for which a lock is tried: another process may be testing it (`is_locked`), or just releasing it."""
+"""Seconds to try to get a lock: another process may be testing it (`is_locked`) or just releasing it."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
-"""What the system says on a file system without locks."""
+"""Error numbers of a file system without locks."""
 
 
 class FolderLock:
@@ -25,7 +25,7 @@ class FolderLock:
 
     Args:
         folder: a folder that exists.
-        refusal: what the error says, with ``{owner}`` where the owner is named; None is the text for an output folder.
+        refusal: the error's message, with ``{owner}`` for the owner; None means the message for an output folder.
 
     Raises ConfigError, naming the owner, if another process holds the lock. On a file system without locks,
     `keeps_others_out` is False.
@@ -59,7 +59,7 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Let others write. A second time does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._is_held:
             self._is_held = False
             with contextlib.suppress(OSError):
@@ -68,12 +68,12 @@ class FolderLock:
 
 
 def _file_lock(path: Path) -> FileLock:
-    # A soft lock, which filelock would use where there are no others, stays after a kill.
+    # filelock's fallback, a soft lock, would stay after a kill.
     return FileLock(path, thread_local=False, fallback_to_soft=False)
 
 
 def is_locked(folder: Path) -> bool:
-    """True if a process holds the lock of a folder, or if this process may not find out."""
+    """True if a process holds the lock of a folder, or if this process has no permission to test it."""
     if not (folder / LOCK).is_file():
         return False
     lock = _file_lock(folder / LOCK)

@@ -1,4 +1,4 @@
-"""The pieces of the algorithms, to hold in a notebook: score responses, read them with a model, make them of one's own.
+"""The pieces of the algorithms for use in a notebook: score responses, compute log-probs and values, build batches.
 
 >>> policy = heedful.Policy.from_pretrained("runs/sft/final", value_head=True)
 >>> reference, engine = policy.frozen_copy(), heedful.LocalEngine(policy, max_new_tokens=64)
@@ -6,7 +6,7 @@
 >>> scores = heedful.score([my_function, "rule:repetition"], batch)
 >>> old, ref = heedful.logprobs(policy, batch), heedful.logprobs(reference, batch)
 
-What is learned from these is pure functions: `heedful.core`.
+Advantages, losses and all other formulas are pure functions in `heedful.core`.
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,10 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
-    `heedful.rewards.score` is the same of texts: it takes completions and gives lists of numbers.
+    `heedful.rewards.score` does the same for texts: it takes completions and returns lists of numbers.
 
     Args:
-        rewards: as `load_rewards` takes them. Those that are strings are loaded at each call: load them once for a loop.
+        rewards: as for `load_rewards`. Strings are loaded again at each call; for a loop, load them once.
         batch: responses.
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
@@ -93,13 +93,13 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 def encode_prompts(
     policy: Policy, prompts: Sequence[AnyPrompt]
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-    """Token ids of prompts, padded on the left, and a mask that is True at tokens: for an engine of your own.
+    """Token ids of prompts, padded on the left, and a mask that is True at tokens: for your own engine.
 
     Args:
         policy: its tokenizer and chat template are used.
-        prompts: as `LocalEngine.generate` takes them.
+        prompts: as for `LocalEngine.generate`.
 
-    Raises CheckpointError if the policy has no tokenizer, DataError for what is no prompt.
+    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
     renderer = _renderer(policy)
     ids = [renderer.prompt_ids(prompt.prompt) for prompt in _as_prompts(prompts)]
@@ -115,18 +115,18 @@ def as_responses(
     temperature: float = 1.0,
     micro_batch_size: int = 16,
 ) -> Responses:
-    """Responses that something else wrote, as a batch: an engine of your own, people, a file.
+    """A batch of given responses: from your own engine, from people, or from a file.
 
     Args:
-        policy: its tokenizer is used. The batch's ``logprobs`` are those of the policy as it is now.
-        prompts: as `LocalEngine.generate` takes them.
-        responses: one for each prompt: a text, after which the token comes that ends an answer; or the token ids that were
-            sampled, of which those behind the first such token are left out. Ids without one are a truncated response.
-        temperature: that the ids were sampled at.
-        micro_batch_size: rows that are read at a time.
+        policy: its tokenizer is used. The batch's ``logprobs`` are computed with its current weights.
+        prompts: as for `LocalEngine.generate`.
+        responses: one per prompt. To a text the end token is added. Sampled token ids are cut after their first end token;
+            without one the response counts as truncated.
+        temperature: the sampling temperature of the ids.
+        micro_batch_size: rows per forward pass.
 
-    Raises CheckpointError if the policy has no tokenizer, DataError for what is no prompt, or other numbers of prompts and
-    responses.
+    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt or if the numbers of prompts and
+    responses differ.
     """
     renderer, asked = _renderer(policy), _as_prompts(prompts)
     if len(responses) != len(asked):

@@ -1,4 +1,4 @@
-"""Take secrets out of what is written down: passwords and tokens in URLs, in flags, and those of the environment."""
+"""Remove secrets from logs and records: passwords and tokens in URLs, in flags and in the environment."""
 
 import os
 import re
@@ -8,11 +8,11 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 HIDDEN = "***"
-"""What stands in the place of a secret."""
+"""The text that replaces a secret."""
 NAMES = re.compile(
     r"(^|[-_.])(token|secret|password|passwd|pwd|passphrase|credentials?|authorization|bearer|api[-_]?key|key)$", re.I
 )
-"""Names of flags, keys and environment variables that hold a secret. ``max_new_tokens`` is none."""
+"""Names of flags, keys and environment variables that hold a secret; ``max_new_tokens`` does not match."""
 SIGNED = re.compile(r"^(sig|signature|auth|code)$", re.I)
 """Other names of secrets in the query of a URL."""
 SHAPES = re.compile(
@@ -20,20 +20,20 @@ SHAPES = re.compile(
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+|(?:gsk|r8|npm)_[A-Za-z0-9]{20,}|(?:xai|nvapi|pypi)-[\w-]{20,}"
     r"|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22})|(?<=\bBearer )(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}"
 )
-"""Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT, Groq,
-Replicate, npm, xAI, NVIDIA, PyPI, ModelScope; and what follows ``Bearer``."""
+"""Tokens recognised by their prefix: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT, Groq,
+Replicate, npm, xAI, NVIDIA, PyPI, ModelScope; and the token after ``Bearer``."""
 URL = re.compile(r"\b(judge:)?((?:https?:|[a-z][a-z0-9+.-]*://)[^\s'\"<>]+)", re.I)
-"""A URL; that of a judge has its model as fragment, which is no secret."""
+"""A URL. The fragment of a judge's URL is its model and no secret."""
 SHORTEST = 8
-"""Characters of the shortest value in the environment that is taken for a secret; shorter ones are words."""
+"""Minimal length of a secret in the environment, in characters; shorter values may be ordinary words."""
 
 
 def redact(value: Any) -> Any:
     """Return a value without secrets: a string, or lists, tuples and mappings of them. Anything else is returned as it is.
 
-    What goes: the user and password of a URL and every value in its query; tokens known by their shape (``hf_...``); what
-    environment variables such as ``HF_TOKEN`` hold, wherever it stands; and what a mapping has under a name such as
-    ``api_key``. The names stay, so that it can be seen what was there.
+    Removed: the user and password of a URL and every value in its query; tokens of a known form (``hf_...``); the values of
+    environment variables such as ``HF_TOKEN``, anywhere; and the values of a mapping's keys such as ``api_key``. The names
+    stay.
     """
     if isinstance(value, str):
         return _text(value)
@@ -47,21 +47,21 @@ def redact(value: Any) -> Any:
 
 
 def redact_printed(text: str) -> str:
-    """Return a text for the terminal without secrets, as `redact`, but with the values in a URL's query whose names are no
-    secret's: texts of models and data hold such URLs.
+    """Return a text for the terminal without secrets. Unlike `redact`, it keeps the values in a URL's query whose names are
+    harmless, because texts of models and data contain such URLs.
     """
     return _text(text, only_named=True)
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text that is to be published holds a token of a known shape, a URL with a user or password, or what a secret
-    variable of the environment holds. A query or a fragment by itself is none."""
+    """Whether a text to be published holds a token of a known form, a URL with a user or password, or the value of a secret
+    environment variable. A query or a fragment alone is not a secret."""
     users = any("@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0] for _, url in URL.findall(text))
     return users or SHAPES.search(text) is not None or any(secret in text for secret in _in_environment())
 
 
 class WithoutSecrets:
-    """A text stream whose writer may not know what is secret: texts go through `redact_printed` before they are written."""
+    """A text stream that passes texts through `redact_printed` before it writes them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -81,10 +81,9 @@ class WithoutSecrets:
 
 
 def without_secrets_of(settings: Any) -> Callable[[str], str]:
-    """Return a function that takes out of a text what is a secret by its form, or of the environment, in a setting's text.
+    """Return a function that removes from a text the secrets that occur in a setting (by their form or the environment).
 
-    For records of what a run did: they repeat settings such as ``--system-prompt``, but else they are data, which stay as
-    they are.
+    For records of a run: they repeat settings such as ``--system-prompt``; everything else in them is data and is unchanged.
 
     Args:
         settings: a dataclass.
@@ -105,17 +104,17 @@ _command: list[str] = []
 
 
 def remember_command(words: Sequence[str]) -> None:
-    """Take down, without secrets, what a user typed after ``heedful``."""
+    """Store the words that a user typed after ``heedful``, without secrets."""
     _command[:] = redacted_argv(words)
 
 
 def command() -> list[str]:
-    """What `remember_command` took down; nothing if heedful was called from Python, whose arguments are not heedful's."""
+    """The words stored by `remember_command`; empty if heedful was called from Python."""
     return list(_command)
 
 
 def redacted_argv(arguments: Sequence[str]) -> list[str]:
-    """Return command-line arguments without secrets: `redact`, and what follows flags such as ``--wandb-key``."""
+    """Return command-line arguments without secrets: `redact`, and the values of flags such as ``--wandb-key``."""
     kept: list[str] = []
     hides_next = False
     for argument in arguments:
@@ -165,7 +164,7 @@ def _url(found: re.Match[str], only_named: bool) -> str:
 
 
 def _values(query: str, only_named: bool) -> str:
-    """A query with every value hidden, as any of them may be the secret, or only those whose names say so."""
+    """A query with every value hidden, because any may be a secret, or only the values with a secret's name."""
     if not only_named:
         return re.sub(r"[^&=]+(?=&|$)", HIDDEN, query)
     pairs = (part.partition("=") for part in query.split("&"))

@@ -1,6 +1,6 @@
-"""How a request that failed is tried again: waits that double, with jitter, or what the server's Retry-After asks for.
+"""Retry failed requests with exponential backoff and jitter, or after the wait of the server's Retry-After.
 
-tenacity does the trying. The waits are random, but not by the run's random numbers.
+tenacity runs the retries. The jitter does not use the run's random numbers.
 """
 
 import datetime
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import tenacity
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 5.0
-"""Seconds before the first new try, and the most between two, unless the server asks for more."""
+"""Seconds before the first retry, and the longest wait between two, unless the server asks for more."""
 
 _RANDOM = random.Random()
 
 
 def pause(failures: int, asked: float = 0.0, *, first: float = FIRST_WAIT) -> float:
-    """Seconds to wait after so many failures in a row.
+    """Seconds to wait after ``failures`` failures in a row.
 
-    They are ``first``, twice that, and so on up to `LONGEST_WAIT`, times a random number between 0.5 and 1. If the server has
-    ``asked`` for more than half of that, they are what it asked for, and up to the other half.
+    The wait is ``first``, doubled with each failure up to `LONGEST_WAIT`, times a random number between 0.5 and 1. If the
+    server ``asked`` for more than half of that, the wait is the asked time plus up to the other half.
     """
     longest = min(first * 2.0 ** min(failures - 1, 60), LONGEST_WAIT)
     return max(asked, longest / 2) + longest * _RANDOM.uniform(0.0, 0.5)
@@ -29,13 +29,13 @@ def pause(failures: int, asked: float = 0.0, *, first: float = FIRST_WAIT) -> fl
 
 @dataclass(frozen=True)
 class Backoff:
-    """When tenacity tries again (`pause`), and when it stops. The last wait ends when the time is up.
+    """When tenacity retries (`pause`) and when it stops. The last wait ends when the time is up.
 
     Args:
-        patience: seconds from the first try within which there is another; asked after every failure.
-        first: seconds before the first new try.
+        patience: gives the seconds from the first try within which to retry; called after every failure.
+        first: seconds before the first retry.
 
-    An error with an attribute ``retry_after`` asks for a wait of so many seconds.
+    An error's attribute ``retry_after`` asks for a wait of that many seconds.
     """
 
     patience: Callable[[], float]
@@ -55,13 +55,13 @@ class Backoff:
 
 
 def asked_to_wait(state: tenacity.RetryCallState) -> float:
-    """Seconds that the server has asked to wait in its last answer; 0 if it has not."""
+    """Seconds that the server's last answer asks to wait; 0 if it does not."""
     error = state.outcome.exception() if state.outcome else None
     return getattr(error, "retry_after", None) or 0.0
 
 
 def read_retry_after(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks to wait: a number, or up to a date. None if it says nothing readable."""
+    """Seconds of a Retry-After header: a number, or the time until a date. None if it is unreadable."""
     if header is None:
         return None
     if header.strip().isdecimal():

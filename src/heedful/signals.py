@@ -1,4 +1,4 @@
-"""Requests to end, by Ctrl-C, SIGTERM or SIGHUP: at once, or as soon as what must not be cut short is done."""
+"""Handle Ctrl-C, SIGTERM and SIGHUP: end at once, or after work that must not be interrupted."""
 
 import contextlib
 import signal
@@ -14,15 +14,15 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 ECHO = 1.0
-"""Seconds within which the same signal counts once: a terminal that closes, or a wrapper, often sends it twice."""
+"""Seconds within which repeats of a signal count once: a closing terminal, or a wrapper, often sends it twice."""
 
 
 class Stops:
-    """While it is open, a signal raises KeyboardInterrupt or `Terminated`; inside `shield`, when that ends.
+    """While it is open, a signal raises KeyboardInterrupt or `Terminated`; inside `shield`, at the end of the block.
 
-    A second signal raises at once, also inside. With ``waits``, the first one raises only in `poll`, in which all processes
-    of a run raise together. Only the main thread can handle signals; in another, and for signals that are
-    ignored or handled outside Python, nothing changes. The handlers that were there before are put back.
+    A second signal raises at once, even inside `shield`. With ``waits``, the first one raises only in `poll`, where all
+    processes of a run raise together. Only the main thread can handle signals; in other threads, and for signals that are
+    ignored or handled outside Python, nothing changes. `close` restores the former handlers.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
@@ -42,14 +42,14 @@ class Stops:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def close(self) -> None:
-        """Put the handlers back that were there."""
+        """Restore the former handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
 
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
-        """Let a signal wait until this ends."""
+        """Delay a signal until the end of the block."""
         self._depth += 1
         try:
             yield
@@ -59,7 +59,7 @@ class Stops:
             self._raise(self._waiting)
 
     def poll(self, largest: Callable[[float], float]) -> None:
-        """Raise if a signal has come to any process of the run; ``largest`` gives the largest number of all."""
+        """Raise if any process of the run got a signal; ``largest`` returns the largest number over all processes."""
         if not self._waits or self._raised:
             return
         number = int(largest(self._waiting or 0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 THINK, THINK_END = "<think>", "</think>"
-"""What stands around a model's thinking, before its answer."""
+"""Tags around a model's thinking, before its answer."""
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,29 @@ class Message:
     """system, user, assistant or tool."""
     content: str
     thinking: str | None = None
-    """What the assistant thought before, if the data has it apart from the content (``reasoning_content``)."""
+    """The assistant's thinking, if the data has it apart from the content (``reasoning_content``)."""
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
-    """Who wrote it; of a tool message, the tool that it is the result of."""
+    """The author; of a tool message, the tool whose result it is."""
     tool_call_id: str | None = None
     learned: bool = field(default=True, compare=False)
-    """False if the data says that this message is not to be imitated."""
+    """False if the data excludes this message from the loss."""
     tools: str = ""
-    """On the first message of a conversation: the tools that it offers, a JSON list as text."""
+    """Only on the first message: the tools offered in the conversation, as a JSON list in a string."""
 
 
 Conversation = tuple[Message, ...]
 Text = str | Conversation
 """A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
 Response = str | Message
-"""A response: its text, or the assistant's message if it calls tools or has its thinking apart."""
+"""A response: its text, or the assistant's message if it has tool calls or separate thinking."""
 
 
 def split_thinking(response: str) -> tuple[str | None, str | None]:
     """Split a response into ``(thinking, answer)`` at the first ``</think>``, without the line breaks around it.
 
-    A response that does not begin with ``<think>`` has no thinking (None) and is all answer. One that never closes its
-    thought, such as a response that was cut off in it, has no answer (None).
+    A response that does not begin with ``<think>`` has no thinking (None) and is all answer. One without ``</think>``, as
+    when it was cut off inside its thinking, has no answer (None).
     """
     start = response.lstrip()
     if not start.startswith(THINK):
@@ -58,7 +58,7 @@ def split_thinking(response: str) -> tuple[str | None, str | None]:
 
 
 def plain_response(response: Response) -> str:
-    """Write a response as text: as it is, or a message's thinking, content and calls."""
+    """Return a response as text; of a message, its thinking, content and tool calls."""
     if isinstance(response, str):
         return response
     thought = "" if response.thinking is None else f"{THINK}\n{response.thinking}\n{THINK_END}\n\n"
@@ -67,17 +67,17 @@ def plain_response(response: Response) -> str:
 
 
 Reading = Literal["turn-end", "template"]
-"""Where a conversation ends that a decoder reward model reads. turn-end: with the token that ends the answer's turn, as when
-a policy writes it; a response that was cut has no end. template: with all that the chat template puts behind an answer."""
+"""Where a conversation ends for a decoder reward model. turn-end: at the token that ends the answer's turn, as in a policy's
+response; a truncated response has no end. template: after everything that the chat template adds to an answer."""
 
 
 SpecialTokens = Literal["literal", "read"]
-"""How special tokens in raw text are read: as letters, or as the tokens."""
+"""How special tokens in raw text are encoded: literally (as letters), or as the tokens."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Something to respond to."""
+    """A prompt with its source and its record's other fields."""
 
     prompt: Text
     source: str
@@ -92,21 +92,21 @@ class Completion:
 
     prompt: Prompt
     response: str
-    """All that the model wrote, thinking included, but for white space that the chat template itself puts before or after
-    every answer. If the prompt's rendering ended with ``<think>``, it begins with that."""
+    """The model's whole response, thinking included, without the white space that the chat template puts around every answer.
+    If the rendered prompt ended with ``<think>``, it begins with that."""
     ids: Sequence[int] = ()
-    """The token ids that the model wrote, without the token that ended it."""
+    """The response's token ids, without the end token."""
     truncated: bool = False
-    """True if the response was cut off by its length before the model ended it."""
+    """True if the response was cut off by the length limit before its end token."""
 
     @property
     def thinking(self) -> str | None:
-        """What stands in ``<think>`` before the answer (`split_thinking`); None if the response does not think."""
+        """The thinking before the answer (`split_thinking`); None if the response has none."""
         return split_thinking(self.response)[0]
 
     @property
     def answer(self) -> str | None:
-        """The response without its thinking; None if its thought never ended."""
+        """The response without its thinking; None if the thinking never ends."""
         return split_thinking(self.response)[1]
 
 
@@ -118,7 +118,7 @@ class Demonstration:
     response: Response
     source: str
     truncated: bool = False
-    """True if the response was cut off, so that no end of turn follows it and none is learned."""
+    """True if the response was cut off: no end of turn follows it, and none is learned."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class Labelled(Demonstration):
     label: bool = field(kw_only=True)
     """True if it is good."""
     of_a_pair: bool = field(default=False, kw_only=True)
-    """True if the data had it as one of a pair."""
+    """True if it came from a preference pair."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A prompt and responses in an order of preference."""
+    """A prompt and responses ranked by preference."""
 
     prompt: Text
     responses: tuple[Response, ...]
@@ -141,7 +141,7 @@ class Ranking:
     """One per response. A lower rank is better; equal ranks tie."""
     source: str
     margin: float | None = None
-    """How much better the chosen response is, in units of the score; only for pairs."""
+    """Margin by which the chosen response is better, in units of the score; only for pairs."""
     truncated: bool = False
     """True if all responses were cut off, so that they have no end."""
 

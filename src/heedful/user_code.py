@@ -1,4 +1,4 @@
-"""Functions and classes of the user's own, which a setting names as ``python:FILE.py:NAME``."""
+"""Load the user's own functions and classes, named by a setting as ``python:FILE.py:NAME``."""
 
 import importlib.util
 import inspect
@@ -11,13 +11,13 @@ from heedful.errors import ConfigError, HeedfulError
 
 PREFIX = "python:"
 MODULE = "heedful user file "
-"""How the names of the modules begin that `load` makes of files."""
+"""Prefix of the module names that `load` gives to files."""
 IN_PYTHON = f"{PREFIX}in Python:"
-"""How values begin that stand for what exists in this process alone (`as_value`)."""
+"""Prefix of values that stand for an object of this process (`as_value`)."""
 _FOUND: dict[str, Any] = {}
-"""What values of settings stand for."""
+"""Objects of this process by the values that stand for them in settings."""
 LONGEST_MESSAGE = 500
-"""Characters of an exception's message that are shown."""
+"""Number of characters shown of an exception's message."""
 
 
 def is_named(value: str) -> bool:
@@ -26,14 +26,14 @@ def is_named(value: str) -> bool:
 
 
 def check_form(flag: str, value: str) -> None:
-    """Refuse what is not ``python:FILE.py:NAME``. Raises ConfigError."""
+    """Raise ConfigError unless the value has the form ``python:FILE.py:NAME``."""
     file, _, name = value.removeprefix(PREFIX).rpartition(":")
     if not file or not name:
         raise ConfigError(f"{flag}: {value} does not name a function; use python:FILE.py:FUNCTION")
 
 
 def as_value(given: Any) -> str:
-    """A setting's value as text; of a function or class that exists in this process, text that stands for it."""
+    """A setting's value as text; for a function or class of this process, a text that stands for it."""
     if isinstance(given, str) or not callable(given):
         return str(given)
     value = f"{IN_PYTHON}{getattr(given, '__name__', type(given).__name__)}"
@@ -42,15 +42,15 @@ def as_value(given: Any) -> str:
 
 
 def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
-    """What ``python:FILE.py:NAME`` names; the file is imported once.
+    """Return the object named by ``python:FILE.py:NAME``; the file is imported once.
 
-    Raises ConfigError for what is not there, ``error`` for a file that cannot be imported.
+    Raises ConfigError if the file or the name does not exist, ``error`` if the file cannot be imported.
     """
     if value in _FOUND:
         return _FOUND[value]
     if value.startswith(IN_PYTHON):
         name = value.removeprefix(IN_PYTHON)
-        raise ConfigError(f"{flag}: {name} was given in Python when this was written down; give it again")
+        raise ConfigError(f"{flag}: {name} was given as a Python object when this was saved; give it again")
     check_form(flag, value)
     file, _, name = value.removeprefix(PREFIX).rpartition(":")
     path = Path(file)
@@ -62,7 +62,7 @@ def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{flag}: {file} is not a Python file; use python:FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickle look up the module of a class
+    sys.modules[spec.name] = module  # dataclasses and pickle look up a class's module there
     try:
         spec.loader.exec_module(module)
     except BaseException as raised:
@@ -75,12 +75,12 @@ def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
 
 
 def file_of(value: str) -> str:
-    """The file that ``python:FILE.py:NAME`` names."""
+    """The file in ``python:FILE.py:NAME``."""
     return value.removeprefix(PREFIX).rpartition(":")[0]
 
 
 def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
-    """Call what a setting names. Raises ConfigError with the file and line of an exception in it."""
+    """Call the function named by a setting. Raises ConfigError with the file and line of an exception in it."""
     try:
         return load(flag, value)(*arguments, **named)
     except HeedfulError:
@@ -90,7 +90,7 @@ def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
 
 
 def describe(error: BaseException, value: str) -> str:
-    """An exception, and where it was raised in the file that ``python:FILE.py:NAME`` names."""
+    """Describe an exception with its line in the file of ``python:FILE.py:NAME``."""
     file = str(Path(file_of(value)).resolve())
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
     place = f" ({file}, line {lines[-1]})" if lines else ""
@@ -98,7 +98,7 @@ def describe(error: BaseException, value: str) -> str:
 
 
 def _file_of_module(name: str) -> str | None:
-    """The file of a module that can be imported by this name, if there is one."""
+    """The file of the importable module of this name; None if there is none."""
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):

@@ -194,7 +194,7 @@ def test_a_person_is_greeted_with_the_commands_and_what_was_learned(heedful, lea
     outcome = heedful("chat", "--model", learned, "--max-new-tokens", "8", *flags)
     assert outcome.out.startswith(f"{learned}. {said}")
     assert "/help lists the commands, /exit ends." in outcome.out
-    assert ("It has learned single turns only" in outcome.out) == (not flags)
+    assert ("It was trained on single turns only" in outcome.out) == (not flags)
 
 
 def test_a_model_that_learned_single_turns_says_so(learned, tmp_path):

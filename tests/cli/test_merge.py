@@ -35,7 +35,7 @@ def test_adapters_on_adapters_are_said_to_be_for_heedful_only(train, adapter, tm
     outcome = train("sft", "--lora-rank", "2", "--learning-rate", "0.1", model=adapter, output=tmp_path / "第二")
     assert outcome.status == 0
     said = " ".join(outcome.out.split())
-    assert f"adapters whose base is adapters too ({adapter})" in said
+    assert f"adapters on top of other adapters ({adapter})" in said
     assert f"heedful merge --adapter {tmp_path / '第二'}/final --output" in said
     assert "adapters too" not in train("sft", "--lora-rank", "2", output=tmp_path / "第三").out
     assert "adapters too" not in train("sft", model=adapter, output=tmp_path / "第四").out

@@ -30,7 +30,7 @@ def test_a_plan_needs_no_data_and_writes_nothing(heedful, tmp_path, monkeypatch)
 def test_a_folder_is_planned_by_its_configuration(heedful, tiny):
     outcome = heedful("plan", "sft", "--model", tiny("qwen3"), "--max-length", "128")
     assert outcome.status == 0, outcome.err
-    assert "most: 0.6 GB" in outcome.out
+    assert "peak: 0.6 GB" in outcome.out
 
 
 def test_a_divided_run_is_planned_by_what_a_rank_holds(heedful):
@@ -54,7 +54,7 @@ def test_a_file_is_planned_by_the_trainer_that_its_name_names(heedful, write_tex
     outcome = heedful("plan", file, "--gpu-gb", "24")
     assert outcome.status == 0, outcome.err
     assert outcome.out == heedful("plan", "ppo", file, "--gpu-gb", "24").out
-    assert "that does not fit into 24 GB; what would:" in outcome.out
+    assert "that does not fit into 24 GB; these settings would:" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_the_saved_configuration_has_the_real_path(home, tmp_path):
 @pytest.mark.parametrize(
     ("value", "fragments"),
     [
-        ("~nosuchuser7/x", ["~nosuchuser7 is the home of a user who does not exist here", "./~nosuchuser7"]),
+        ("~nosuchuser7/x", ["~nosuchuser7 is a user's home, but there is no such user", "./~nosuchuser7"]),
         ("a\0b", ["holds a NUL byte"]),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_started_lesson_stays_as_it_is(heedful, lesson_97):
     copy.write_text("mine", encoding="utf-8")
     again = heedful("course", "start", "97")
     assert again.status == 2
-    assert "97_double.ipynb is already here, and stays as it is; open it, or add --overwrite" in again.message
+    assert "97_double.ipynb already exists and was not changed; open it, or add --overwrite" in again.message
     assert copy.read_text(encoding="utf-8") == "mine"
     assert heedful("course", "start", "97", "--overwrite").status == 0
     assert copy.read_text(encoding="utf-8") != "mine"
@@ -137,7 +137,7 @@ def test_a_copy_that_is_no_notebook(heedful, lesson_97, content):
     outcome = heedful("course", "check", "97")
     assert outcome.status == 2
     assert "97_double.ipynb" in outcome.message
-    assert "start the lesson anew with --overwrite" in outcome.message
+    assert "start the lesson again with --overwrite" in outcome.message
 
 
 @pytest.mark.skipif(
@@ -148,10 +148,8 @@ def test_a_folder_that_cannot_be_written_to(heedful, lesson_97, monkeypatch):
     outcome = heedful("course", "start", "97")
     assert outcome.status == 2
     assert "97_double.ipynb cannot be written into /proc" in outcome.message
-    assert "change to a folder that you can write to" in outcome.message
-    with pytest.raises(
-        ConfigError, match=r"cannot be written .*; start the notebook in a folder that you can write to"
-    ):
+    assert "change to a writable folder" in outcome.message
+    with pytest.raises(ConfigError, match=r"cannot be written .*; start the notebook in a writable folder"):
         course.demo_data("prompts")
 
 

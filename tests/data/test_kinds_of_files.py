@@ -159,7 +159,7 @@ def test_damaged_utf_16(tmp_path):
     for i, end in enumerate([b"\x3d\xd8", b"x"]):
         path = tmp_path / f"{i}.jsonl"
         path.write_bytes(lines(ROWS).encode("utf-16") + end)
-        mentions(fault(path), str(path), "begins as UTF-16, but is not", "Save it as UTF-8")
+        mentions(fault(path), str(path), "begins like UTF-16, but is not", "Save it as UTF-8")
 
 
 def test_a_list_in_an_object(tmp_path, capsys):

@@ -107,7 +107,7 @@ def test_a_masked_message_and_loss_on_all(write, renderer):
     records = read_demonstrations(path)
     with pytest.raises(
         DataError,
-        match=rf"{path}:2: a message has weight 0, train false or loss false, but --loss-on all learns prompts",
+        match=rf"{path}:2: a message has weight 0, train false or loss false, but --loss-on all also trains on prompts",
     ):
         encode_demonstrations(records, renderer, max_length=512, action="error", learn_prompt=True)
 
@@ -171,9 +171,9 @@ def calls(*items):
 @pytest.mark.parametrize(
     ("record", "fragments"),
     [
-        ({"messages": [USER, RESULT, ANSWER]}, ["messages[1]", "no call is left", "`tool_calls`"]),
-        ({"messages": [USER, ANSWER, RESULT, ANSWER]}, ["messages[2]", "no call is left"]),
-        ({"messages": [USER, CALLING, RESULT, RESULT, ANSWER]}, ["messages[3]", "no call is left"]),
+        ({"messages": [USER, RESULT, ANSWER]}, ["messages[1]", "no open call is left", "`tool_calls`"]),
+        ({"messages": [USER, ANSWER, RESULT, ANSWER]}, ["messages[2]", "no open call is left"]),
+        ({"messages": [USER, CALLING, RESULT, RESULT, ANSWER]}, ["messages[3]", "no open call is left"]),
         ({"messages": [USER, CALLING, {**RESULT, "tool_call_id": "c9"}, ANSWER]}, ["messages[2].tool_call_id", "'c9'", "c1"]),
         ({"messages": [USER, {**RESULT, "role": "critic"}, ANSWER]}, ["messages[1].role", "one of system, user"]),
         ({"messages": [USER, {**USER, "tool_calls": [CALL]}]}, ["messages[1]", "for the role user role and content"]),

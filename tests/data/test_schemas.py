@@ -160,7 +160,10 @@ def test_columns_choose_the_shape(write):
             {"prompt": "a", "completion": [assistant(), 5]},
             ["`prompt` is a string but `completion` is [", "both strings"],
         ),
-        ({"prompt": "a", "completion": [user(), assistant()]}, ["`prompt` is 'a'", "no user message of `completion`"]),
+        (
+            {"prompt": "a", "completion": [user(), assistant()]},
+            ["`prompt` is 'a'", "not a user message of `completion`"],
+        ),
         ({"prompt": [user()], "completion": [user()]}, ["`completion` has the turns user after a prompt of user"]),
         (
             {"prompt": [user()], "completion": [user("other"), assistant()]},

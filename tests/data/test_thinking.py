@@ -112,9 +112,9 @@ def test_thinking_that_is_off_is_in_the_prompt(renderer):
     own = renderer(thinking="off")
     assert own.decode(own.prompt_ids(QUESTION)) == ASKED + EMPTY
     assert learned(own, "二") == learned(own, EMPTY + "二") == "二<|im_end|>"
-    with pytest.raises(DataError, match=r"the response thinks .*thinking is off\. Use --thinking on"):
+    with pytest.raises(DataError, match=r"the response has thinking .*thinking is off\. Use --thinking on"):
         learned(own, THOUGHT)
-    with pytest.raises(DataError, match="the response thinks"):
+    with pytest.raises(DataError, match="the response has thinking"):
         learned(own, "<think>\n没完", truncated=True)
 
 

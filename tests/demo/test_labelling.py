@@ -117,7 +117,7 @@ def test_an_unfinished_demo_goes_on_only_as_it_began(tmp_path):
 
 
 def test_simulated_labels_need_labels():
-    with pytest.raises(ConfigError, match="--label-simulated says who labels with --label, which is not given"):
+    with pytest.raises(ConfigError, match="--label-simulated belongs to --label, which is not given"):
         DemoConfig(label_simulated=True)
 
 

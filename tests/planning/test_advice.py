@@ -64,7 +64,7 @@ def test_several_changes_are_all_needed():
 
 def test_nothing_fits_into_next_to_nothing():
     assert what_fits(RUNS["grpo"], peak, 1 * GB) == []
-    with pytest.raises(ConfigError, match="take a smaller model or shorter texts"):
+    with pytest.raises(ConfigError, match="use a smaller model or shorter texts"):
         refuse_on_gpu(RUNS["grpo"], KNOWN.__getitem__, Lengths(1024, 512), half=True, free=1 * GB)
 
 
@@ -97,7 +97,7 @@ def test_a_report_says_part_by_part_what_is_needed_and_whether_it_fits():
 
 def test_a_report_says_what_would_fit():
     lines = plan_report(PlanGRPOConfig(model="4B", gpu_gb=24.0), KNOWN.__getitem__)
-    assert "that does not fit into 24 GB; what would:" in lines[-1]
+    assert "that does not fit into 24 GB; these settings would:" in lines[-1]
     assert "--lora-rank 16" in lines[-1]
 
 
@@ -114,7 +114,7 @@ def test_a_preset_keeps_its_defaults_in_a_plan():
 def test_a_plan_on_a_cpu_has_no_gpu_in_it():
     lines = plan_report(PlanPPOConfig(model="0.5B", device="cpu"), KNOWN.__getitem__)
     assert not any("CUDA" in line or "half precision" in line for line in lines)
-    assert lines[-1].startswith("most: ")
+    assert lines[-1].startswith("peak: ")
 
 
 def phases(config):

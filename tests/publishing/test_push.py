@@ -248,8 +248,8 @@ def test_evaluations_are_in_the_card(dry, tmp_path, capsys):
     ("words", "reason"),
     [
         (["org/name"], "--license is missing"),
-        (["name", *MIT], "is no name of a repository; write ORG/NAME"),
-        (["org/name", "--license", "MIT License"], "is not as the Hub writes it"),
+        (["name", *MIT], "is not the name of a repository; write ORG/NAME"),
+        (["org/name", "--license", "MIT License"], "is not in the Hub's form"),
         (["org/name", *MIT, "--language", "Chinese"], "--language 'Chinese' is no code"),
         (["org/name", *MIT, "--folder", "x"], "belongs to --dry-run"),
         (

@@ -270,7 +270,7 @@ def test_a_token_that_cannot_be_sent(tiny, tmp_path, monkeypatch, value):
     config = PPOConfig(
         model=tiny("gpt2"), data="none.jsonl", output=tmp_path / "run", rewards=("http://127.0.0.1:1/score",)
     )
-    with pytest.raises(ConfigError, match="HEEDFUL_REWARD_TOKEN holds something else than visible ASCII") as error:
+    with pytest.raises(ConfigError, match="HEEDFUL_REWARD_TOKEN contains other characters than visible ASCII") as error:
         train_ppo(config)
     assert value not in str(error.value)
 
@@ -382,7 +382,7 @@ def test_an_answer_without_end(answering, completions):
         asked(server.url, completions)
     bomb = gzip.compress(b" " * 100_000_000)
     compressed = answering(lambda count: (200, bomb, {"Content-Encoding": "gzip"}))
-    with pytest.raises(RewardError, match="compressed body, which was not asked for"):
+    with pytest.raises(RewardError, match="compressed body, which was not requested"):
         asked(compressed.url, completions)
     assert [s.requests[0][1]["Accept-Encoding"] for s in (server, compressed)] == ["identity", "identity"]
 

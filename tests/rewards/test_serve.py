@@ -273,7 +273,7 @@ def test_a_gpu_that_has_failed_for_good_ends_the_server(error):
     """The request at hand is told to come back, when the server may be there again."""
     requests = RequestQueue()
     waiting = requests.add(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
-    with pytest.raises(MachineError, match=rf"the GPU can compute nothing .*{error}.*start the server again"):
+    with pytest.raises(MachineError, match=rf"the GPU can no longer be used .*{error}.*start the server again"):
         score_requests(requests, raises(error), max_characters=1000)
     assert waiting.result(0) == ENDING
 

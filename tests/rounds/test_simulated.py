@@ -113,4 +113,4 @@ def test_nothing_to_label(heedful, tmp_path, written):
     outcome = heedful(*words)
     assert outcome.status == 0
     assert "0 labels by" in outcome.out
-    assert "nothing is left for them" in outcome.out
+    assert "nothing is left to label" in outcome.out

@@ -305,5 +305,5 @@ def test_data_without_a_contrast_are_refused(tiny, write, tmp_path, records, mes
 
 
 def test_a_batch_of_one_has_no_mean(tmp_path):
-    with pytest.raises(ConfigError, match=r"--batch-size is 1, but KTO takes the mean .* at least 2"):
+    with pytest.raises(ConfigError, match=r"--batch-size is 1, but KTO estimates .* at least 2"):
         settings(tmp_path, batch_size=1)

@@ -133,7 +133,7 @@ def test_weights_beyond_the_machines_memory_are_refused_before_a_run(heedful, mo
     assert refused.status == 2
     said = refused.err
     assert f"needs about {16 * weights / 1e9:.1f} GB for weights, gradients and the optimizer's moments alone" in said
-    assert "what would:" in said
+    assert "these settings would:" in said
     assert "--lora-rank 16  (" in said
     assert not any(flag in said for flag in ("4bit", "8bit", "-device", "bfloat16"))
     assert not (tmp_path / "run").exists()

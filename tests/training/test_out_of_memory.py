@@ -97,7 +97,7 @@ def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
         "heedful: out of memory with 8 rows at a time",
         "heedful: out of memory with 4 rows at a time",
     ]
-    assert "--micro-batch-size 2 would do so from the start" in said[1]
+    assert "--micro-batch-size 2 does so from the start" in said[1]
     assert adaptive.run(work, MicroBatch(8, 100), rows=8) == "done"
     assert seen[3:] == [MicroBatch(2, 25)], "it is remembered"
     assert capsys.readouterr().err == ""

@@ -28,13 +28,13 @@ HELP = """/reset  start the conversation over
 /help   show these commands
 /exit   end, as do /quit and Ctrl-D"""
 MOST_RUNS = 20
-"""Runs that are followed back, at most."""
+"""Maximal number of runs to trace back."""
 
 
 class Conversation:
     """A model and the messages so far.
 
-    With ``config.raw`` no messages are kept, and the model continues each line by itself.
+    With ``config.raw`` no messages are kept, and the model continues each line alone.
     """
 
     def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig) -> None:
@@ -55,8 +55,8 @@ class Conversation:
     def answer(self, line: str) -> Iterator[str]:
         """Yield the answer to a line piece by piece, and add both to the conversation.
 
-        Raises ConfigError if the conversation no longer fits into the model's context, and DataError if the model has no row
-        of embeddings for a token; the line is then not added.
+        Raises ConfigError if the conversation no longer fits into the model's context, and DataError if a token has no row of
+        embeddings; the line is then not added.
         """
         prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
         ids = self.renderer.prompt_ids(prompt)
@@ -96,7 +96,7 @@ class Conversation:
             self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
 
     def _text(self, sampled: list[int], prompt: Text, *, truncated: bool) -> str:
-        """Return what was sampled, after the thought that the prompt's rendering may have begun."""
+        """Return the sampled text, after the thinking tag with which the rendered prompt may end."""
         if isinstance(prompt, str):
             return self.renderer.encoder.decode_after(self.renderer.prompt_ids(prompt), sampled)
         return self.renderer.response_text(sampled, prompt=prompt, truncated=truncated)
@@ -108,13 +108,13 @@ def _is_text(line: str) -> bool:
 
 
 def single_turn_run(model: str) -> Path | None:
-    """The run of heedful sft that a model comes from, if no conversation in its data had a second answer."""
+    """The heedful sft run of a model, if no conversation in its data had a second answer; else None."""
     folder = Path(model)
     for _ in range(MOST_RUNS):
         run = folder.parent
         if folder.name not in ("final", "best") or not (run / "summary.json").is_file():
             return None
-        with contextlib.suppress(CheckpointError):  # a damaged run says nothing
+        with contextlib.suppress(CheckpointError):  # a damaged run has no readable summary
             summary = read_object(run / "summary.json", "")
             if summary.get("algorithm") == "sft":
                 return run if summary.get("data", {}).get("multi_turn") == 0 else None
@@ -123,23 +123,23 @@ def single_turn_run(model: str) -> Path | None:
 
 
 def greeting(config: ChatConfig) -> str:
-    """What a person reads first."""
-    kept = "Each line is continued as text by itself." if config.raw else "The conversation is kept."
+    """The first text of a chat."""
+    kept = "Each line is continued as a separate text." if config.raw else "The conversation is kept."
     lines = [f"{config.model}. {kept} /help lists the commands, /exit ends."]
     run = None if config.raw else single_turn_run(config.model)
     if run is not None:
         lines.append(
-            f"It has learned single turns only (conversations in the data of {run} have one answer each), so answers after "
-            "the first may be worse; /reset starts over."
+            f"It was trained on single turns only (conversations in the data of {run} have one answer each), so answers "
+            "after the first may be worse; /reset starts over."
         )
     return "\n".join(lines)
 
 
 def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
-    """Talk until /exit or the end of the input. A person is greeted first.
+    """Chat until /exit or the end of the input. On a terminal it begins with a greeting.
 
     Args:
-        config: the model and how to sample from it.
+        config: the model and its sampling settings.
         read: asks for the next line; it is called with the prompt sign and raises EOFError at the end of the input.
 
     Raises ConfigError and CheckpointError.

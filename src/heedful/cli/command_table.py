@@ -14,7 +14,7 @@ class Command:
     summary: str
     """Its line in ``heedful --help``."""
     objective: str | None = None
-    """Of a trainer: the metric on held-out data to report at the end."""
+    """For a trainer: the held-out metric to report at the end."""
     serves: bool = False
     """Whether it needs the packages of heedful[label]."""
 
@@ -209,8 +209,8 @@ GROUPS = {
     "label": ("command", "have people label, in a project"),
     "course": ("command", "learn from lessons that run as notebooks"),
 }
-"""Commands of two words, by the first: what the second is called, and what the first does with it. A first word that is a
-command itself, such as course, is run as it is if no second follows."""
+"""Commands of two words, by the first: the name of the second, and a summary. A first word that is itself a command, such as
+course, is run if no second word follows."""
 SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
     "learning": ("course",),

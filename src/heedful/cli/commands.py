@@ -41,7 +41,7 @@ __all__ = ["chat"]
 
 
 def demo(config: DemoConfig) -> None:
-    """Run the demo, which prints what it does."""
+    """Run the demo, which prints its progress."""
     from heedful.demo.pipeline import run_demo
 
     run_demo(config)
@@ -76,35 +76,36 @@ def sample(config: SampleConfig) -> None:
 
 
 def take_round(config: RoundConfig) -> None:
-    """Take a project through its round, as far as it goes, and print what to do next."""
+    """Run a project's round as far as possible, and print the next step."""
     from heedful.rounds.round import run_round
 
     run_round(config, _print)
 
 
 def simulate_labels(config: SimulateConfig) -> None:
-    """Label a project in the place of people and print how many labels there are."""
+    """Label a project as simulated people, and print the number of labels."""
     from heedful.rounds.judging import simulate
 
     count, names = simulate(config)
     _print(f"{count} labels by {', '.join(names)}")
     if not count:
         _print(
-            "nothing is left for them: each item has as many labels as the project asks for; add items, or --labellers"
+            "nothing is left to label: each item has as many labels as the project asks for; add items, or --labellers"
         )
 
 
 def merge(config: MergeConfig) -> None:
-    """Merge adapters into their model and print where it is."""
+    """Merge adapters into their model and print its folder."""
     merge_model(config)
     _print(f"a plain model is in {config.output}")
 
 
 def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
-    """Print what came of a training run, where it is, and what to do next.
+    """Print the result of a training run, its folder, and the next command.
 
     Args:
-        summary: what the trainer returned.
+        config: the run's settings.
+        summary: the trainer's summary.
         objective: the metric on held-out data to report.
     """
     first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
@@ -115,8 +116,8 @@ def report_training(config: RunOptions, summary: dict[str, Any], objective: str)
     base = getattr(config, "model", "")
     if getattr(config, "lora_rank", 0) and is_adapter(base):
         _print(
-            f"final/ holds adapters whose base is adapters too ({base}): heedful reads both, PEFT's Auto classes "
-            f"leave the earlier ones out. For other tools:  heedful merge --adapter {config.output}/final --output FOLDER"
+            f"final/ holds adapters on top of other adapters ({base}): heedful loads both, PEFT's Auto classes ignore the "
+            f"earlier ones. For other tools:  heedful merge --adapter {config.output}/final --output FOLDER"
         )
     if summary["algorithm"] == "reward":
         _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
@@ -137,13 +138,13 @@ MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
 
 
 def evaluate(config: Any) -> None:
-    """Print what a measure of ``heedful evaluate`` finds, and save it if ``config.output`` names a file."""
+    """Print the result of a measure of ``heedful evaluate``, and save it if ``config.output`` names a file."""
     check_output(config)
     report(MEASURES[type(config)](config), config)
 
 
 def plan_memory(config: PlanConfig) -> None:
-    """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
+    """Print a run's memory, part by part, whether it fits, and if not, settings that would fit."""
     from heedful.models.shape import load_shape
     from heedful.models.source import resolve
     from heedful.planning.report import plan_report
@@ -179,7 +180,7 @@ def show_runs(config: RunsConfig) -> None:
 
 
 def track(config: TrackConfig) -> None:
-    """Send a run's metrics to a tracker and print where to look. Raises ConfigError for a run that is being written."""
+    """Send a run's metrics to a tracker and print a line when done. Raises ConfigError for a run that is being written."""
     from heedful.lock import is_locked
     from heedful.tracking.trackers import send_run
 
@@ -192,7 +193,7 @@ def track(config: TrackConfig) -> None:
 
 
 def push(config: PushConfig) -> None:
-    """Upload a run's model, or write what would go out. Raises ConfigError for a run that is being written."""
+    """Upload a run's model, or write the upload to a folder. Raises ConfigError for a run that is being written."""
     from heedful.lock import is_locked
     from heedful.publishing import push as sending
 
@@ -203,7 +204,7 @@ def push(config: PushConfig) -> None:
 
 
 def report_curves(config: ReportConfig) -> None:
-    """Draw learning curves and print where the picture is."""
+    """Draw learning curves and print the picture's path."""
     from heedful import plot
     from heedful.evaluate.output import check_result_file
 

@@ -22,13 +22,12 @@ from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memo
 from heedful.redact import WithoutSecrets, remember_command
 
 SPINS, SPINS_OF_SHORT_PAUSES = 1000, 2000
-"""How often a thread of GNU OpenMP looks whether it may go on before it sleeps. Between two looks it pauses, by an
-instruction that takes only 13 ns on Intel's servers since Sapphire Rapids: there it must look more often, or it sleeps too
-soon."""
+"""Number of polls of a waiting GNU OpenMP thread before it sleeps. Between two polls it executes a pause instruction, which
+takes only 13 ns on Intel's servers since Sapphire Rapids: there it needs more polls, or it sleeps too soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
 SECONDS_TO_CLEAR_UP = 10.0
-"""For what is done at the end of a process that must not wait for other ranks or a tracker."""
+"""Time limit for cleaning up at the end of a process that must not wait for other ranks or a tracker."""
 WIDEST_NAME = max(len(name) for names in SHOWN.values() for name in names)
 
 
@@ -39,10 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command and its flags; None reads them from ``sys.argv``.
 
     The status is 0 for success, 2 for a user's mistake, 3 if the machine lacks something (a full disk, no memory left), 4
-    for a run that began, could not go on, and can be resumed, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP;
-    all but the first come with a message on standard error. A server (serve-reward, label serve) that Ctrl-C ends has done
-    its work: 0. SIGTERM and SIGHUP are handled only in the main thread and
-    only while the command runs.
+    for a run that stopped after its start and can be resumed, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP; all
+    but the first come with a message on standard error. Ctrl-C is the normal end of a server (serve-reward, label serve): 0.
+    SIGTERM and SIGHUP are handled only in the main thread and only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     told = cast(TextIO, WithoutSecrets(sys.stderr))
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _outcome(words: list[str], *, is_program: bool) -> int:
-    """Run a command, say why it failed if it did, and return its exit status. A mistake of our own is raised."""
+    """Run a command, print the message of an error, and return the exit status. A bug of heedful itself is raised."""
     with _terminable():
         try:
             try:
@@ -70,7 +68,7 @@ def _outcome(words: list[str], *, is_program: bool) -> int:
                 return _run(words, is_program=is_program)
             finally:
                 remember_command([])
-                sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
+                sys.stdout.flush()  # a flush into a closed pipe at exit would print a traceback
         except KeyboardInterrupt as interrupt:
             return _end(interrupt, "interrupted", 130)
         except Terminated as ended:
@@ -82,7 +80,7 @@ def _outcome(words: list[str], *, is_program: bool) -> int:
             if message is None:
                 _end(error, None, 1)
                 raise
-            from heedful.display import harmless  # which loads rich
+            from heedful.display import harmless  # it loads rich
 
             return _end(error, harmless(message), error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE)
 
@@ -93,7 +91,7 @@ def _is_rank() -> bool:
 
 
 def _end(error: BaseException, message: str | None, status: int) -> int:
-    """Say why the command ends, and return its exit status. Of several ranks, the one whose turn it is says it."""
+    """Print the reason for the end of the command, and return its exit status. Only one of several ranks prints it."""
     if not _is_rank():
         if message is not None:
             _say(message)
@@ -102,7 +100,7 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
 
     ranks.give_up(error)
     elsewhere = rank_failures.failure_elsewhere() if isinstance(error, Terminated) else None
-    if elsewhere is not None:  # the launcher has ended this rank because another has failed
+    if elsewhere is not None:  # the launcher ended this rank because another rank failed
         message, status = elsewhere
     if message is not None and rank_failures.speaks():
         _say(f"rank {os.environ.get('RANK')}: {message}" if os.environ.get("RANK") != "0" else message)
@@ -111,8 +109,8 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
 
 
 def _must_end_at_once(status: int) -> bool:
-    """Whether Python's own end could wait forever: for other ranks (`heedful.distributed.ranks.ends_at_once`), or for
-    the client of a tracker that hangs and has threads or functions for the end of the process.
+    """Whether Python's normal exit could wait forever: for other ranks (`heedful.distributed.ranks.ends_at_once`), or for
+    threads or exit functions of a tracker's client that hangs.
     """
     if any(thread.name.startswith("heedful tracker ") for thread in threading.enumerate()):
         return True
@@ -124,7 +122,7 @@ def _must_end_at_once(status: int) -> bool:
 
 
 def _end_at_once(status: int) -> None:
-    """End this process with what it registered for its end, but with no wait longer than `SECONDS_TO_CLEAR_UP`."""
+    """Run the exit functions for at most `SECONDS_TO_CLEAR_UP`, and end this process."""
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # temporary folders, processes of rewards
     last.start()
     last.join(SECONDS_TO_CLEAR_UP)
@@ -135,7 +133,7 @@ def _end_at_once(status: int) -> None:
 
 
 def _is_unread() -> bool:
-    """True if the reader of our output, such as head, has seen enough. What it has not read goes nowhere."""
+    """True if the reader of our output, such as head, has closed the pipe. Unread output is then discarded."""
     try:
         poller = select.poll()
         poller.register(sys.stdout, 0)
@@ -148,7 +146,7 @@ def _is_unread() -> bool:
 
 
 def _say(text: str) -> None:
-    """Print a last line on standard error, if anybody reads it; if not, the exit status stays what it is."""
+    """Print a last line on standard error. If nobody reads it, the exit status is unchanged."""
     try:
         print(f"heedful: {text}", file=sys.stderr, flush=True)
     except OSError:  # a pipe's end, a terminal that was closed
@@ -159,8 +157,8 @@ def _say(text: str) -> None:
 def _terminable() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise `Terminated`, so that a command ends as after Ctrl-C: half-written folders are removed.
 
-    Nothing changes outside the main thread, which alone may set handlers, or if the signal is ignored or is handled by code
-    outside Python, whose handler could not be put back.
+    Nothing changes outside the main thread (other threads cannot set handlers), or if the signal is ignored or handled
+    outside Python (such a handler could not be restored).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -182,13 +180,13 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """Return the message for an error caused by the user's input or machine; None for a mistake of our own."""
+    """Return the message for an error caused by the user's input or machine; None for a bug of heedful itself."""
     if isinstance(error, HeedfulError):
         return f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
         return (
             "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens; heedful plan "
-            "says what each part of a run takes"
+            "shows the memory of each part of a run"
         )
     if isinstance(error, OSError):  # a full disk, a folder without permission
         from heedful.files import in_words
@@ -198,7 +196,7 @@ def _message(error: Exception) -> str | None:
 
 
 def usage() -> str:
-    """Return the text of ``heedful --help``: what a newcomer needs first, then the other commands in groups."""
+    """Return the text of ``heedful --help``: first steps, then the other commands in groups."""
     lines = ["heedful trains language models that heed human feedback.", ""]
     lines += ["usage: heedful COMMAND [FILE.yaml] [--setting value ...]"]
     for title, names in SHOWN.items():
@@ -215,7 +213,7 @@ def usage() -> str:
 
 
 def _run(words: list[str], *, is_program: bool) -> int:
-    """Run a command. ``is_program``: the process is there for nothing else; see `_load`."""
+    """Run a command. ``is_program``: the process serves only this command; see `_load`."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -256,7 +254,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
         result = function(config)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
-            error.filename = str(config.output)  # the system does not name what did not fit
+            error.filename = str(config.output)  # the system names no file when the disk is full
         raise
     if _is_rank():
         _load("distributed.ranks:leave")()
@@ -266,7 +264,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
 
 
 def _command_of_group(group: str, words: list[str]) -> str | int:
-    """The command that the next word names, which is taken off ``words``; or the exit status once the choice was shown."""
+    """Return the command of the next word, removed from ``words``; or, after printing the choice, the exit status."""
     from heedful.configs.names import GONE
 
     kind, does = GROUPS[group]
@@ -285,23 +283,23 @@ def _command_of_group(group: str, words: list[str]) -> str | int:
 
 
 def _let_threads_sleep() -> None:
-    """Make threads that wait for each other sleep after a short spin, unless the user chose; before torch is loaded.
+    """Make waiting threads sleep after a short spin, unless set by the user. Call it before torch is loaded.
 
-    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs; on a quiet
-    machine one that sleeps at once is woken late (docs/speed.md has both measured).
+    Beside another busy program, a spinning thread takes the processor from the thread that it waits for; on a quiet machine,
+    a thread that sleeps at once wakes up late (docs/speed.md has measurements of both).
     """
     if "torch" not in sys.modules and not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         os.environ["GOMP_SPINCOUNT"] = str(spins(_cpu_info()))
 
 
 def spins(cpu_info: str) -> int:
-    """How often a waiting thread looks on a processor that ``/proc/cpuinfo`` describes so."""
+    """Number of polls of a waiting thread, by the processor's description in ``/proc/cpuinfo``."""
     has_short_pauses = "GenuineIntel" in cpu_info and "avx512_fp16" in cpu_info.split()
     return SPINS_OF_SHORT_PAUSES if has_short_pauses else SPINS
 
 
 def _cpu_info() -> str:
-    """What Linux says of the first processor; nothing on other systems."""
+    """Linux's description of the first processor; empty on other systems."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return file.read(10_000)
@@ -310,11 +308,11 @@ def _cpu_info() -> str:
 
 
 def _load(reference: str, *, is_program: bool = False) -> Any:
-    """What ``module:name`` names.
+    """Import ``module:name``.
 
-    Loading torch and transformers makes objects by the hundred thousand, all of which stay: to look for garbage among them
-    again and again would take a fifth of the time. Another program's process (``is_program`` is false) may have garbage of
-    its own, so there nothing is set apart.
+    Loading torch and transformers creates hundreds of thousands of permanent objects; garbage collection among them would
+    take a fifth of the time, so it is off meanwhile and they are frozen afterwards. This is done only if the process runs
+    nothing else (``is_program``), because another program's process may have garbage of its own.
     """
     module, _, attribute = reference.partition(":")
     if not is_program or "torch" in sys.modules or not gc.isenabled():

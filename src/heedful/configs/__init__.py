@@ -1,1 +1,1 @@
-"""What can be set: one frozen dataclass a command, the same names in Python, YAML and flags. Torch-free."""
+"""Settings: one frozen dataclass per command, with the same names in Python, YAML and flags. Torch-free."""

@@ -13,7 +13,7 @@ from heedful.types import MicroBatch
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(RecordOptions, TrustOptions, MachineOptions):
-    """What every measure has."""
+    """Settings of every measure."""
 
     SECTION = "evaluation"
 
@@ -48,7 +48,7 @@ class AccuracyConfig(EvaluationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledOptions(SamplingOptions, EvaluationOptions):
-    """What the measures that sample have."""
+    """Settings of the measures that sample."""
 
     SECTION = "evaluation"
 
@@ -114,7 +114,7 @@ class PassAtKConfig(ScoresConfig):
         if not self.k or any(isinstance(k, bool) or not 1 <= k <= self.samples_per_prompt for k in self.k):
             raise ConfigError(
                 f"--k must be numbers from 1 to --samples-per-prompt {self.samples_per_prompt}, got "
-                f"{' '.join(map(str, self.k)) or 'none'}: of n responses no more than n can be tried; raise "
+                f"{' '.join(map(str, self.k)) or 'none'}: k cannot exceed the number of responses; raise "
                 "--samples-per-prompt or lower --k"
             )
         if len(set(self.k)) < len(self.k):

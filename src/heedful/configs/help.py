@@ -1,6 +1,6 @@
-"""What ``heedful COMMAND --help`` says: the settings that people change, on one screen; with ``--help-all``, every setting.
+"""``heedful COMMAND --help``: the main settings on one screen; ``--help-all``: every setting.
 
-Explanations are the docstrings under the settings. Nothing here needs the parser, so help is there at once.
+Explanations are the docstrings under the settings. Help does not load the parser, so it is fast.
 """
 
 import ast
@@ -26,25 +26,25 @@ SECTIONS = (
     "model and data", "algorithm", "sampling", "reward", "optimisation", "evaluation", "logging", "checkpoints", "devices",
     "judge", "server",
 )  # fmt: skip
-"""Groups of settings, in the order in which ``--help-all`` shows them."""
+"""Groups of settings, in the order of ``--help-all``."""
 OWN = "this command"
-"""The group of settings that only one command has, if it trains nothing."""
+"""The group of a command's own settings, if it trains nothing."""
 WIDEST = 100
-"""Longest line, in characters, if the terminal is wider."""
+"""Maximal line length in characters, on wider terminals."""
 FEW = 18
-"""A command with at most so many settings shows them all on its first screen."""
+"""A command with at most this many settings shows all of them on its first screen."""
 
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """What somebody who meets a command needs first."""
+    """The content of a command's first screen."""
 
     example: str
-    """Arguments of the command, as people type them."""
+    """Example arguments of the command."""
     often: tuple[str, ...] = ()
-    """Settings that people change, in the order of the screen. Empty: those that the command's own class defines."""
+    """The main settings, in the order of the screen. Empty: those defined in the command's own class."""
     needs: tuple[str, ...] = ()
-    """Settings that a run from the command line cannot do without, although they have a default."""
+    """Settings required on the command line, although they have a default."""
 
 
 POLICY_AND_DATA = "--model runs/sft/final --data prompts.jsonl"
@@ -159,7 +159,7 @@ FIRST_SCREENS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a command, as help shows it."""
+    """One setting of a command, for help."""
 
     name: str
     hint: Any
@@ -168,11 +168,11 @@ class Setting:
     explanation: str
     section: str
     is_own: bool
-    """Whether the command's own class defines it, and not a group that commands share."""
+    """True if it is defined in the command's own class, not in a shared group."""
 
     @property
     def flag(self) -> str:
-        """How it is written on the command line."""
+        """Its flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -182,12 +182,12 @@ class Setting:
 
     @property
     def values(self) -> str:
-        """What it may be, in short."""
+        """Its possible values, in short."""
         return _values(self.hint).removesuffix("|none" if self.is_required else "")
 
     @property
     def default_text(self) -> str:
-        """The default as it would be typed; nothing if there is none."""
+        """The default as typed on the command line; ``""`` if there is none."""
         if self.is_required or self.default in ((), ""):
             return ""
         if isinstance(self.default, bool):
@@ -220,7 +220,7 @@ def settings(config_class: type) -> list[Setting]:
 
 
 def _explanations(config_class: type) -> dict[str, str]:
-    """The docstring under each field on one line, the most derived class winning."""
+    """The docstring under each field on one line; that of the most derived class wins."""
     found: dict[str, str] = {}
     for base in reversed(config_class.__mro__[:-1]):
         for statement, following in itertools.pairwise(_bodies(base.__module__).get(base.__name__, [])):
@@ -238,7 +238,7 @@ def _bodies(module: str) -> dict[str, list[ast.stmt]]:
 
 
 def _values(hint: Any) -> str:
-    """A type as help shows it: the choices, or what kind of value it is."""
+    """A type for help: the choices, or the kind of value."""
     if hint is bool:
         return ""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -252,7 +252,7 @@ def _values(hint: Any) -> str:
 
 
 def first_screen(config_class: type, command: str, width: int | None = None) -> str:
-    """What ``heedful COMMAND --help`` prints: at most 50 lines.
+    """The text of ``heedful COMMAND --help``: at most 50 lines.
 
     Args:
         command: its name, such as ``evaluate kl``.
@@ -291,7 +291,7 @@ def first_screen(config_class: type, command: str, width: int | None = None) -> 
 
 
 def every_setting(config_class: type, command: str, width: int | None = None) -> str:
-    """What ``heedful COMMAND --help-all`` prints: every setting with its explanation, in groups."""
+    """The text of ``heedful COMMAND --help-all``: every setting with its explanation, in groups."""
     page = _Page(width)
     page.add(f"usage: {_usage(config_class, command)}")
     page.add()
@@ -336,7 +336,7 @@ def _position(one: Setting, positions: list[str]) -> str:
 
 
 class _Page:
-    """Lines of help, wrapped. Headings stand out if a person reads them in a terminal."""
+    """Wrapped lines of help. On a terminal headings are highlighted."""
 
     def __init__(self, width: int | None) -> None:
         self.width = max(40, width or min(WIDEST, shutil.get_terminal_size().columns))
@@ -390,5 +390,5 @@ class _Page:
 
 
 def _flags_with_values(text: str) -> Iterator[str]:
-    """A command line in parts that stay on one line: its beginning, and each flag with its value."""
+    """Split a command line into unbreakable parts: its beginning, and each flag with its value."""
     yield from re.split(r" (?=--)", text)

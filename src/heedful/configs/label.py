@@ -1,4 +1,4 @@
-"""Settings of a labelling project, and of the commands that make, back up and restore one."""
+"""Settings of a labelling project, and of the commands to make, back up and restore one."""
 
 import json
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from heedful.errors import ConfigError
 Task = Literal["pair", "ranking", "rating", "demonstration", "correction", "chat"]
 MOST_CRITERIA = 10
 MOST_VALUES = 10
-"""Most steps of a scale, and most labels of a criterion: each has a digit of the keyboard."""
+"""Maximal steps of a scale, and labels of a criterion: each has a digit key."""
 LONGEST_CRITERION = 60
-"""Most characters of a criterion's name, and of each of its labels."""
+"""Maximal characters of a criterion's name, and of each of its labels."""
 LONGEST_QUESTION = 500
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """What people say about each answer besides which is better, on a scale from 1 or by a label."""
+    """A further question about each answer, answered on a scale from 1 or by a label."""
 
     name: str
     values: tuple[int | str, ...]
@@ -46,7 +46,7 @@ class Criterion:
 def read_criterion(text: str) -> Criterion:
     """Return a criterion from YAML such as ``{name: helpful, scale: 5}`` or ``{name: 诚实, labels: [否, 部分, 是]}``.
 
-    ``question`` and ``required`` (true unless it says false) may be added. Raises ConfigError for anything else.
+    ``question`` and ``required`` (true by default) may be added. Raises ConfigError for anything else.
     """
     shown = f"--criteria {text!r:.120}"
     example = "write {name: helpful, scale: 5, question: 'Does it help?'} or {name: honest, labels: [no, partly, yes]}"
@@ -132,7 +132,7 @@ class ProjectSettings(Settings):
 
     @property
     def criteria_asked(self) -> tuple[Criterion, ...]:
-        """The criteria, in the order in which they are asked."""
+        """The criteria, in the order of the page."""
         return tuple(map(read_criterion, self.criteria))
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ class ImportConfig(Settings):
         if self.gold and (self.screening or self.with_labels):
             other = "--screening" if self.screening else "--with-labels"
             raise ConfigError(
-                f"--gold and {other} are both given; the file's labels are one thing: leave one of them out"
+                f"--gold and {other} are both given; the file's labels can have only one use: leave one of them out"
             )
 
 
@@ -153,4 +153,4 @@ class WithdrawConfig(Settings):
                 "--batch and --items are both given; withdraw an import or single items, one after the other"
             )
         if self.back and not (self.batch or self.items):
-            raise ConfigError("--back needs --batch or --items, which say what to put back")
+            raise ConfigError("--back needs --batch or --items: name the items to put back")

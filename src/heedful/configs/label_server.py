@@ -55,9 +55,9 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
                 )
         if self.host in EVERY_INTERFACE and not self.allowed_hosts:
             raise ConfigError(
-                f"--host {self.host} listens at every interface and needs --allowed-hosts with the names by which people "
-                "call this machine (such as label-box or its address): without them, a page of any other site could reach "
-                "the server through a labeller's browser under a name of its own (DNS rebinding)"
+                f"--host {self.host} listens at every interface and needs --allowed-hosts with this machine's names in "
+                "people's browsers (such as label-box or its address): without them, any other site could reach the server "
+                "through a labeller's browser under its own name (DNS rebinding)"
             )
         if self.public_url is not None:
             _check_url(self.public_url)
@@ -92,7 +92,9 @@ class InviteConfig(Settings):
         if self.owner:
             refuse(self, "name", "role", "held_out", because="does not go with --owner; leave one of them out")
         elif self.name is None:
-            raise ConfigError("--name is missing: say whom the link is for (or --owner for the project's owner)")
+            raise ConfigError(
+                "--name is missing: name the person for the link (or add --owner for the project's owner)"
+            )
         if self.held_out and self.role != "annotator":
             raise ConfigError(f"--held-out is about annotators, and --role is {self.role}; leave one of them out")
         _check_url(self.url, "--url")

@@ -1,6 +1,6 @@
-"""Names that people bring from other libraries, and names that heedful no longer has: what to write instead.
+"""Advice for setting names of other libraries (TRL, OpenRLHF, verl) and for removed settings of heedful.
 
-A name of TRL, OpenRLHF or verl is answered with heedful's. A setting that went is answered with what does its job now.
+The answer is heedful's name, or the replacement of the removed setting.
 """
 
 import difflib
@@ -23,21 +23,21 @@ class Removed:
     beside: str
     """A setting of the commands that had it."""
     use: str
-    """What to do instead."""
+    """Its replacement."""
     was: Any = None
-    """Its last default, as JSON holds it."""
+    """Its last default, as a JSON value."""
 
 
 REMOVED = {name: Removed(**facts) for name, facts in TABLES["removed"].items()}
 
 
 def was_default(name: str, value: Any) -> bool:
-    """Whether a name and its value are a setting that is gone and its default: files of earlier versions are full of them."""
+    """Whether a name and its value are a removed setting at its default, as in many files of earlier versions."""
     return name in REMOVED and value == REMOVED[name].was
 
 
 def answer(name: str, settings: Collection[str]) -> str:
-    """What to write in place of a name that a command has no setting for; nothing if it resembles none.
+    """Advice for an unknown name of a setting; ``""`` if it resembles none.
 
     Args:
         name: as in a YAML file, a flag or Hydra's style (``actor_rollout_ref.rollout.n``), dashes as underscores.

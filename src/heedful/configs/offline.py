@@ -1,4 +1,4 @@
-"""Settings of learning from given texts: SFT, reward models, DPO and its relatives, KTO."""
+"""Settings of training on given texts: SFT, reward models, DPO and its relatives, KTO."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from heedful.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions(TrainingOptions):
-    """How often given texts are learned from, and how long they may be."""
+    """Passes over given texts, batch size and length limit."""
 
     SECTION = "algorithm"
 
@@ -69,9 +69,9 @@ class RewardConfig(EpochOptions):
 
 
 REFERENCE_FREE = ("simpo", "orpo")
-"""Losses that compare the policy with nothing."""
+"""Losses without a reference."""
 SMOOTHED = ("sigmoid", "robust")
-"""Losses that know of wrong labels."""
+"""Losses with label smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 
     @property
     def strength(self) -> float:
-        """``beta``, or what it is by default."""
+        """``beta``, or its default for the loss."""
         if self.beta is not None:
             return self.beta
         if self.loss == "simpo":
@@ -124,7 +124,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 
     @property
     def nll_weight(self) -> float:
-        """``nll_coef``, or what it is by default."""
+        """``nll_coef``, or its default for the loss."""
         if self.nll_coef is not None:
             return self.nll_coef
         return 1.0 if self.loss == "orpo" else 0.0
@@ -144,7 +144,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
             refuse(
                 self,
                 *("reference", "reference_device"),
-                because=f"has no effect with --loss {self.loss}, which compares the policy with no reference; leave it out",
+                because=f"has no effect with --loss {self.loss}, which has no reference; leave it out",
             )
             refuse(
                 self,
@@ -186,6 +186,6 @@ class KTOConfig(ReferenceOptions, EpochOptions):
         super().check()
         if self.batch_size < 2:
             raise ConfigError(
-                f"--batch-size is {self.batch_size}, but KTO takes the mean of a step's log-ratios for the KL to the "
-                "reference, and one is no mean; make it at least 2 (32 is usual). --micro-batch-size 1 saves the memory"
+                f"--batch-size is {self.batch_size}, but KTO estimates the KL to the reference by the mean of a step's "
+                "log-ratios; make it at least 2 (32 is usual). --micro-batch-size 1 saves the memory"
             )

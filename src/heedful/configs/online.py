@@ -1,6 +1,6 @@
-"""Settings of learning from rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these.
+"""Settings of training on rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these.
 
-An advantage estimator of heedful's is an entry in `ESTIMATORS` and its name in `Advantage`; its function is in
+A built-in advantage estimator has an entry in `ESTIMATORS` and a name in `Advantage`; its function is in
 `heedful.algorithms.online.advantages`. A policy loss is a name in `PolicyLoss` and a function in
 `heedful.algorithms.online.policy_losses`.
 """
@@ -38,19 +38,20 @@ ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
 HEAD_LEARNING_RATE = 1e-3
-"""A value head starts from nothing and is small: it wants a far larger rate than a trained network."""
+"""Learning rate of a value head: it is small and starts from random weights, so it needs a far larger rate than a trained
+network."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """What an advantage estimator needs, and what it can make use of."""
+    """The needs and abilities of an advantage estimator."""
 
     critic: bool = False
-    """It takes values off the rewards."""
+    """True if it needs a critic's values."""
     per_token: bool = False
-    """It uses rewards at the tokens that they fall on; others see one number per response."""
+    """True if it uses rewards per token; others get one number per response."""
     compares: Literal["prompt", "batch"] | None = None
-    """Among which responses it compares: those to one prompt, or the whole rollout batch."""
+    """The responses it compares: those to one prompt, or the whole rollout batch."""
 
 
 ESTIMATORS = {
@@ -64,13 +65,13 @@ ESTIMATORS = {
 
 
 OF_THE_USER = Estimator(per_token=True)
-"""A function that --advantage names; with several responses to each prompt they are there together."""
+"""The user's function in --advantage; with several responses per prompt it gets them together."""
 OLD_NAMES = {"group": "grpo", "group-mean": "dr_grpo", "leave-one-out": "rloo", "batch-mean": "reinforce"}
-"""What advantages were called before."""
+"""Former names of advantages."""
 
 
 def check_choice(flag: str, value: str, choices: Collection[str]) -> None:
-    """Refuse what is neither one of the choices nor a function of the user's own. Raises ConfigError."""
+    """Raise ConfigError for a value that is neither one of the choices nor a user's function."""
     if user_code.is_named(value):
         user_code.check_form(flag, value)
     elif value not in choices:
@@ -178,17 +179,17 @@ class ObjectiveOptions(Settings):
 
     @property
     def estimator(self) -> Estimator:
-        """What the advantage needs."""
+        """The properties of the advantage estimator."""
         return ESTIMATORS.get(self.advantage, OF_THE_USER)
 
     @property
     def has_response_actions(self) -> bool:
-        """Whether a response is one step for the critic: one value, one reward, one advantage."""
+        """Whether a response is a single action for the critic: one value, one reward, one advantage."""
         return self.estimator.critic and self.importance_level != "token"
 
     @property
     def exploded_approx_kl(self) -> float:
-        """The approx_kl above which ratios have exploded; a ratio of a whole response is a product, without a bound."""
+        """The approx_kl above which a minibatch is skipped; infinite for ratios of whole responses, which are products."""
         return math.inf if self.max_approx_kl is None or self.importance_level != "token" else self.max_approx_kl
 
     @property
@@ -294,12 +295,12 @@ class ObjectiveOptions(Settings):
             )
         if self.advantage == "grpo" and self.kl_in == "reward" and self.kl_coef:
             raise ConfigError(
-                "--kl-in reward does not go with --advantage grpo: dividing by the group's standard deviation takes the "
-                "meaning out of --kl-coef; add --advantage dr_grpo, or --advantage rloo"
+                "--kl-in reward does not go with --advantage grpo: the division by the group's standard deviation would make "
+                "--kl-coef meaningless; add --advantage dr_grpo, or --advantage rloo"
             )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ConfigError(
-                "--kl-target steers --kl-coef by factors, which cannot move it away from 0; set --kl-coef above 0"
+                "--kl-target multiplies --kl-coef by factors, which cannot change 0; set --kl-coef above 0"
             )
         if self.kl_target is None and changed(self, "kl_horizon"):
             raise ConfigError(f"--kl-horizon {self.kl_horizon} belongs to --kl-target, which is not set; add it")
@@ -315,7 +316,7 @@ class ObjectiveOptions(Settings):
             refuse(
                 self,
                 "importance_low",
-                because=f"leaves tokens out, but --importance {self.importance} only cuts weights down; use --importance "
+                because=f"masks tokens, but --importance {self.importance} only truncates weights; use --importance "
                 "token-mask or sequence-mask, or leave it out",
             )
         if self.importance_low >= self.importance_high:
@@ -358,8 +359,8 @@ class ObjectiveOptions(Settings):
             refuse(
                 self,
                 "value_clip_range",
-                because="bounds how far values move in an update, but --policy-loss a2c makes one step, before which they "
-                "have not moved; leave it out, or use --policy-loss clip (heedful ppo)",
+                because="bounds the change of values in an update, but --policy-loss a2c makes only one step, before which "
+                "they have not changed; leave it out, or use --policy-loss clip (heedful ppo)",
             )
 
 
@@ -370,7 +371,7 @@ ENGINES = "heedful.engines"
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions(Settings):
-    """Where responses are sampled. Without a sampler, in this process."""
+    """Where responses are sampled. The default is this process."""
 
     SECTION = "server"
 
@@ -443,7 +444,7 @@ class SamplerOptions(Settings):
 
 
 def _check_address(one: str) -> None:
-    """Refuse what is not vllm:http://HOST:PORT. Raises ConfigError."""
+    """Raise ConfigError unless the address is vllm:http://HOST:PORT."""
     form = "write vllm:http://HOST:PORT, such as vllm:http://127.0.0.1:8000"
     kind = one.partition(":")[0]
     if kind != "vllm" and entry_points(group=ENGINES, name=kind):
@@ -460,8 +461,8 @@ def _check_address(one: str) -> None:
         raise ConfigError(f"--sampler {one!r}: {form}, without a path")
     if parts.username or parts.password:
         raise ConfigError(
-            f"--sampler: the address of {parts.hostname} holds a user or password, which would be written down; use the "
-            "environment variable HEEDFUL_SAMPLER_TOKEN"
+            f"--sampler: the address of {parts.hostname} holds a user or password, which would be saved with the run; use "
+            "the environment variable HEEDFUL_SAMPLER_TOKEN"
         )
 
 
@@ -470,7 +471,7 @@ CORRECT = "add --importance token-truncate"
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(Settings):
-    """How much a step samples, and how often it learns from that."""
+    """Sizes of a step: sampled responses, epochs and minibatches."""
 
     SECTION = "algorithm"
 
@@ -505,17 +506,17 @@ class StepOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(RewardOptions):
-    """What becomes of the scores before they are learned from."""
+    """Processing of the scores before training."""
 
     SECTION = "reward"
 
     missing_eos_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Taken off the (normalised) score of a response that hits max-new-tokens."""
+    """Penalty on the (normalised) score of a response that hits max-new-tokens."""
     overlong_buffer: Annotated[int, NOT_NEGATIVE] = 0
     """Tokens before max-new-tokens over which the overlong penalty grows from 0 to all of it (DAPO). Set it to a quarter of
     max-new-tokens if responses run into the limit. 0 is off."""
     overlong_penalty: Annotated[float, POSITIVE] = 1.0
-    """Taken off the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
+    """Penalty on the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
     score_norm_samples: Annotated[int, NOT_NEGATIVE] = 0
@@ -524,7 +525,7 @@ class ScoreOptions(RewardOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSamplingOptions(SamplingOptions):
-    """How the responses of a step are sampled, beyond what all sampling has."""
+    """Sampling of a step's responses, besides the settings of all sampling."""
 
     SECTION = "sampling"
 
@@ -544,7 +545,7 @@ class RolloutSamplingOptions(SamplingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutJudgeOptions(Settings):
-    """How the policy is measured on held-out prompts."""
+    """Evaluation of the policy on held-out prompts."""
 
     SECTION = "evaluation"
 
@@ -566,7 +567,7 @@ class RolloutConfig(
     ReferenceOptions,
     TrainingOptions,
 ):
-    """Where a policy starts, how rollout batches are made, and what becomes of their scores."""
+    """The initial policy, its rollout batches, and the processing of their scores."""
 
     SECTION = "model and data"
 
@@ -579,8 +580,8 @@ class RolloutConfig(
     """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
     keeps BOS, the system message and the tools; it loses its oldest turns, then the beginning of its last user message."""
     rollouts: Literal["samples", "all"] = "samples"
-    """What is kept of the responses. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores
-    and KL, a Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
+    """Responses to save. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores and KL, a
+    Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
     learning_rate: Annotated[float, POSITIVE] = DefaultRate(3e-6)
     """Peak learning rate of the policy; constant within the epochs of one rollout batch. With lora-rank the default is ten
     times as large."""
@@ -601,7 +602,7 @@ class RolloutConfig(
 
     @property
     def compares(self) -> Literal["prompt", "batch"] | None:
-        """Among which responses scores are compared: those to one prompt, or the whole rollout batch."""
+        """The responses whose scores are compared: those to one prompt, or the whole rollout batch."""
         return "prompt"
 
     @property
@@ -610,43 +611,43 @@ class RolloutConfig(
 
     @property
     def scoring_micro_batch(self) -> MicroBatch:
-        """What policy, reference and critic read at a time without gradients: no layer's activations outlive it, so as many
-        rows as are sampled at a time."""
+        """The micro-batch of policy, reference and critic without gradients: no activations are saved, so it has as many
+        rows as in sampling."""
         return MicroBatch(max(self.micro_batch_size, self.rollout_micro_batch_size), self.micro_batch_tokens)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference's log-probs of each rollout batch have a part in what is learned."""
+        """Whether training uses the reference's log-probs of each rollout batch."""
         return True
 
     @property
     def loads_reference(self) -> bool:
-        """Whether anything reads the reference: what is learned, or evaluations, if it is named."""
+        """Whether the reference is used: in training, or, if it is named, in evaluations."""
         return self.needs_reference or self.reference is not None
 
     @property
     def makes_one_update(self) -> bool:
-        """Whether a rollout batch is learned from in one optimizer step: the policy that learns is the one that sampled."""
+        """Whether a rollout batch gets one optimizer step: then the trained policy is the one that sampled."""
         return self.ppo_epochs == 1 and self.minibatch_size == self.rollout_batch_size
 
     @property
     def needs_old_pass(self) -> bool:
-        """Whether the policy reads a rollout batch before it learns from it. If not, the update's own pass is the first."""
+        """Whether the policy needs a pass over a rollout batch before the update. If not, the update's pass is the first."""
         return True
 
     @property
     def corrects(self) -> bool:
-        """Whether the objective weighs what something else than the policy drew."""
+        """Whether the objective has importance weights for responses of another sampler."""
         return False
 
     @property
     def user_code(self) -> dict[str, str]:
-        """Settings that name code of the user's own, by their flags."""
+        """Settings that name the user's own code, by their flags."""
         return {} if self.user_engine is None else {"--sampler": self.user_engine}
 
     @property
     def kl_price(self) -> float:
-        """What a nat of KL to the reference costs in the comparison of models for ``best/``, in units of the reward."""
+        """KL penalty coefficient in the choice of ``best/``, in units of the reward per nat."""
         return 0.0
 
     @property
@@ -659,8 +660,8 @@ class RolloutConfig(
         learned_from = sorted(set(self.selection_rewards) & set(self.rewards))
         if learned_from:
             raise ConfigError(
-                f"--selection-rewards {redact(learned_from[0])} is one of --rewards: what the policy is trained on cannot "
-                "judge it; leave it out of one of the two"
+                f"--selection-rewards {redact(learned_from[0])} is one of --rewards: a reward used in training cannot judge "
+                "the policy; leave it out of one of the two"
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
@@ -669,7 +670,7 @@ class RolloutConfig(
                 self,
                 "overlong_buffer",
                 because=f"penalises responses that end late, but with --response-length {self.response_length} the policy "
-                "does not choose where they end; leave it out, or use --response-length stop",
+                "does not choose their length; leave it out, or use --response-length stop",
             )
         if self.overlong_buffer > self.max_new_tokens:
             raise ConfigError(
@@ -683,8 +684,8 @@ class RolloutConfig(
             )
         if self.ema_decay and self.weights_dtype != "float32":
             raise ConfigError(
-                f"--ema-decay {self.ema_decay} does not go with --weights-dtype {self.weights_dtype}, in which an average "
-                "would not move: its steps are smaller than the distance between numbers; leave out one of the two"
+                f"--ema-decay {self.ema_decay} does not go with --weights-dtype {self.weights_dtype}: the average would not "
+                "change, because its steps are below the precision; leave out one of the two"
             )
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
@@ -692,7 +693,7 @@ class RolloutConfig(
             self._check_sampler()
 
     def _check_sampler(self) -> None:
-        """Refuse what servers cannot draw, or what would be off-policy with nothing to correct for it. Raises ConfigError."""
+        """Raise ConfigError for settings that servers do not support, and for off-policy sampling without a correction."""
         if self.leaves_out and not self.corrects and self.user_engine is None:
             filtered = f"--top-k {self.top_k}" if self.top_k else f"--top-p {self.top_p:g}"
             raise ConfigError(
@@ -701,7 +702,7 @@ class RolloutConfig(
             )
         if self.quantize != "none":
             raise ConfigError(
-                f"--sampler does not go with --quantize {self.quantize}: servers are given whole weights; leave out one of "
+                f"--sampler does not go with --quantize {self.quantize}: servers get unquantized weights; leave out one of "
                 "the two"
             )
         if self.cuda_graphs:
@@ -742,9 +743,9 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
 
     @property
     def needs_old_pass(self) -> bool:
-        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights.
+        """True for several updates, whose ratios need the initial policy, or if advantages need KL, values or weights.
 
-        With ``mask_truncated`` the update reads only some responses, and KL and entropy are those of all.
+        Also with ``mask_truncated``: the update reads only some responses, but KL and entropy are those of all.
         """
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
@@ -766,7 +767,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
 
     @property
     def critic_learning_rate(self) -> float:
-        """What ``value_learning_rate`` stands for."""
+        """``value_learning_rate``, or its default."""
         return self.value_learning_rate or (HEAD_LEARNING_RATE if self.critic == "shared" else self.learning_rate)
 
     def check(self) -> None:
@@ -778,8 +779,8 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             )
         if self.rollout_batch_size < 2 and (self.estimator.compares == "batch" or self.has_response_actions):
             reason = (
-                f"with --importance-level {self.importance_level} advantages are whitened over responses, and nothing is "
-                "left of a single one"
+                f"with --importance-level {self.importance_level} advantages are whitened over responses, which makes a "
+                "single one 0"
                 if self.has_response_actions
                 else f"--advantage {self.advantage} compares its responses"
             )
@@ -798,19 +799,19 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             )
         if self.policy_loss == "a2c" and (self.ppo_epochs > 1 or self.minibatch_size != self.rollout_batch_size):
             raise ConfigError(
-                "--policy-loss a2c has no ratio that corrects for a policy which has moved since it sampled, so it makes one "
-                f"step per rollout batch: --ppo-epochs 1 and --minibatch-size {self.rollout_batch_size}, got --ppo-epochs "
+                "--policy-loss a2c has no ratio to correct for changes of the policy since it sampled, so it makes one step "
+                f"per rollout batch: --ppo-epochs 1 and --minibatch-size {self.rollout_batch_size}, got --ppo-epochs "
                 f"{self.ppo_epochs} and --minibatch-size {self.minibatch_size} (--micro-batch-size bounds the memory)"
             )
         if self.kl_target is not None and self.rollout_batch_size >= 5 * self.kl_horizon:
             raise ConfigError(
                 f"--kl-horizon {self.kl_horizon} is too short for --rollout-batch-size {self.rollout_batch_size}: one step "
-                f"could take all of --kl-coef away, or more; make it at least {self.rollout_batch_size // 5 + 1}"
+                f"could make --kl-coef 0 or negative; make it at least {self.rollout_batch_size // 5 + 1}"
             )
         if self.critic_warmup_steps >= self.steps and self.critic_warmup_steps:
             raise ConfigError(
-                f"--critic-warmup-steps {self.critic_warmup_steps} leaves the policy none of --steps {self.steps} to learn "
-                "in; lower it, or raise --steps"
+                f"--critic-warmup-steps {self.critic_warmup_steps} leaves no step of --steps {self.steps} for the policy; "
+                "lower it, or raise --steps"
             )
         self._check_reference()
         if self.async_steps:
@@ -822,7 +823,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             )
 
     def _check_async(self) -> None:
-        """Refuse to sample ahead where that cannot be. Raises ConfigError."""
+        """Raise ConfigError if sampling ahead is not possible."""
         ahead = f"--async-steps {self.async_steps}"
         if not self.sampler_addresses:
             raise ConfigError(
@@ -831,27 +832,25 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             )
         if not self.corrects:
             raise ConfigError(
-                f"{ahead} learns from responses of older weights, and nothing corrects for it; {CORRECT}, or use "
-                "--async-steps 0"
+                f"{ahead} trains on responses of older weights without a correction; {CORRECT}, or use --async-steps 0"
             )
         if self.dynamic_sampling_rounds:
             raise ConfigError(
-                f"{ahead} does not go with --dynamic-sampling-rounds, whose prompts are not known ahead; leave out one of "
-                "the two"
+                f"{ahead} does not go with --dynamic-sampling-rounds, whose prompts are not known in advance; leave out one "
+                "of the two"
             )
         if self.sampler_sleep:
             raise ConfigError(
-                f"{ahead} samples while the update goes on, and --sampler-sleep has servers sleep then; leave out one of the "
-                "two"
+                f"{ahead} samples during the update, but with --sampler-sleep servers sleep then; leave out one of the two"
             )
         if self.async_steps > 1 and self.sampler_weights == "nccl":
             raise ConfigError(
-                f"{ahead} needs several versions of the weights at a time, which only a folder keeps; use --sampler-weights "
-                "folder, or --async-steps 1"
+                f"{ahead} needs several versions of the weights at a time, which only a folder can hold; use "
+                "--sampler-weights folder, or --async-steps 1"
             )
 
     def _check_reference(self) -> None:
-        """Refuse to load or to move a reference that nothing reads. Raises ConfigError."""
+        """Raise ConfigError for a reference, or a device for it, that is not used."""
         if self.needs_reference:
             return
         refuse(
@@ -862,14 +861,14 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         )
         if self.reference is None and self.reference_device != "same":
             raise ConfigError(
-                f"--reference-device {self.reference_device} moves nothing: --kl-coef 0 needs no reference, so none is "
+                f"--reference-device {self.reference_device} has no effect: --kl-coef 0 needs no reference, so none is "
                 "loaded; leave it out, or set --kl-coef above 0"
             )
         holds_out = self.eval_data is not None or self.eval_fraction > 0
         if self.reference is not None and not holds_out and not self.score_norm_samples:
             raise ConfigError(
-                f"--reference {self.reference} would be read by nothing: --kl-coef 0 puts no price on KL, and nothing is "
-                "held out to measure it on; leave it out, set --kl-coef above 0, or set --eval-fraction or --eval-data"
+                f"--reference {self.reference} would not be used: --kl-coef 0 gives no KL penalty, and there is no held-out "
+                "data to measure KL on; leave it out, set --kl-coef above 0, or set --eval-fraction or --eval-data"
             )
 
 
@@ -957,12 +956,12 @@ class OnlineDPOConfig(RolloutConfig):
 
     @property
     def rows_per_pair(self) -> int:
-        """Responses of a minibatch that make one pair to learn from."""
+        """Number of responses per preference pair."""
         return self.samples_per_prompt
 
     @property
     def needs_old_pass(self) -> bool:
-        """The loss has no ratio: only metrics need it, and only the first update's pass can give them."""
+        """Only for metrics, because the loss has no ratio: with one update, the update's own pass gives them."""
         return not self.makes_one_update
 
     @property
@@ -979,5 +978,5 @@ class OnlineDPOConfig(RolloutConfig):
         if self.minibatch_size % self.samples_per_prompt:
             raise ConfigError(
                 f"--minibatch-size {self.minibatch_size} is not a multiple of --samples-per-prompt "
-                f"{self.samples_per_prompt}: responses to one prompt are learned from together"
+                f"{self.samples_per_prompt}: responses to one prompt must be in one minibatch"
             )

@@ -37,7 +37,7 @@ class TrustOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions(Settings):
-    """How conversations are rendered. What is set here becomes the default of the template that a trainer saves."""
+    """Rendering of conversations. Trainers save these settings as defaults of the model's chat template."""
 
     SECTION = "model and data"
 
@@ -52,7 +52,7 @@ class TemplateOptions(Settings):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What ``chat_template_kwargs`` says. Raises ConfigError if it is not a JSON object."""
+        """The variables in ``chat_template_kwargs``. Raises ConfigError if it is not a JSON object."""
         if not self.chat_template_kwargs.strip():
             return {}
         try:
@@ -79,7 +79,7 @@ def _refuse(name: str) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAOptions(Settings):
-    """Low-rank adapters (Hu et al. 2021): the model stays as it is, and the product of two thin matrices is learned."""
+    """Low-rank adapters (Hu et al. 2021): the model is frozen, and the product of two thin matrices is trained."""
 
     SECTION = "optimisation"
 
@@ -101,7 +101,7 @@ class LoRAOptions(Settings):
         self.check_belongs_to_lora("lora_alpha", "lora_targets")
 
     def check_belongs_to_lora(self, *fields: str) -> None:
-        """Refuse settings of adapters if there are none. Raises ConfigError."""
+        """Raise ConfigError for settings of adapters without adapters."""
         for field in fields if not self.lora_rank else ():
             if getattr(self, field) != getattr(type(self), field):
                 raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
@@ -109,7 +109,7 @@ class LoRAOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(LoRAOptions):
-    """Other ways to need less memory."""
+    """Other settings that save memory."""
 
     SECTION = "optimisation"
 
@@ -136,20 +136,19 @@ class MemoryOptions(LoRAOptions):
             for field, default in (("optimizer_device", "same"), ("weights_dtype", "float32")):
                 if getattr(self, field) != default:
                     raise ConfigError(
-                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, whose steps "
-                        "are made on the GPU and rounded to the nearest number; leave out one of the two"
+                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, which steps on "
+                        "the GPU and rounds to the nearest number; leave out one of the two"
                     )
         if self.weights_dtype != "float32" and self.lora_rank:
             raise ConfigError(
-                f"--weights-dtype {self.weights_dtype} is about trained matrices, and with --lora-rank these are small "
-                "adapters, which stay in float32; leave out one of the two (on a GPU the frozen weights are in half "
-                "precision anyway)"
+                f"--weights-dtype {self.weights_dtype} is for trained matrices, but with --lora-rank only small adapters are "
+                "trained, in float32; leave out one of the two (on a GPU the frozen weights are in half precision anyway)"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions(Settings):
-    """The frozen model that a policy is compared with, and where it is kept."""
+    """The frozen reference model of a policy, and its device."""
 
     SECTION = "model and data"
 
@@ -162,29 +161,32 @@ class ReferenceOptions(Settings):
         super().check()
         if self.reference_device == "cpu" and getattr(self, "lora_rank", None) and self.reference is None:
             raise ConfigError(
-                "--reference-device cpu moves nothing here: with --lora-rank the reference is the policy's own weights "
+                "--reference-device cpu has no effect here: with --lora-rank the reference is the policy's own weights "
                 "without the adapters; leave it out, or name another model with --reference"
             )
 
 
 UNSHARDED = {
-    "compile": (False, "compiled layers are untried on divided weights"),
-    "quantize": ("none", "4-bit weights cannot be divided"),
+    "compile": (False, "compiled layers are untested on sharded weights"),
+    "quantize": ("none", "4-bit weights cannot be sharded"),
     "optimizer": (
         "adamw",
-        "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's",
+        "its 8-bit moments cannot be sharded; with --shard full each rank has only its part of AdamW's",
     ),
-    "reference_device": ("same", "the reference is divided among the ranks too"),
-    "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
-    "sampler_weights": ("folder", "rank 0 puts whole weights together in main memory, and NCCL sends what a GPU holds"),
-    "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),
+    "reference_device": ("same", "the reference is sharded over the ranks too"),
+    "cuda_graphs": (
+        False,
+        "a recording needs weights at fixed addresses, and unsharded weights exist only during sampling",
+    ),
+    "sampler_weights": ("folder", "rank 0 gathers whole weights in main memory, but NCCL can send only from a GPU"),
+    "dtype": ("float32", "float16 needs scaled gradients, which are untested on sharded weights; use --dtype bfloat16"),
 }
-"""What does not go with --shard full, by field: the value that does, and why others do not (of dtype: only float16)."""
+"""Settings restricted by --shard full: the allowed value, and the reason against others (of dtype: only float16)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions(Settings):
-    """How the ranks of a run (torchrun --nproc-per-node N -m heedful ...) hold its models."""
+    """Sharding of models over the ranks of a run (torchrun --nproc-per-node N -m heedful ...)."""
 
     SECTION = "devices"
 
@@ -212,8 +214,7 @@ class ShardOptions(Settings):
 
 
 def check_ranks(config: Any, ranks: int) -> None:
-    """Refuse more ranks than an optimizer step has rows: some would never have any. Refuse ``replicas`` that do not divide
-    them. Raises ConfigError."""
+    """Raise ConfigError for more ranks than rows of an optimizer step, and for ``replicas`` that do not divide the ranks."""
     check_replicas(config.replicas, ranks)
     per_row: int = getattr(config, "rows_per_pair", 1)
     for name in ("batch_size", "minibatch_size"):
@@ -226,7 +227,7 @@ def check_ranks(config: Any, ranks: int) -> None:
 
 
 def check_replicas(replicas: int, ranks: int) -> None:
-    """The ranks can hold the models so many times. Raises ConfigError."""
+    """Raise ConfigError if ``replicas`` does not divide the ranks."""
     if ranks % replicas:
         divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
         raise ConfigError(
@@ -237,7 +238,7 @@ def check_replicas(replicas: int, ranks: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions(Settings):
-    """Where and how to compute."""
+    """Seed, device and precision."""
 
     SECTION = "devices"
 
@@ -252,7 +253,7 @@ class MachineOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Settings):
-    """The run's folder, and what an unfinished run resumes from."""
+    """The run's folder, its checkpoints, and resuming."""
 
     SECTION = "checkpoints"
 
@@ -278,7 +279,7 @@ class CheckpointOptions(Settings):
 
     @property
     def folder(self) -> Path:
-        """The folder of a run that begins: trainers have put a temporary one in the place of None."""
+        """The folder of a started run: trainers have replaced None by a temporary one."""
         assert self.output is not None
         return self.output
 
@@ -300,7 +301,7 @@ class CheckpointOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutOptions(Settings):
-    """What is held out of training, and when a run is measured on it."""
+    """Held-out data, and evaluations on it."""
 
     SECTION = "evaluation"
 
@@ -323,7 +324,7 @@ class HeldOutOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingOptions(TrackingOptions):
-    """What a run shows of itself."""
+    """A run's output on the screen."""
 
     SECTION = "logging"
 
@@ -350,7 +351,7 @@ class RunOptions(CheckpointOptions, LoggingOptions, HeldOutOptions, TrustOptions
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(TemplateOptions):
-    """How records are read."""
+    """Reading of records."""
 
     SECTION = "model and data"
 
@@ -362,8 +363,8 @@ class RecordOptions(TemplateOptions):
     too_long: Literal["error", "drop", "truncate"] = "error"
     """What to do with records longer than the model can read. drop and truncate are counted and reported."""
     unusable: Literal["error", "drop"] = "error"
-    """What to do with records that cannot be used: an empty response, a conversation that the chat template refuses, a
-    ranking of equal answers. drop leaves them out; they are counted by cause."""
+    """What to do with unusable records: an empty response, a conversation that the chat template refuses, a ranking of equal
+    answers. drop leaves them out; they are counted by cause."""
     max_dropped: Annotated[float, FRACTION] = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
     special_tokens: Literal["literal", "read"] = "literal"
@@ -375,7 +376,7 @@ class RecordOptions(TemplateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(HeldOutOptions, RecordOptions):
-    """What to train on."""
+    """Training data."""
 
     SECTION = "model and data"
 
@@ -387,7 +388,7 @@ class DataOptions(HeldOutOptions, RecordOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Settings):
-    """What to train."""
+    """The model to train."""
 
     SECTION = "model and data"
 
@@ -396,11 +397,11 @@ class ModelOptions(Settings):
 
 
 class DefaultRate(float):
-    """A learning rate that nobody has set: that of all weights. Adapters get `ADAPTER_RATE` times it."""
+    """A default learning rate, for training all weights. Adapters get `ADAPTER_RATE` times it."""
 
 
 ADAPTER_RATE = 10
-"""How many times the learning rate of all weights that of adapters is by default (docs/lora.md)."""
+"""Default learning rate of adapters, as a multiple of that of all weights (docs/lora.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +437,7 @@ class OptimizerOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions, ModelOptions, RunOptions):
-    """What every trainer has."""
+    """Settings of every trainer."""
 
     SECTION = "devices"
 
@@ -452,7 +453,7 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
             object.__setattr__(self, "learning_rate", round(ADAPTER_RATE * rate, 12) if self.lora_rank else rate)
         if self.compile and self.quantize != "none":
             raise ConfigError(
-                f"--compile does not go with --quantize {self.quantize}, untried; leave out one of the two"
+                f"--compile does not go with --quantize {self.quantize} (untested); leave out one of the two"
             )
         if self.compile and self.gradient_checkpointing:
             raise ConfigError(
@@ -463,7 +464,7 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Settings):
-    """How responses are sampled. Filters shape only what is sampled; temperature 0 is greedy."""
+    """Sampling of responses. Filters affect only sampling, not log-probs; temperature 0 is greedy."""
 
     SECTION = "sampling"
 
@@ -483,5 +484,5 @@ class SamplingOptions(Settings):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether some tokens cannot be drawn, so that others are drawn more often than the policy says."""
+        """Whether filters exclude some tokens, so that the others have higher probabilities than under the policy."""
         return self.temperature == 0 or self.top_k > 0 or self.top_p < 1

@@ -1,7 +1,7 @@
-"""YAML and command line to a configuration, and a configuration back to YAML.
+"""Parse YAML and the command line to a configuration, and write a configuration as YAML.
 
-A YAML file becomes flags that stand before the user's own, so both go through one parser: the same checks, the same
-"perhaps you meant", and a flag wins over the file.
+A YAML file becomes flags before the user's own, so one parser handles both: with the same checks and the same "perhaps you
+meant", and a flag overrides the file.
 """
 
 import codecs
@@ -31,17 +31,17 @@ from heedful.redact import HIDDEN, redact
 
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
-"""The tags of values for which none was written."""
+"""The tags of values without an explicit tag."""
 LARGEST_NODE = 1000
-"""How many keys and values a mapping in a list of settings may have."""
+"""Maximal number of keys and values of a mapping in a list of settings."""
 MOST_NAMED, LONGEST_NAME = 5, 60
-"""How many keys that are not settings are named, and their longest beginning."""
+"""Maximal number of unknown keys in a message, and of characters shown of each."""
 NULLS = ("", "null", "Null", "NULL", "~", "None")
 
 
 @dataclass(frozen=True)
 class YamlFlag:
-    """What one key of a YAML file says, as command-line arguments, and its file and line."""
+    """One key of a YAML file as command-line arguments, with its file and line."""
 
     key: str
     arguments: tuple[str, ...]
@@ -49,11 +49,11 @@ class YamlFlag:
 
 
 def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
-    """A configuration from the arguments after a command; the first may be a YAML file. It knows what was ``given``.
+    """Make a configuration from the arguments after a command; the first may be a YAML file. It records the ``given`` ones.
 
     ``--help`` and ``--help-all`` print and exit with status 0 (SystemExit).
 
-    Raises ConfigError: what is wrong with the YAML file, a flag or a value, where, and the nearest valid name.
+    Raises ConfigError with the fault in the YAML file, flag or value, its place, and the nearest valid name.
     """
     command = prog.removeprefix("heedful ")
     for word, text in (("--help-all", every_setting), ("--help", first_screen), ("-h", first_screen)):
@@ -84,9 +84,9 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
 
 
 def _values(config_class: type, flags: Sequence[str], given: Collection[str]) -> dict[str, Any]:
-    """The values of those settings that flags give. Raises ConfigError for a text that is no value of its setting.
+    """The values of the settings given by flags. Raises ConfigError for a text that is not a value of its setting.
 
-    The parser is shown only these: to look at each setting of PPO would take a tenth of a second.
+    The parser gets only these settings: all settings of PPO would take a tenth of a second.
     """
     import tyro
 
@@ -100,7 +100,7 @@ def _values(config_class: type, flags: Sequence[str], given: Collection[str]) ->
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(
         200 + 2 * sum(map(len, flags))
-    )  # a message in whole lines, so that a secret can be found
+    )  # no line breaks inside a message, so that a secret can be found
     try:
         with contextlib.redirect_stderr(said):
             shown = dataclasses.make_dataclass("Given", fields, kw_only=True)
@@ -113,7 +113,7 @@ def _values(config_class: type, flags: Sequence[str], given: Collection[str]) ->
 
 
 def _without_frame(message: str, config_class: type) -> str:
-    """What the parser says is wrong, without its frame and its excerpt of the help."""
+    """The parser's message without its frame and its excerpt of the help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", message)
     has_frame = plain.startswith("╭")
     lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
@@ -129,7 +129,7 @@ def _without_frame(message: str, config_class: type) -> str:
 
 
 def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command: str) -> None:
-    """Refuse flags that are no settings, with the name that is meant. Raises ConfigError."""
+    """Raise ConfigError for unknown flags, with the probable name."""
     known = [field.name for field in dataclasses.fields(config_class)]
     lines = []
     for name in sorted(_names(arguments)):
@@ -144,7 +144,7 @@ def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command:
 
 
 def _refuse_stray(arguments: Sequence[str], config_class: type) -> None:
-    """Refuse an argument that is neither a flag nor a flag's value. Raises ConfigError."""
+    """Raise ConfigError for an argument that is neither a flag nor a flag's value."""
     stray = _stray_argument(arguments, config_class)
     if stray is None:
         return
@@ -156,8 +156,8 @@ def _refuse_stray(arguments: Sequence[str], config_class: type) -> None:
 
 
 def _require(config_class: type, given: Collection[str], command: str) -> None:
-    """Refuse a command without its required settings. Raises ConfigError."""
-    if required(config_class) - set(given):  # only then is it worth reading what settings say of themselves
+    """Raise ConfigError if a required setting is missing."""
+    if required(config_class) - set(given):  # reading the explanations of settings is slow
         missing = [one for one in settings(config_class) if one.is_required and one.name not in given]
         positions = getattr(config_class, "POSITIONAL", ())
         lines = [f"{one.flag} is missing: {one.summary}" for one in missing if one.name not in positions]
@@ -167,7 +167,7 @@ def _require(config_class: type, given: Collection[str], command: str) -> None:
 
 
 def _given(config_class: type, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> frozenset[str]:
-    """The settings that a file or flags name."""
+    """The settings named by a file or flags."""
     known = typing.get_type_hints(config_class)
     flags = {name[2:].replace("-", "_") for name in _names(arguments) if name.startswith("--")}
     return frozenset(
@@ -176,26 +176,26 @@ def _given(config_class: type, from_yaml: Sequence[YamlFlag], arguments: Sequenc
 
 
 def _refuse_hidden(file: Path, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> None:
-    """Refuse the config.yaml of a run with a setting of which a secret was left out. Raises ConfigError."""
+    """Raise ConfigError for a run's config.yaml with a setting whose secret was removed."""
     environment = file.parent / "environment.json"
     if file.name != "config.yaml" or not environment.exists():
         return
     try:
         hidden = read_object(environment, "bring it back", needs=["hidden"])["hidden"]
-    except CheckpointError:  # it is no run's, or damaged: then whatever may have held a secret is asked for
+    except CheckpointError:  # not a run's, or damaged: then ask for every setting that may have held a secret
         hidden = {flag.key for flag in from_yaml if any(HIDDEN in word for word in flag.arguments)}
     for flag in from_yaml:
         if flag.key in hidden and _name(flag) not in _names(arguments):
             raise ConfigError(
-                f"{flag.place}: {flag.key} held a secret, which was left out ({HIDDEN}) as the run was written down; add "
+                f"{flag.place}: {flag.key} held a secret, which was removed ({HIDDEN}) when the run was saved; add "
                 f"{_name(flag)} with its whole value"
             )
 
 
 def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
-    """Arguments in which the first words, if the command takes words without flags, have their flags before them.
+    """Put flags before the first words, if the command takes words without flags.
 
-    A YAML file may stand there as everywhere. The last position takes all words that are left if it holds a list.
+    A YAML file may come first, as everywhere. The last position takes all remaining words if it is a list.
     """
     names = getattr(config_class, "POSITIONAL", ())
     if not names or not arguments or arguments[0].endswith((".yaml", ".yml")):
@@ -208,9 +208,9 @@ def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
 
 
 def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
-    """The keys of a YAML file as flags. Scalars are taken as they are written (``no`` and ``1e-5`` too).
+    """The keys of a YAML file as flags. Scalars keep their text (``no`` and ``1e-5`` too).
 
-    Keys that are no settings come along.
+    Unknown keys are included.
 
     Raises ConfigError: missing file, bad YAML, not a mapping, a repeated key, or a nested value.
     """
@@ -243,7 +243,7 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
 
 
 def _typed(node: yaml.Node) -> Any:
-    """What a plain value or a list of them means in YAML; one without a meaning, such as the date 2024-02-30, is text."""
+    """The YAML value of a scalar or a list of scalars; an invalid one, such as the date 2024-02-30, is text."""
     if isinstance(node, yaml.SequenceNode):
         return [_typed(one) for one in node.value]
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
@@ -255,7 +255,7 @@ def _typed(node: yaml.Node) -> Any:
 
 
 def _settings_text(path: Path) -> str:
-    """The text of a file of settings. Raises ConfigError for what cannot be one."""
+    """The text of a file of settings. Raises ConfigError for a file that cannot be one."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no such YAML file (a configuration file comes directly after the command)")
     if not path.is_file():
@@ -278,7 +278,7 @@ def _settings_text(path: Path) -> str:
 
 
 def _refuse_unknown(flags: Sequence[YamlFlag], config_class: type) -> None:
-    """Refuse keys that are no settings. With thousands of them the file is probably no file of settings."""
+    """Raise ConfigError for unknown keys. A file with thousands of them is probably not a file of settings."""
     names = {field.name for field in dataclasses.fields(config_class)}
     keys = [(flag.place, flag.key) for flag in flags if flag.key not in names]
     if not keys:
@@ -310,18 +310,18 @@ def _key(node: yaml.Node, hints: Mapping[str, Any], place: str) -> str:
 
 
 def _flattened(node: yaml.Node) -> yaml.Node:
-    """A mapping in a list as one line of JSON, which is YAML too, for settings whose class says that they are ``NESTED``."""
+    """A mapping in a list as one line of JSON, which is also YAML, for settings listed in their class's ``NESTED``."""
     if not isinstance(node, yaml.MappingNode) or not _is_small(node):
         return node
     try:
         content = yaml.BaseLoader("").construct_document(node)
-    except yaml.YAMLError:  # a list as a key, or an alias of what it is in
+    except yaml.YAMLError:  # a list as a key, or an alias of its own parent
         return node
     return yaml.ScalarNode("tag:yaml.org,2002:str", json.dumps(content, ensure_ascii=False))
 
 
 def _is_small(node: yaml.Node) -> bool:
-    """Whether a node stays small when aliases in it are unfolded."""
+    """Whether a node stays small after its aliases are expanded."""
     count, left = 0, [node]
     while left and count <= LARGEST_NODE:
         one = left.pop()
@@ -360,7 +360,7 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
 
 
 def _whole(value: str, what: str) -> str:
-    """A text with the halves of characters that JSON escapes by two, such as ``\\ud83d\\ude00``, put together."""
+    """Join surrogate pairs of JSON escapes, such as ``\\ud83d\\ude00``, to characters."""
     try:
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError as error:
@@ -368,13 +368,13 @@ def _whole(value: str, what: str) -> str:
 
 
 def _refuse_tag(node: yaml.Node, what: str) -> None:
-    """Refuse a tag that was written out, such as !!python/object; nothing ever acts on one. Raises ConfigError."""
+    """Raise ConfigError for an explicit tag, such as !!python/object; tags are never executed."""
     if node.tag not in PLAIN_TAGS:
         raise ConfigError(f"{what} has the tag {node.tag!r}; settings are plain values, without tags")
 
 
 def _is_dashed(value: str) -> bool:
-    """The value would be taken for a flag. A negative number would not."""
+    """Whether the parser would take the value for a flag; not true of a negative number."""
     try:
         return value.startswith("-") and math.isnan(float(value))
     except ValueError:
@@ -408,7 +408,7 @@ def _stray_argument(arguments: Sequence[str], config_class: type) -> str | None:
 
 
 def _blamed(message: str, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> list[YamlFlag]:
-    """The keys of the YAML file that an error message names and no later flag overrides."""
+    """The keys of the YAML file that are named in an error message and not overridden by a later flag."""
     words = set(message.replace("=", " ").replace(",", " ").replace("'", " ").replace(":", " ").split())
     own = _names(arguments)
     return [flag for flag in from_yaml if _name(flag) in words and _name(flag) not in own]
@@ -424,16 +424,16 @@ def _names(arguments: Sequence[str]) -> set[str]:
 
 
 def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> str:
-    """A configuration as YAML that `parse` reads back to an equal one, but for secrets that are left out."""
+    """A configuration as YAML that `parse` reads back to an equal one, except for removed secrets."""
     plain = to_plain(config, leave_out=leave_out, without_secrets=without_secrets)
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
-    if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
+    if "\x85" in text:  # a line break that PyYAML writes unescaped and reads as a space
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)
     return text
 
 
 def to_plain(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> dict[str, Any]:
-    """A configuration as its YAML file holds it: names and texts, numbers, truth values, lists."""
+    """A configuration as in its YAML file: names with texts, numbers, booleans, lists."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
     nested = getattr(config, "NESTED", ())
     plain = {
@@ -444,14 +444,14 @@ def to_plain(config: Any, *, leave_out: Sequence[str] = (), without_secrets: boo
 
 
 def plain_value(value: Any) -> Any:
-    """A setting as YAML and JSON can hold it."""
+    """A setting as a value of YAML and JSON."""
     if isinstance(value, Path):
         return str(value)
     return [plain_value(one) for one in value] if isinstance(value, tuple) else value
 
 
 def is_plain(value: Any, hint: Any) -> bool:
-    """Whether `plain_value` makes such a value of a setting with this type."""
+    """Whether a setting of this type can have such a value after `plain_value`."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return isinstance(value, list) and all(is_plain(one, parts[0]) for one in value)

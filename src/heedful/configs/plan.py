@@ -16,11 +16,11 @@ from heedful.files import read_object
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ShardOptions):
-    """What a plan needs to know that a run sees by itself."""
+    """Settings of a plan that a run determines by itself."""
 
     gpu_gb: Annotated[float | None, POSITIVE] = None
-    """Memory of the GPU in GB (10^9 bytes), such as 24, 48 or 80: what fits there is said too. None says only what is
-    needed."""
+    """Memory of the GPU in GB (10^9 bytes), such as 24, 48 or 80: the plan also reports whether the run fits. None reports
+    only the memory needed."""
     ranks: Annotated[int, POSITIVE] = 1
     """Processes of the run, each with a GPU of its own (torchrun --nproc-per-node N): the plan is of one of them. Each has
     its share of the rows, and with --shard full of the models."""
@@ -33,14 +33,14 @@ class PlanOptions(ShardOptions):
         super().check()
         if self.shard == "full" and self.ranks == 1:
             raise ConfigError(
-                "--shard full divides models among several ranks; say among how many (--ranks 8), or leave it out"
+                "--shard full shards models over several ranks; give their number (--ranks 8), or leave it out"
             )
         check_ranks(self, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflinePlanOptions(PlanOptions):
-    """A plan for texts that are there."""
+    """A plan for training on given texts."""
 
     max_length: Annotated[int, POSITIVE] = 1024
     """Longest text in tokens, prompt included."""
@@ -48,7 +48,7 @@ class OfflinePlanOptions(PlanOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OnlinePlanOptions(PlanOptions):
-    """A plan for responses that are sampled."""
+    """A plan for training on sampled responses."""
 
     prompt_tokens: Annotated[int, POSITIVE] = 256
     """Longest prompt in tokens. The longest text has max-new-tokens more."""
@@ -114,14 +114,14 @@ TRAINERS: dict[str, type[PlanConfig]] = {
     "dpo": PlanDPOConfig,
     "kto": PlanKTOConfig,
 }
-"""Every trainer that can be planned, by its command."""
+"""The trainers with a plan, by their commands."""
 
 
 def trainer_of(path: Path) -> str:
-    """The trainer whose settings a YAML file holds.
+    """Find the trainer of a YAML file of settings.
 
-    It is the one of the run whose config.yaml the file is; else the one in the file's name, as in polite-ppo.yaml; else the
-    only one that has all keys of the file. Raises ConfigError if none has them, or several have.
+    For a run's config.yaml it is the run's trainer; else the one in the file's name, as in polite-ppo.yaml; else the only one
+    that has all keys of the file. Raises ConfigError if none or several have them.
     """
     run = path.parent / "run.json"
     if path.name == "config.yaml" and run.is_file():

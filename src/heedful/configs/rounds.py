@@ -12,7 +12,7 @@ from heedful.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
-    """Take a labelling project through a round: sample, label, reward, ppo, evaluate. It goes on where it stopped, and waits
+    """Take a labelling project through a round: sample, label, reward, ppo, evaluate. It resumes where it stopped, and waits
     for people at the second step. After the last step, the next call begins the next round."""
 
     project: Path
@@ -64,8 +64,8 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
             raise ConfigError(f"{given} is given, but not {missing}; give both, or neither to keep the last settings")
         if self.random_share < 1 and self.reward_models < 2:
             raise ConfigError(
-                f"--random-share {self.random_share:g} leaves a choice to reward models that disagree, but --reward-models "
-                f"is {self.reward_models}; train at least 2, or leave --random-share out"
+                f"--random-share {self.random_share:g} chooses pairs by the disagreement of reward models, but "
+                f"--reward-models is {self.reward_models}; train at least 2, or leave --random-share out"
             )
         if self.temperature == 0:
             raise ConfigError(
@@ -98,5 +98,5 @@ class SimulateConfig(RewardOptions, MachineOptions):
         super().check()
         if not self.rewards:
             raise ConfigError(
-                "--rewards is missing: name what simulated labellers follow, such as model:runs/reward/final"
+                "--rewards is missing: name a reward for the simulated labellers, such as model:runs/reward/final"
             )

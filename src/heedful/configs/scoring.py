@@ -15,8 +15,8 @@ JudgeMode = Literal["score", "pairwise", "ranking"]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions(Settings):
-    """How a judge (judge:http://HOST/v1#MODEL) is asked. All of it is refused if there is none. Its API key is what the
-    environment variable HEEDFUL_JUDGE_API_KEY holds."""
+    """Settings of a judge (judge:http://HOST/v1#MODEL), refused without a judge. Its API key is read from the environment
+    variable HEEDFUL_JUDGE_API_KEY."""
 
     SECTION = "judge"
 
@@ -51,7 +51,7 @@ Combination = Literal["sum", "mean", "min", "mean-std"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardOptions(JudgeOptions, TrustOptions):
-    """What scores responses, and how several scores become one."""
+    """Rewards, and the combination of their scores."""
 
     SECTION = "reward"
 
@@ -82,7 +82,7 @@ class RewardOptions(JudgeOptions, TrustOptions):
 
     @property
     def group_size(self) -> int:
-        """Responses to one prompt that stand together, to be compared by a judge."""
+        """Number of consecutive responses to one prompt, to be compared by a judge."""
         return 1
 
     @property
@@ -103,8 +103,8 @@ class RewardOptions(JudgeOptions, TrustOptions):
         for reward in (*self.rewards, *getattr(self, "selection_rewards", ()), *getattr(self, "judge", ())):
             if isinstance(reward, str) and "://" in reward and HIDDEN in reward:
                 raise ConfigError(
-                    f"the reward {reward}: {HIDDEN} stands where a secret was left out as the settings were written down; "
-                    "write the address again"
+                    f"the reward {reward}: a secret was replaced by {HIDDEN} when the settings were saved; write the address "
+                    "again"
                 )
 
 
@@ -139,7 +139,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
 
     @property
     def least_connections(self) -> int:
-        """The fewest connections at a time with which the queue can be full and others are still answered."""
+        """Minimal number of connections for a full queue and answers to further clients."""
         return self.max_queue + 8
 
     def check(self) -> None:
@@ -147,7 +147,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
         if self.max_held_mb < self.max_request_mb:
             raise ConfigError(
                 f"--max-held-mb {self.max_held_mb:g} is less than --max-request-mb {self.max_request_mb:g}, so the largest "
-                "request could never be held; raise the one or lower the other"
+                "request could never be accepted; raise --max-held-mb or lower --max-request-mb"
             )
         if self.max_connections < self.least_connections:
             raise ConfigError(
@@ -157,7 +157,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
         for name in self.allowed_hosts:
             if not name or any(sign in name for sign in "/:@ ") or not name.isascii():
                 raise ConfigError(
-                    f"--allowed-hosts {name!r} must be a host name alone, such as gpu-box or rewards.example.org: no port, "
+                    f"--allowed-hosts {name!r} must be only a host name, such as gpu-box or rewards.example.org: no port, "
                     "no http://"
                 )
         if self.token_env is not None and (not self.token_env or "=" in self.token_env):

@@ -1,4 +1,4 @@
-"""Groups of settings with their ranges, paths and checks, each a flag, a YAML key, an attribute."""
+"""Base of all settings, with ranges, paths and checks. Each setting is a flag, a YAML key and an attribute."""
 
 import dataclasses
 import importlib.util
@@ -12,7 +12,7 @@ from typing import Any
 from heedful.errors import ConfigError
 
 LABEL_EXTRA = ("starlette", "uvicorn", "markdown_it", "nh3")
-"""Modules of heedful[label], by the names under which they are imported."""
+"""Import names of the packages of heedful[label]."""
 
 
 def flag(field: str) -> str:
@@ -21,7 +21,7 @@ def flag(field: str) -> str:
 
 
 def require_label_extra(what: str) -> None:
-    """Refuse to serve pages or requests where the packages for that are not installed. Raises ConfigError."""
+    """Raise ConfigError if the packages for serving pages or requests are not installed."""
     missing = [name for name in LABEL_EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -30,7 +30,7 @@ def require_label_extra(what: str) -> None:
 
 
 def multiple(config: Any, whole: str, part: str) -> None:
-    """One size is a multiple of another, so that it divides into equal parts."""
+    """Raise ConfigError unless one size is a multiple of another."""
     a, b = getattr(config, whole), getattr(config, part)
     if b > a:
         raise ConfigError(f"{flag(part)} is {b}, larger than {flag(whole)} {a}; lower it to at most {a}")
@@ -39,13 +39,13 @@ def multiple(config: Any, whole: str, part: str) -> None:
 
 
 def changed(config: Any, *fields: str) -> list[str]:
-    """The flags, with their values, of those fields that are not at their default."""
+    """The flags, with values, of the fields that differ from their defaults."""
     values = {field: getattr(config, field) for field in fields}
     return [f"{flag(field)} {value}" for field, value in values.items() if value != getattr(type(config), field)]
 
 
 def refuse(config: Any, *fields: str, because: str) -> None:
-    """None of the fields is set: they would have no effect, ``because`` of what the message then says."""
+    """Raise ConfigError if one of the fields is set, because it would have no effect; ``because`` is the reason."""
     unused = changed(config, *fields)
     if unused:
         raise ConfigError(f"{unused[0]} {because}")
@@ -57,17 +57,17 @@ def is_visible_ascii(token: str) -> bool:
 
 
 def check_secret(variable: str, what: str) -> None:
-    """If an environment variable holds a secret, it can be sent in a header. Raises ConfigError, which does not show it."""
+    """Raise ConfigError, without the value, if a secret in an environment variable cannot be sent in a header."""
     if not is_visible_ascii(os.environ.get(variable, "")):
         raise ConfigError(
-            f"the environment variable {variable} holds something else than visible ASCII characters, so it cannot be sent "
-            f"in a header; set it to {what}"
+            f"the environment variable {variable} contains other characters than visible ASCII, so it cannot be sent in a "
+            f"header; set it to {what}"
         )
 
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers between two bounds; None is always allowed, as it means that a setting is off."""
+    """Finite numbers between two bounds; None (the setting is off) is always allowed."""
 
     above: float = -math.inf
     at_least: float = -math.inf
@@ -91,7 +91,7 @@ class Range:
 
 
 class Required:
-    """Marks a setting that a command must name. In Python it may be left out where the trainer is given an object instead."""
+    """Marks a setting required on the command line. In Python it may be omitted if the trainer gets an object instead."""
 
 
 REQUIRED = Required()
@@ -101,15 +101,15 @@ NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, at_most=1)
 """A share of a whole."""
 BELOW_ONE = Range(at_least=0, below=1)
-"""A decay or a share that leaves something."""
+"""A decay or a share below 1."""
 SEED = Range(at_least=0, below=2**63)
-"""What every random generator takes."""
+"""Seeds that every random generator accepts."""
 LARGEST = 2**63
-"""Integers are smaller than this in everything that counts with them."""
+"""Upper bound of integers in all libraries."""
 
 
 def check_ranges(config: Any) -> None:
-    """Raise ConfigError, naming the flag, if a field's value is outside the range that is written on it."""
+    """Raise ConfigError, naming the flag, if a field's value is outside the range in its annotation."""
     for field, allowed in _ranges(type(config)).items():
         value = getattr(config, field)
         if value is None:
@@ -134,7 +134,7 @@ def _ranges(config_class: Any) -> dict[str, Range]:
 
 
 def required(config_class: Any) -> set[str]:
-    """The settings that a command must name: those without a default, and those marked as `REQUIRED`."""
+    """The settings required by a command: those without a default, and those marked as `REQUIRED`."""
     hints = typing.get_type_hints(config_class, include_extras=True)
     return {
         field.name
@@ -153,13 +153,13 @@ PATHS = (
     "judge_cache", "sampler_folder", "python", "project", "backup", "models", "policy", "prompts", "reward_config",
     "ppo_config",
 )  # fmt: skip
-"""Settings that are paths or names of models and data sets, which never begin with ~."""
+"""Settings that are paths, or names of models and data sets; such names never begin with ~."""
 REWARDS = ("rewards", "selection_rewards", "judge", "advantage", "policy_loss", "sampler")
-"""Settings that may have a path behind model: or python:, as in python:FILE.py:FUNCTION."""
+"""Settings that may have a path after model: or python:, as in python:FILE.py:FUNCTION."""
 
 
 def expand_paths(config: Any) -> None:
-    """Make paths of settings that are paths, and expand ``~`` and ``~user`` in them, in names and in rewards, in place.
+    """Convert settings that are paths to `Path`, and expand ``~`` and ``~user`` in paths, names and rewards, in place.
 
     Raises ConfigError if there is no such user.
     """
@@ -180,7 +180,7 @@ def expand_paths(config: Any) -> None:
 def _expanded(field: str, value: Any, *, is_path: bool = False) -> Any:
     kind = Path if is_path else type(value)
     if "\0" in str(value):
-        raise ConfigError(f"{flag(field)} {str(value)!r} holds a NUL byte, which no path can")
+        raise ConfigError(f"{flag(field)} {str(value)!r} holds a NUL byte, which is not allowed in a path; remove it")
     if not str(value).startswith("~"):
         return kind(value)
     try:
@@ -188,7 +188,7 @@ def _expanded(field: str, value: Any, *, is_path: bool = False) -> Any:
     except RuntimeError as error:  # no such user
         name = Path(value).parts[0]
         raise ConfigError(
-            f"{flag(field)} {value}: {name} is the home of a user who does not exist here; for a folder of that name write "
+            f"{flag(field)} {value}: {name} is a user's home, but there is no such user; for a folder of that name write "
             f"./{name}"
         ) from error
 
@@ -202,14 +202,14 @@ def _expanded_reward(field: str, value: Any) -> Any:
 class Settings:
     """A group of settings. Groups are combined by inheritance and are flat: a name is the flag, YAML key and attribute.
 
-    A group's ``SECTION`` is its heading in ``--help-all``. A configuration checks each range, expands paths, then checks
-    what its settings say together.
+    A group's ``SECTION`` is its heading in ``--help-all``. A configuration checks each range, expands paths, then checks that
+    its settings fit together.
     """
 
     POSITIONAL = tuple[str, ...]()  # without an annotation, which would make it a setting
-    """Settings whose values may stand first on the command line, without their flags."""
+    """Settings whose values may come first on the command line, without their flags."""
     given = frozenset[str]()  # likewise
-    """The settings that a command's file or flags named, be it with their default; none if it was made in Python."""
+    """The settings named by a command's file or flags, even with their default; empty if made in Python."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

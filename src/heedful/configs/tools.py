@@ -1,4 +1,4 @@
-"""Settings of commands that neither train nor measure: demo, tiny models, answers, chats, what is done with runs."""
+"""Settings of commands that neither train nor measure: demo, tiny models, answers, chats, tools for runs."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class DemoConfig(MachineOptions):
     def check(self) -> None:
         super().check()
         if self.label_simulated and not self.label:
-            raise ConfigError("--label-simulated says who labels with --label, which is not given; add it")
+            raise ConfigError("--label-simulated belongs to --label, which is not given; add it")
         if self.label and not self.label_simulated:
             require_label_extra("--label")
         if str(self.output) in ("", "."):
@@ -75,7 +75,7 @@ class TinyConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
-    """Which models write answers, and how."""
+    """Models that write answers, and their sampling."""
 
     SECTION = "sampling"
 
@@ -151,7 +151,7 @@ class ChatConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions)
     def check(self) -> None:
         super().check()
         if self.raw and self.system_prompt is not None:
-            raise ConfigError("--system-prompt is a message, and --raw has none; leave one of them out")
+            raise ConfigError("--system-prompt is a message, and --raw uses no messages; leave one of them out")
         if self.raw and (self.thinking != "default" or self.chat_template_kwargs):
             raise ConfigError("--thinking and --chat-template-kwargs are for a chat template, and --raw uses none")
 
@@ -231,7 +231,7 @@ class PushConfig(Settings):
     private: bool = True
     """Make a private repository. --no-private makes a public one, or pushes to one that is public."""
     dry_run: bool = False
-    """Write what would go out to a folder, and upload nothing."""
+    """Write the upload to a folder instead of uploading it."""
     folder: Path | None = None
     """The folder of --dry-run. None is the run's with -push behind its name."""
     base_model: str | None = None
@@ -250,7 +250,7 @@ class PushConfig(Settings):
         super().check()
         if not REPOSITORY.fullmatch(self.to):
             raise ConfigError(
-                f"{self.to!r} is no name of a repository; write ORG/NAME: heedful push {self.run} ORG/NAME"
+                f"{self.to!r} is not the name of a repository; write ORG/NAME: heedful push {self.run} ORG/NAME"
             )
         if not self.license:
             raise ConfigError(
@@ -259,7 +259,7 @@ class PushConfig(Settings):
             )
         if not LICENSE.fullmatch(self.license):
             raise ConfigError(
-                f"--license {self.license!r} is not as the Hub writes it, such as apache-2.0, mit or other"
+                f"--license {self.license!r} is not in the Hub's form; write for example apache-2.0, mit or other"
             )
         if self.base_model is not None and not REPOSITORY.fullmatch(self.base_model):
             raise ConfigError(f"--base-model {self.base_model!r} is no model on the Hub; write ORG/NAME")
@@ -271,12 +271,12 @@ class PushConfig(Settings):
 
     @property
     def model_folder(self) -> Path:
-        """Where the model is."""
+        """The folder of the model."""
         return self.run / ("best" if self.best else "final")
 
     @property
     def dry_run_folder(self) -> Path:
-        """Where a dry run writes."""
+        """The folder of a dry run."""
         return self.folder or self.run.with_name(f"{self.run.resolve().name}-push")
 
 
@@ -323,7 +323,7 @@ class ServePolicyConfig(Settings):
         if not self.model:
             raise ConfigError("a model is missing: heedful serve-policy MODEL")
         if self.model.startswith("modelscope:"):
-            raise ConfigError(f"{self.model}: vLLM cannot be given that name; download the model, and name its folder")
+            raise ConfigError(f"{self.model}: vLLM does not accept this name; download the model, and name its folder")
         folder = Path(self.model).expanduser()
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
@@ -336,5 +336,5 @@ class ServePolicyConfig(Settings):
 
     @property
     def interpreter(self) -> str:
-        """The Python to run vLLM with."""
+        """The Python that runs vLLM."""
         return self.python or str(Path(os.environ.get(VARIABLE, "") or sys.executable).expanduser())

@@ -1,4 +1,4 @@
-"""Settings of trackers: where metrics are sent besides the run's own files."""
+"""Settings of trackers, which get a run's metrics in addition to its own files."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``heedful course`` does: list the lessons, start one, check one."""
+"""``heedful course``: list the lessons, start one, check one."""
 
 import sys
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from heedful.errors import ConfigError
 from heedful.files import in_words, write_text
 
 EXTRA = ("jupytext", "nbclient", "ipykernel")
-"""Modules of heedful[course], by the names under which they are imported."""
+"""Import names of the packages of heedful[course]."""
 
 
 def show_lessons(config: CourseConfig) -> None:
@@ -24,7 +24,7 @@ def show_lessons(config: CourseConfig) -> None:
 
 
 def start(config: CourseStartConfig) -> None:
-    """Write a lesson into the current folder as a notebook. Raises ConfigError, also if it is there already."""
+    """Write a lesson into the current folder as a notebook. Raises ConfigError, also if it already exists."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -33,7 +33,7 @@ def start(config: CourseStartConfig) -> None:
     one = lesson(config.lesson, config.language)
     copy = Path(f"{one.name}.ipynb")
     if copy.exists() and not config.overwrite:
-        raise ConfigError(f"{copy} is already here, and stays as it is; open it, or add --overwrite to begin anew")
+        raise ConfigError(f"{copy} already exists and was not changed; open it, or add --overwrite to start again")
     import jupytext
 
     notebook = jupytext.writes(jupytext.reads(one.text, fmt="md:myst"), fmt="ipynb")
@@ -41,7 +41,7 @@ def start(config: CourseStartConfig) -> None:
         write_text(copy, notebook)
     except OSError as error:
         raise ConfigError(
-            f"{copy} cannot be written into {Path.cwd()} ({in_words(error)}); change to a folder that you can write to"
+            f"{copy} cannot be written into {Path.cwd()} ({in_words(error)}); change to a writable folder"
         ) from error
     print(f"lesson {one.number}, {one.title}: open {copy} in VS Code, or with jupyter lab (pip install jupyterlab)")
     print(f"then:  heedful course check {one.number}")
@@ -50,7 +50,7 @@ def start(config: CourseStartConfig) -> None:
 def check(config: CourseCheckConfig) -> None:
     """Print a line for each exercise of the lesson's notebook in the current folder.
 
-    The exit status is 1 unless all are right. Raises ConfigError if there is no notebook that can be read.
+    The exit status is 1 unless all are right. Raises ConfigError if there is no readable notebook.
     """
     from heedful.course.exercises import RIGHT, check_copy
 

@@ -24,7 +24,7 @@ CHECK = re.compile(r"""course\.check\(\s*["'](\d+\.\d+)["']\s*,\s*(\w+)""")
 
 
 def check(exercise: str, answer: Callable[..., Any]) -> None:
-    """Print one line on an answer: right; not done yet; or what was asked, what came out, and what was expected.
+    """Print one line on an answer: right; not done yet; or the question, the result and the expected value.
 
     It never raises.
 
@@ -36,7 +36,7 @@ def check(exercise: str, answer: Callable[..., Any]) -> None:
 
 
 def outcome(exercise: str, answer: Callable[..., Any]) -> str:
-    """What `check` says of an answer: `RIGHT`, `NOT_DONE`, or what is wrong with it."""
+    """The outcome of an answer: `RIGHT`, `NOT_DONE`, or a description of the mistake."""
     test = _test(exercise)
     if isinstance(test, str):
         return test
@@ -77,7 +77,7 @@ def exercises(lesson: Lesson) -> list[str]:
 
 
 def _test(exercise: str) -> Callable[[Callable[..., Any]], None] | str:
-    """The hidden test of an exercise, or why there is none."""
+    """The hidden test of an exercise, or the reason why there is none."""
     number = NUMBER.fullmatch(str(exercise))
     if number is None:
         return "no exercise has this number; they are numbered like 5.1"
@@ -97,8 +97,8 @@ def _is_empty(answer: Callable[..., Any]) -> bool:
 
 
 def _code_cells(copy: Path) -> list[str]:
-    """The source of each code cell. Raises ConfigError if the file is no notebook, or has none."""
-    anew = "start the lesson anew with --overwrite"
+    """The source of each code cell. Raises ConfigError if the file is no notebook, or has no code cell."""
+    anew = "start the lesson again with --overwrite"
     cells = read_object(copy, anew, error=ConfigError, needs=["cells"])["cells"]
     found = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     if not found:
@@ -107,7 +107,7 @@ def _code_cells(copy: Path) -> list[str]:
 
 
 def _run(cell: str, names: dict[str, Any]) -> str:
-    """Run a cell, and drop what it prints. Returns how it failed, or nothing."""
+    """Run a cell without its output. Returns a description of its error, or ``""``."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(cell, "cell", "exec"), names)
@@ -117,7 +117,7 @@ def _run(cell: str, names: dict[str, Any]) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    """An error of the user's code in one line, with the line of the cell that it came from."""
+    """An error of the user's code in one line, with its line in the cell."""
     ours = Path(__file__).parent
     theirs = [one.lineno for one in traceback.extract_tb(error.__traceback__) if ours not in Path(one.filename).parents]
     where = f" (line {theirs[0]} of the cell)" if theirs else ""

@@ -17,15 +17,15 @@ from heedful.files import complete_or_absent, in_words, to_json, write_text
 
 Name = Literal["base", "sft", "reward", "tiny"]
 FOLDER = Path("course-models")
-"""In the current folder. The quick form has a folder of its own in it: nobody takes its models for trained ones."""
+"""In the current folder. The quick form has a subfolder, so that its models are not mistaken for trained ones."""
 FAMILIES = ("opposites", "colours", "反义词")
 """The families of the demo's questions that the course uses."""
 FEW = 100
-"""Records to learn from in the quick form."""
+"""Number of training records in the quick form."""
 HELD_OUT = 0.17
-"""The share of prompts that no model learns from."""
+"""The share of held-out prompts."""
 MADE_FROM: dict[Name, Name] = {"sft": "base", "reward": "sft"}
-"""The model that another one begins as."""
+"""The initial model of each trained one."""
 SHARED: dict[str, Any] = {
     "batch_size": 32,
     "micro_batch_size": 32,
@@ -36,21 +36,21 @@ SHARED: dict[str, Any] = {
     "eval_fraction": 0.0,
     "sample_every": 0,
 }
-"""Settings of the runs that make the models."""
+"""Training settings of the models."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Questions with one good answer each, and the judge that knows it."""
+    """Questions with one good answer each, and a judge that knows it."""
 
     instructions: tuple[Any, ...]
     """`heedful.demo.world.Instruction`: each has ``prompt``, ``answer``, ``good``, and ``flawed`` by kind of flaw."""
     train: tuple[Any, ...]
-    """Prompts that ``demo_model("sft")`` and ``("reward")`` have learned from, with the columns that the judge reads."""
+    """Training prompts of ``demo_model("sft")`` and ``("reward")``, with the judge's columns."""
     held_out: tuple[Any, ...]
-    """Prompts that they have not."""
+    """Held-out prompts."""
     judge: Callable[..., list[float]]
-    """A reward function: 1 for a response without any flaw, 0 for nothing right (`heedful.demo.judge`)."""
+    """A reward function: 1 for a flawless response, 0 for one with nothing right (`heedful.demo.judge`)."""
 
     def answers(self, index: int) -> list[Any]:
         """All answers to ``instructions[index]``, the good one first: each has ``kind``, ``response``, and the judge's score,
@@ -61,7 +61,7 @@ class World:
 
 
 def demo_world() -> World:
-    """The questions of the course, divided as `demo_model` divides them, and the gold judge."""
+    """The questions of the course, split as for `demo_model`, and the gold judge."""
     from heedful.data import read_prompts, split_by_prompt
     from heedful.demo.judge import gold_judge
 
@@ -97,8 +97,8 @@ def demo_data(name: str) -> str:
 def demo_model(name: Name) -> str:
     """The folder of a small model, made once in ``course-models/`` of the current folder.
 
-    base: random weights. sft: fine-tuned on the demonstrations. reward: a reward model from the preferences, which began as
-    sft. tiny: random weights, even smaller, for what needs no answers.
+    base: random weights. sft: fine-tuned on the demonstrations. reward: a reward model trained on the preferences, starting
+    from sft. tiny: random weights, even smaller, for code that needs no good answers.
 
     Raises ConfigError for another name, or a folder that cannot be written to.
     """
@@ -111,7 +111,7 @@ def demo_model(name: Name) -> str:
     if name in MADE_FROM:
         demo_model(MADE_FROM[name])
     print(f"making {folder} ... ", end="", flush=True)
-    with silence(), contextlib.redirect_stderr(io.StringIO()):  # where transformers draws bars
+    with silence(), contextlib.redirect_stderr(io.StringIO()):  # transformers draws progress bars there
         _make(folder.parent, lambda: _TO_MAKE[name](folder))
     print(f"{time.perf_counter() - started:.0f} s")
     return str(folder)
@@ -133,7 +133,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _make(folder: Path, make: Callable[[], object]) -> None:
-    """Call what writes into a folder. Raises ConfigError if it cannot be written to."""
+    """Call a function that writes into a folder. Raises ConfigError if the folder cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         make()
@@ -142,7 +142,7 @@ def _make(folder: Path, make: Callable[[], object]) -> None:
     except OSError as error:
         raise ConfigError(
             f"the course keeps its models in {FOLDER.resolve()}, which cannot be written ({in_words(error)}); start the "
-            "notebook in a folder that you can write to"
+            "notebook in a writable folder"
         ) from error
 
 
@@ -175,7 +175,7 @@ def _make_reward(folder: Path) -> None:
 
 
 def _to_learn_from(name: str) -> list[dict[str, Any]]:
-    """Records of a data file whose prompts are not held out; in the quick form, few."""
+    """Training records of a data file (prompts not held out); only a few in the quick form."""
     held_out = {one.prompt[0].content for one in demo_world().held_out}
     lines = Path(demo_data(name)).read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["prompt"][0]["content"] not in held_out]
@@ -183,7 +183,7 @@ def _to_learn_from(name: str) -> list[dict[str, Any]]:
 
 
 def _keep(result: Any, folder: Path) -> None:
-    """Copy the final model of a run in a temporary folder."""
+    """Copy the final model of a run to a folder."""
     with complete_or_absent(folder) as partial:
         shutil.copytree(result.folder / "final", partial, dirs_exist_ok=True)
 

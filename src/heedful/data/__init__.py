@@ -1,6 +1,6 @@
 """Turn text on disk into records: read a file, check every record, split by prompt, visit records in a restorable order.
 
-Importing this package loads neither torch nor the libraries that read files.
+Importing this package loads neither torch nor the libraries for reading files.
 """
 
 from heedful.data.readers import Record, parse_columns, read_records

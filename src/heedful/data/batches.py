@@ -1,6 +1,6 @@
-"""Rows of tokens as tensors: padding, micro-batches of a limited size, and what happens when memory runs out.
+"""Rows of tokens as tensors: padding, micro-batches of limited size, and retries when memory runs out.
 
-Masks say what is padding. Ids are never compared, so the padding token may be the end-of-sequence token.
+Masks mark the padding. Ids are never compared, so the padding token may be the end-of-sequence token.
 """
 
 import gc
@@ -71,8 +71,8 @@ def collate_padding_behind(
 ) -> Batch:
     """Pad as `collate` does, but with all padding at the end of each row.
 
-    A batch is then as long as its longest row, not as its longest prompt plus its longest response. For texts that are
-    given, not sampled, this saves at least a third of the work. ``response_mask`` covers every column except the first.
+    A batch is then as long as its longest row, not as its longest prompt plus its longest response. For given texts this
+    saves at least a third of the work. ``response_mask`` covers every column except the first.
     """
     _check(prompts, responses)
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
@@ -95,7 +95,7 @@ def _check(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]])
 def in_micro_batches(
     items: Iterable[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]]
 ) -> Iterator[list[Item]]:
-    """Yield items in their order, as many at a time as ``limit`` allows. An item that exceeds the limit comes by itself.
+    """Yield items in order, as many at a time as ``limit`` allows. An item above the limit is a micro-batch of its own.
 
     ``shape`` returns an item's number of rows and the number of tokens of its longest row.
     """
@@ -115,9 +115,9 @@ def in_micro_batches(
 def own_micro_batches(
     items: Sequence[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]], passes: "Passes | None" = None
 ) -> Iterator[list[Item]]:
-    """`in_micro_batches` of the items that this rank has to process: about its share of the tokens, in their order.
+    """`in_micro_batches` of this rank's items: about its share of the tokens, in order.
 
-    ``passes`` keeps ranks in step if their models are divided (`in_step`).
+    ``passes`` keeps the ranks in step if their models are sharded (`in_step`).
     """
     if ranks.size() == 1:
         return in_micro_batches(items, limit, shape)
@@ -127,7 +127,7 @@ def own_micro_batches(
 
 
 def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Item]:
-    """Yield this rank's micro-batches, of those of each rank, while all make the same number of ``passes``."""
+    """Yield this rank's entry of ``divided`` (micro-batches per rank), with the same number of ``passes`` on all ranks."""
     most = max(map(len, divided))
     with in_lockstep():
         for i in range(most):
@@ -139,15 +139,15 @@ def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Ite
 
 
 def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
-    """Return the rows of each micro-batch of this rank, of rows of these lengths in tokens. A rank may have none.
+    """Return the row indices of each micro-batch of this rank, given all rows' lengths in tokens. A rank may have none.
 
-    If one micro-batch holds all rows, they keep their order; else they are sorted by length first, so that little is padding.
+    If one micro-batch holds all rows, they keep their order; otherwise they are sorted by length first, to reduce padding.
     """
     return rows_of(ranks.shard_indices(lengths), lengths, limit)
 
 
 def rows_of(own: list[int], lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
-    """The same of given rows."""
+    """The same for given rows."""
     order = sorted(own, key=lengths.__getitem__)
     parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
     return parts if len(parts) > 1 or len(own) < len(lengths) else [own]
@@ -157,19 +157,19 @@ def rows_of(own: list[int], lengths: Sequence[int], limit: MicroBatch) -> list[l
 
 
 class AdaptiveMicroBatch:
-    """How many rows at a time memory has room for: what the settings say, or less once it has run out.
+    """The largest micro-batch that fits into memory: that of the settings, or a smaller one after memory ran out.
 
-    The smaller micro-batch stays for the rest of the run, and is part of its state. Micro-batches never change a gradient
-    but by rounding. Messages name ``flag``, the setting that would have been right from the start.
+    The smaller micro-batch stays for the rest of the run, and is part of its state. Micro-batches change gradients only by
+    rounding. Messages name ``flag``, the setting of the micro-batch.
     """
 
     def __init__(self, flag: str = "--micro-batch-size") -> None:
         self.flag = flag
         self.found: MicroBatch | None = None
-        """What memory was found to have room for; None if it never ran out."""
+        """The micro-batch found to fit into memory; None if memory never ran out."""
 
     def within(self, limit: MicroBatch) -> MicroBatch:
-        """The smaller of what the settings say and what was found."""
+        """The smaller of ``limit`` (from the settings) and ``found``."""
         if self.found is None:
             return limit
         tokens = [count for count in (limit.tokens, self.found.tokens) if count is not None]
@@ -183,7 +183,7 @@ class AdaptiveMicroBatch:
         rows: int,
         undo: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Return ``work(micro-batch)``, done again from its start with half the micro-batch whenever memory runs out in it.
+        """Return ``work(micro-batch)``, restarted with half the micro-batch whenever memory runs out in it.
 
         The arguments are those of `attempts`.
         """
@@ -194,22 +194,21 @@ class AdaptiveMicroBatch:
         return done[0]
 
     def attempts(self, limit: MicroBatch, *, rows: int, undo: Callable[[], None] = lambda: None) -> Iterator["Attempt"]:
-        """Attempts at some work, each with the micro-batch to use, until memory has room for one.
+        """Yield attempts at some work, each with the micro-batch to use, until one fits into memory.
 
             for attempt in adaptive.attempts(limit, rows=16):
                 with attempt as micro_batch:
                     ...
 
-        If memory runs out on one of several ranks, all try again. In an attempt, ranks may talk to each other only after
+        If memory runs out on one of several ranks, all try again. In an attempt, ranks may communicate only after
         `heedful.distributed.ranks.all_well`.
 
         Args:
             limit: the micro-batch of the settings.
-            rows: how many there are in all (pairs, if the limit counts pairs): half of more would be no fewer.
-            undo: undoes what an unfinished attempt may have left, such as gradients. torch's random numbers are put back
-                without it.
+            rows: the number of all rows (pairs, if the limit counts pairs); halving starts from it if the limit is larger.
+            undo: undoes side effects of an unfinished attempt, such as gradients. torch's random state is restored anyway.
 
-        Raises MemoryFullError if memory runs out with one row at a time, or in a pass through divided models.
+        Raises MemoryFullError if memory runs out with one row at a time, or in a pass through sharded models.
         """
         before = _random_state()
         while True:
@@ -217,7 +216,7 @@ class AdaptiveMicroBatch:
             yield attempt
             if not attempt.ran_out:
                 return
-            # Out of the attempt, the error and all that its frames held is gone.
+            # Outside the attempt the error and everything held by its frames is gone.
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -227,8 +226,7 @@ class AdaptiveMicroBatch:
             _set_random_state(before)
             say(
                 f"out of memory with {attempt.count} rows at a time, so from here on {self.found.rows}: the same results, "
-                f"more slowly ({self.flag} {self.found.rows} would do so from the start; heedful plan says what takes the "
-                "memory)"
+                f"more slowly ({self.flag} {self.found.rows} does so from the start; heedful plan shows the use of memory)"
             )
 
     def state_dict(self) -> dict[str, int | None]:
@@ -240,11 +238,11 @@ class AdaptiveMicroBatch:
 
 
 class Attempt:
-    """One attempt at some work: a context that gives the micro-batch to use, and ends quietly if memory runs out in it.
+    """One attempt at some work: a context with the micro-batch to use, which suppresses the error if memory runs out.
 
     Args:
-        micro_batch: the most rows and tokens at a time.
-        rows: how many there are in all.
+        micro_batch: maximal rows and tokens at a time.
+        rows: the number of all rows.
         flag: the setting named in messages.
     """
 
@@ -253,7 +251,7 @@ class Attempt:
         self.ran_out = False
         """Whether memory ran out, here or on another rank."""
         self.count = min(micro_batch.rows, -(-rows // ranks.size()))
-        """The rows that were too many, if it did."""
+        """The number of rows that was too large, if it did."""
 
     def __enter__(self) -> MicroBatch:
         return self.micro_batch
@@ -279,15 +277,15 @@ class Attempt:
             count = min(self.micro_batch.rows, self.rows)
             raise MemoryFullError(
                 f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait "
-                "in the midst of the pass, so it cannot be done again in smaller parts: start again with "
+                "in the middle of the pass, so it cannot be repeated in smaller parts: start again with "
                 f"{self.flag} {max(1, count // 2)}, and the run resumes from its newest checkpoint"
             ) from error
         if not isinstance(error, ranks.ElsewhereMemoryError):
             ranks.any_of(True)
         if self.count <= 1:
             raise MemoryFullError(
-                f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes "
-                "and which settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype "
+                f"out of memory with one row at a time ({reason}); heedful plan shows the memory of each part of a run "
+                "and the settings that make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype "
                 "bfloat16, or shorter texts (--max-length, --max-prompt-tokens, --max-new-tokens)"
             ) from error
         self.ran_out = True
@@ -295,7 +293,7 @@ class Attempt:
 
 
 def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
-    """State of torch's generators, of which dropout takes its numbers. Nothing waits for a GPU here."""
+    """State of torch's random generators, which dropout uses. Reading it does not wait for the GPU."""
     is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return torch.get_rng_state(), torch.cuda.get_rng_state() if is_on_gpu else None
 

@@ -1,8 +1,8 @@
 """Turn prompts and responses into token ids.
 
 A conversation has the ids of its chat template's rendering, tokenised as one text. The response begins where the rendering
-of the prompt ends. Raw text stays raw: the prompt is tokenised by itself, as a policy reads it, and the response continues
-it. What a person typed is never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
+of the prompt ends. Raw text stays raw: the prompt is tokenised alone, as a policy reads it, and the response continues it.
+Text in messages never becomes a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
 """
 
 import bisect
@@ -40,7 +40,7 @@ class ChatTemplate:
     """A tokenizer's chat template.
 
     Texts of special tokens inside messages pass through the template as markers that no message contains, and are then
-    encoded literally. In an assistant's messages ``<think>`` and ``</think>`` stay what they are.
+    encoded literally. In an assistant's messages ``<think>`` and ``</think>`` stay unchanged.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -56,11 +56,11 @@ class ChatTemplate:
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
     def marked(self, text: str) -> str:
-        """Return a text of the assistant's as it stands in a rendering, with markers."""
+        """Return the assistant's text as it appears in a rendering, with markers."""
         return self.encoder.marked(text, but=(THINK, THINK_END))
 
     def text(self, messages: Conversation, *, add_generation_prompt: bool) -> str:
-        """Return a conversation's rendering with markers for what `Encoder.read` shall read as letters.
+        """Return a conversation's rendering, with markers for text that `Encoder.read` encodes literally.
 
         Raises CheckpointError if there is no chat template, or if it refuses the conversation or takes too long over it.
         """
@@ -129,13 +129,13 @@ def _in_all(value: Any, change: Callable[[str], str]) -> Any:
 
 PROBE = "heedful"
 PROMPTS_KEPT = 4096
-"""How many prompts are remembered with their ids: a prompt has several responses, and not always one after another."""
+"""Number of prompts whose ids are cached: a prompt has several responses, not always in succession."""
 OPENED = re.compile(rf"{THINK}\s*$")
 CLOSED = re.compile(rf"{THINK_END}\s*$")
 
 
 def plain_text(prompt: Text) -> str:
-    """Write a prompt for a model without a chat template: its text, or each of several messages after its role's name."""
+    """Write a prompt for a model without a chat template: its text, or messages, each after its role's name."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -144,11 +144,11 @@ def plain_text(prompt: Text) -> str:
 
 
 class Renderer:
-    """Writes prompts and responses as the token ids of one tokenizer, and reads what a policy wrote.
+    """Encodes prompts and responses with one tokenizer and its chat template, and decodes a policy's responses.
 
     Args:
         tokenizer: the model's, with its chat template.
-        special_tokens: how special tokens in raw text are read: ``literal``, as letters, or ``read``, as the tokens.
+        special_tokens: how special tokens in raw text are encoded: ``literal``, as letters, or ``read``, as the tokens.
 
     Raises CheckpointError if the tokenizer has no end-of-sequence token.
     """
@@ -172,7 +172,7 @@ class Renderer:
         self.turn_end_id: int = tokenizer.eos_token_id
         """The token that ends an answer in a conversation."""
         self.opening = ""
-        """``<think>`` and what follows it, if the template's generation prompt ends with an open thought."""
+        """``<think>`` and the white space after it, if the template's generation prompt ends with open thinking."""
         self.closes_thinking = False
         """True if the generation prompt ends with ``</think>``: thinking is off."""
         self.shows_thinking = False
@@ -180,17 +180,17 @@ class Renderer:
         self.ends_turns = False
         """True if the template ends an answer with a special token."""
         self.lacks_header = False
-        """True if the template writes no generation prompt, although an answer has a header."""
+        """True if the template adds no generation prompt although its answers have a header."""
         self._tail = ""
-        """What the template writes after an answer."""
+        """The template's text after an answer."""
         self._to_end = 0
-        """How much of it goes up to the token that ends the turn."""
+        """Number of its characters up to the end of the token that ends the turn."""
         self._end_token: str = tokenizer.eos_token
         """The text of that token."""
         self._spaces = "", ""
         """White space that the template itself writes between generation prompt and answer, and between answer and end."""
         self._last: tuple[str, list[int]] = ("", [])
-        """The text of the conversation that was written last, with its ids: the next one may continue it."""
+        """Text and ids of the last encoded conversation: the next one may continue it."""
         self._prompt = lru_cache(PROMPTS_KEPT)(self._encoded_prompt)
         if tokenizer.chat_template:
             self._probe()
@@ -200,21 +200,21 @@ class Renderer:
         return list(self._prompt(prompt)[1])
 
     def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and of the response that a policy has to write after it, with the token that ends it.
+        """Return the ids of a prompt and of its response, with the end token, as a policy has to generate them.
 
         In a conversation they are the template's own rendering of prompt and response, tokenised as one text, up to the end
-        of the turn. A token that holds the end of the prompt and the beginning of the response belongs to the response.
-        Thinking that the template does not show follows the prompt as it is. Raw text after a raw prompt has the ids with
-        which it continues the prompt's; if a token would hold a part of both, its own ones.
+        of the turn. A token with the end of the prompt and the beginning of the response belongs to the response.
+        Thinking that the template omits is added after the prompt unchanged. Raw text after a raw prompt has the ids that
+        continue those of the prompt; if one token would overlap both, the response is tokenised alone.
 
         Args:
-            prompt: what the response answers. A response to raw text ends with EOS, an answer in a conversation with the
-                template's end of turn.
+            prompt: the prompt. A response to raw text ends with EOS, an answer in a conversation with the template's end of
+                turn.
             response: the response.
-            truncated: the response was cut off, so no end follows.
+            truncated: the response was cut off, so no end token follows.
 
-        Raises DataError for a response that thinks where the generation prompt has closed the thought, CheckpointError if the
-        template does not render it.
+        Raises DataError for a response with thinking if the generation prompt has closed the thinking, CheckpointError if
+        the template does not render it.
         """
         if isinstance(prompt, str):
             return self._raw(prompt, plain_response(response), truncated=truncated)
@@ -229,20 +229,20 @@ class Renderer:
         return ids[:start], ids[start:]
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
-        """Return the ids of the response that `written` gives."""
+        """Return the response's ids of `written`."""
         return self.written(prompt, response, truncated=truncated)[1]
 
     def written_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
-        """Return the ids of a prompt and of a response that a policy has to write after it."""
+        """Return the ids of `written` as one list."""
         asked, answer = self.written(prompt, response, truncated=truncated)
         return asked + answer
 
     def read_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
-        """Return the ids of a prompt and a response as a model reads them that writes neither.
+        """Return the ids of a prompt and a response for a model that only reads them, such as a reward model.
 
-        A conversation is read as the template renders it whole, with the response's thinking and answer apart, so that the
-        template decides what it shows of the thinking. A response whose thought never ended is read as it is, or as an empty
-        answer if the template shows no thinking. No end follows one that was cut off (``truncated``).
+        The template renders the whole conversation, with the response's thinking and answer apart, so the template decides
+        whether to show the thinking. A response whose thinking never ends is encoded unchanged, or as an empty answer if the
+        template shows no thinking. A response that was cut off (``truncated``) has no end token.
         """
         if isinstance(prompt, str):
             return self.written_ids(prompt, response, truncated=truncated)
@@ -256,9 +256,9 @@ class Renderer:
         return self.encoder.read_on(text, *self._prompt(prompt)) + self._added_end(truncated=truncated)
 
     def whole_text(self, prompt: Conversation, response: Response, *, apart: bool = False) -> str | None:
-        """Return the template's own rendering of a prompt and a response, or None for a thought without an end.
+        """Return the template's own rendering of a prompt and a response, or None if the thinking never ends.
 
-        With ``apart`` it gets the response's thinking and answer apart, also if they stand in one text.
+        With ``apart`` the template gets the response's thinking and answer separately, even if they are one text.
         """
         turn = Message("assistant", response) if isinstance(response, str) else response
         thinking, answer = _parts(turn)
@@ -273,10 +273,10 @@ class Renderer:
         return None if text is None else self.encoder.read(text)
 
     def response_text(self, ids: Sequence[int], *, prompt: Text, truncated: bool = False) -> str:
-        """Return a response that a policy wrote, after the ``<think>`` with which the prompt's rendering may have ended.
+        """Return the text of a policy's response, beginning with ``<think>`` if the rendered prompt ended with it.
 
-        ``ids`` are without the token that ended it, and decoded as the text that follows the prompt. White space that the
-        template itself writes before or, unless it was cut off (``truncated``), after every answer is not part of it.
+        ``ids`` are without the end token and are decoded as a continuation of the prompt. White space that the template
+        adds before and (unless the response was ``truncated``) after every answer is removed.
         """
         text = self.encoder.decode_after(self._prompt(prompt)[1], ids)
         if isinstance(prompt, str):
@@ -292,7 +292,7 @@ class Renderer:
         return self.encoder.read(self.template.text((*prompt, turn), add_generation_prompt=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids by themselves, special tokens included: what the model wrote is shown as it is."""
+        """Return the text of token ids alone, unchanged, with special tokens."""
         return self.encoder.decode(ids)
 
     def _encoded_prompt(self, prompt: Text) -> "tuple[str, array[int]]":
@@ -316,7 +316,7 @@ class Renderer:
         return asked, self.encoder.within(response, with_specials=is_read) + end
 
     def _text(self, prompt: Conversation, turn: Message, *, truncated: bool) -> str:
-        """Return the text of a prompt and of an answer that a policy has to write after it, up to its end."""
+        """Return the text of a prompt and of its answer, up to the end of the turn, as a policy has to generate it."""
         before, _ = self._prompt(prompt)
         thinking, answer = _parts(turn)
         if answer is not None:
@@ -335,13 +335,13 @@ class Renderer:
         return before + written + self._end(truncated=truncated)
 
     def _end(self, *, truncated: bool) -> str:
-        """Return what ends an answer that the template does not render."""
+        """Return the ending of an answer that the template does not render."""
         return "" if truncated or not self.ends_turns else self._spaces[1] + self._end_token
 
     def _continued(self, prompt: Conversation, turn: Message, before: str) -> str | None:
-        """Return the template's rendering of the whole, or None if it does not go on from ``before``, the prompt's.
+        """Return the template's rendering of the whole, or None if it does not begin with ``before``, the prompt's rendering.
 
-        None too if it leaves out the turn's thinking or its answer.
+        Also None if it omits the turn's thinking or its answer.
         """
         if self.lacks_header:
             return None
@@ -353,7 +353,7 @@ class Renderer:
         return None if turn.thinking is not None and not self.shows_thinking else rendered
 
     def _up_to_end(self, rendered: str, *, truncated: bool) -> str:
-        """Return a rendering up to the end of its last turn, without what the template writes after that."""
+        """Return a rendering up to the end of its last turn, without the template's text after it."""
         if self._tail and rendered.endswith(self._tail):
             end = len(rendered) - len(self._tail)
             return rendered[: end if truncated else end + self._to_end]
@@ -367,10 +367,10 @@ class Renderer:
         return [] if truncated or self.ends_turns else [self.turn_end_id]
 
     def _as_written(self, text: str) -> str:
-        """Return a response that thinks as it follows the generation prompt. Its tags may be special tokens."""
+        """Return a response with thinking in the form that follows the generation prompt. Its tags may be special tokens."""
         if self.closes_thinking:
             raise DataError(
-                f"the response thinks ({text[:40]!r}), but the prompt as the chat template renders it ends with {THINK_END}: "
+                f"the response has thinking ({text[:40]!r}), but the chat template ends the prompt with {THINK_END}: "
                 "thinking is off. Use --thinking on, or take the thinking out of the data"
             )
         if self.opening:
@@ -379,7 +379,7 @@ class Renderer:
         return self.template.marked(text)
 
     def _probe(self) -> None:
-        """Find out how the template writes an answer, from short conversations."""
+        """Determine from short conversations how the template renders an answer."""
         question = (Message("user", "a"),)
         before = self.template.text(question, add_generation_prompt=True)
         whole = self.template.text((*question, Message("assistant", PROBE)), add_generation_prompt=False)
@@ -403,7 +403,7 @@ class Renderer:
         self.shows_thinking = PROBE in self.template.text(thought, add_generation_prompt=False)
 
     def _special_in(self, text: str) -> int | None:
-        """Return the first special token whose own text it stands for: an unknown letter may have the id of one, too."""
+        """Return the first special token that the text contains by name; an unknown letter may have a special token's id."""
         tokens = [
             (i, self.tokenizer.convert_ids_to_tokens(i)) for i in self.encoder.read(text) if i in self.special_ids
         ]
@@ -418,16 +418,16 @@ def _parts(turn: Message) -> tuple[str | None, str | None]:
 class RewardInputs:
     """Encodes a prompt and a response as a reward model reads them, always with its own ``tokenizer``.
 
-    A decoder reads them as one text, a conversation as its chat template renders it, so the template decides what is shown of
-    the thinking. An encoder (its tokenizer has CLS and SEP tokens) reads them as a pair of texts, and no thinking in
-    conversations.
+    A decoder reads them as one text, a conversation as rendered by its chat template, so the template decides whether to
+    show the thinking. An encoder (its tokenizer has CLS and SEP tokens) reads them as a pair of texts, in conversations
+    without thinking.
 
     Args:
         tokenizer: the reward model's.
-        reads: where a conversation ends for a decoder. ``turn-end``: with the turn, as a policy writes it. ``template``: as
-            the chat template renders all of it, which is what other tools give a reward model.
-        written: encode what a policy has to write after the prompt instead, for training on pairs without a reward model.
-        special_tokens: how special tokens in raw text are read, as in `Renderer`. An encoder reads them as letters.
+        reads: where a conversation ends for a decoder. ``turn-end``: at the end of the turn, as in a policy's response.
+            ``template``: after the chat template's whole rendering, the input of a reward model in other tools.
+        written: encode as a policy generates (`Renderer.written`), for training on pairs without a reward model.
+        special_tokens: how special tokens in raw text are encoded, as in `Renderer`. An encoder reads them as letters.
     """
 
     def __init__(
@@ -449,14 +449,14 @@ class RewardInputs:
     ) -> dict[str, list[int]]:
         """Return the token ids (and an encoder's token types) of one prompt and response.
 
-        After a response that was cut off (``truncated``) a decoder reads no end of turn, unless it reads the whole template,
-        which it was never shown without its end. A decoder's text is cut at its end to ``max_length`` tokens; of an encoder's
-        two texts, the longer one is cut.
+        After a response that was cut off (``truncated``) a decoder reads no end of turn. With ``reads="template"`` it still
+        does, because it never saw a rendering without its end. A decoder's text is cut at its end to ``max_length`` tokens;
+        of an encoder's two texts, the longer one is cut.
         """
         if self.renderer is None:
             turn = Message("assistant", response) if isinstance(response, str) else response
             answer = plain_response(replace(turn, content=_parts(turn)[1] or "", thinking=None))
-            # As a batch of one: given by itself, an empty response would be taken for no response.
+            # As a batch of one: alone, an empty response would count as no response.
             encoded = self.tokenizer(
                 [plain_text(prompt)],
                 [plain_response(response) if isinstance(prompt, str) else answer],
@@ -471,9 +471,9 @@ class RewardInputs:
         return {"input_ids": ids(prompt, response, truncated=truncated)[:max_length]}
 
     def encode_beginning(self, prompt: Text, response: str, *, max_length: int) -> dict[str, list[int]]:
-        """Return the ids of a prompt with the longest beginning of a response that fits, as of a response that was cut.
+        """Return the ids of a prompt with the longest beginning of its response that fits, as a truncated response.
 
-        If not even the prompt fits, they are those of the prompt alone.
+        If not even the prompt fits, return the ids of the prompt with an empty response.
         """
 
         def row(end: int) -> dict[str, list[int]]:

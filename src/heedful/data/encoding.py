@@ -1,7 +1,7 @@
-"""Text to the token ids of one tokenizer and back: which tokens a text has at its place, and which text tokens had.
+"""Encode text with one tokenizer and decode it, also in the middle of another text.
 
-A tokenizer may put a space before a text or before each part of it (SentencePiece's do), and leave it out again when it
-decodes. A text that follows another one therefore has other tokens than the same text by itself.
+A tokenizer may add a space before a text or before each part of it (SentencePiece's do), and remove it when it decodes. So a
+text after another one has other tokens than the same text alone.
 """
 
 import json
@@ -16,14 +16,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
-"""Tokens that are letters of texts, also where they are marked as special."""
+"""Tokens that are letters of texts, even if the tokenizer marks them as special."""
 
 
 class _PutsSpace(NamedTuple):
-    """Where a tokenizer puts a space that is not in the text, as decoding shows."""
+    """Where a tokenizer adds a space that is not in the text, found by decoding."""
 
     everywhere: bool
-    """Its tokens do not say whether a space stands before them, as with WordPiece."""
+    """Its tokens do not encode a space before them, as with WordPiece."""
     at_start: bool
     after_special: bool
     before_spaces: bool
@@ -33,8 +33,8 @@ class _PutsSpace(NamedTuple):
 class Encoder:
     """Encodes and decodes with one tokenizer.
 
-    What somebody typed is never read as a special token. In a text that holds both, markers stand for typed ones (`marked`).
-    A marker has a random number, so that no text contains it; ids do not depend on that number.
+    Typed text never becomes a special token. In a text with both, markers replace the typed ones (`marked`). A marker has a
+    random number, so that no text contains it; ids do not depend on that number.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -49,10 +49,10 @@ class Encoder:
         self._markers = {text: f"{self._sign}{i:05}\ue001" for i, text in enumerate(self.special_texts)}
         self._typed = {marker: text for text, marker in self._markers.items()}
         self._names = {text: f"h{number}n{i:05}h" for i, text in enumerate(self.special_texts)}
-        """What special tokens are called in `_renamed`."""
+        """The names of special tokens in `_renamed`."""
 
     def specials_in(self, *texts: str) -> list[str]:
-        """Return the texts of special tokens that stand in texts, longest first."""
+        """Return the texts of the special tokens in the given texts, longest first."""
         found = {special for text in texts for special in self._special.findall(text)}
         return sorted(found, key=self._markers.__getitem__)
 
@@ -61,13 +61,13 @@ class Encoder:
         return self._special.sub(lambda found: found[0] if found[0] in but else self._markers[found[0]], text)
 
     def literal(self, text: str) -> list[int]:
-        """Return the ids of a text by itself, of which no part is read as a special token."""
+        """Return the ids of a text alone, without special tokens."""
         if self._renamed is not None:
             return self._renamed.encode(text, add_special_tokens=False).ids
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def read(self, text: str) -> list[int]:
-        """Return the ids of a text by itself, with its special tokens; markers are read as the letters they stand for."""
+        """Return the ids of a text alone, with its special tokens; markers become the letters they replace."""
         if self._sign not in text and not self._makes_specials:
             return self.tokenizer(text, add_special_tokens=False).input_ids
         if self._renamed is not None:
@@ -81,7 +81,7 @@ class Encoder:
     def read_on(self, text: str, known: str, ids: Sequence[int]) -> list[int]:
         """Return `read` of a text, given the ids of a text with which it begins.
 
-        Texts on both sides of a special token do not touch each other's tokens, so only what follows the last one is encoded.
+        A special token separates the tokens of the texts around it, so only the text after the last one is encoded.
         """
         place = next((k for k in reversed(range(len(ids))) if ids[k] in self._borders), -1)
         start = known.rfind(self._borders[ids[place]]) if place >= 0 and text.startswith(known) else -1
@@ -91,11 +91,11 @@ class Encoder:
         return [*ids[:place], *rest] if rest[:1] == [ids[place]] else self.read(text)
 
     def tokens_within(self, text: str, end: int) -> int:
-        """Return how many of the first tokens of `read` end before ``end``.
+        """Return the number of leading tokens of `read` that end before ``end``.
 
-        A special token may take in white space beside it. It counts as standing where its own text stands.
+        A special token may include white space beside it. Its position is that of its own text.
         """
-        if self._renamed is None:  # without offsets: as many as the text up to there has, too
+        if self._renamed is None:  # without offsets: the common prefix with the text up to there
             pairs = zip(self.read(text), self.read(text[:end]), strict=False)
             return next((i for i, (a, b) in enumerate(pairs) if a != b), len(self.read(text[:end])))
         whole = self._unmarked(text)
@@ -111,20 +111,20 @@ class Encoder:
         return len(encoding.ids)
 
     def within(self, text: str, *, with_specials: bool = False) -> list[int]:
-        """Return the ids of a text inside another one: without a space that the tokenizer puts before a text."""
+        """Return the ids of a text inside another one: without the space that the tokenizer adds before a text."""
         if self._unprefixed is None:
             return self.read(text) if with_specials else self.literal(text)
         return self._unprefixed.encode(self._unmarked(text) if with_specials else text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids by themselves, special tokens included."""
+        """Return the text of token ids alone, special tokens included."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text of token ids that follow others.
 
-        Decoders leave out a space at the beginning. Here it is left out only if the tokenizer put it there: at the beginning
-        of all text, or behind each added token.
+        Decoders remove a space at the beginning. Here it is removed only if the tokenizer added it: at the beginning of all
+        text, or after each added token.
         """
         texts, known = [], list(before)
         for is_added, group in groupby(ids, self._added.__contains__):
@@ -135,13 +135,13 @@ class Encoder:
         return "".join(texts)
 
     def _decoded_inside(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids with the space that it begins with."""
+        """Return the text of token ids with its leading space."""
         neutral = self.tokenizer.eos_token_id
         start, text = self.decode([neutral]), self.decode([neutral, *ids])
         return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
     def _is_put(self, text: str, before: Sequence[int]) -> bool:
-        """Whether the tokenizer itself put the space with which a text begins that follows these ids."""
+        """Whether the tokenizer itself added the leading space of a text after these ids."""
         puts = self._puts_space
         if text.startswith("  ") and not puts.before_spaces:
             return False
@@ -151,7 +151,7 @@ class Encoder:
 
     @cached_property
     def _added(self) -> set[int]:
-        """Added tokens, which part a text in two, but for those that stand for letters."""
+        """Added tokens, which split a text in two, except those that are letters."""
         tokens = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.content not in BYTES}
         return tokens - ({self.tokenizer.unk_token_id} - {self.tokenizer.eos_token_id})
 
@@ -170,13 +170,13 @@ class Encoder:
         )
 
     def _unmarked(self, text: str) -> str:
-        """Return a text as `_renamed` reads it: typed special tokens as they are, the others by their names."""
+        """Return a text for `_renamed`: typed special tokens unchanged, the others under their new names."""
         named = self._special.sub(lambda found: self._names[found[0]], text)
         return self._marker.sub(lambda found: self._typed[found[0]], named)
 
     @cached_property
     def _borders(self) -> dict[int, str]:
-        """Special tokens that are found before anything else is done with a text, and have their ids from nowhere else."""
+        """Special tokens that the tokenizer matches before any other processing, and whose ids have no other source."""
         tokens = self.tokenizer.added_tokens_decoder.items() if self.tokenizer.is_fast else ()
         unknown = self.tokenizer.unk_token_id  # which stands for other texts too
         return {
@@ -196,12 +196,12 @@ class Encoder:
 
     @cached_property
     def _renamed(self) -> Tokenizer | None:
-        """The tokenizer with other names for its special tokens and true offsets; None if it is not made of `tokenizers`."""
+        """The tokenizer with other names for its special tokens and true offsets; None if it does not use `tokenizers`."""
         return self._copy(lambda spec: spec)
 
     @cached_property
     def _unprefixed(self) -> Tokenizer | None:
-        """`_renamed`, without a space that is put before a text."""
+        """`_renamed`, without the space added before a text."""
         return self._copy(_without_prefix)
 
     def _copy(self, change: Callable[[Any], Any]) -> Tokenizer | None:
@@ -226,7 +226,7 @@ class Encoder:
 
 
 def _without_prefix(spec: Any) -> Any:
-    """Return a normalizer or a pre-tokenizer that puts no space before a text."""
+    """Return a normalizer or a pre-tokenizer that adds no space before a text."""
     if not isinstance(spec, dict):
         return spec
     if spec["type"] == "Prepend":

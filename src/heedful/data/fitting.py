@@ -17,22 +17,22 @@ Encoded = TypeVar("Encoded")
 
 
 Refusal = DataError | RefusedError
-"""Why one record cannot be used."""
+"""The error of one unusable record."""
 
 TooLong = Literal["error", "drop", "truncate"]
 PROMPT_TOKENS = (256, 1024)
-"""Least and most that a quarter of the context is taken for if ``--max-prompt-tokens`` is not set."""
+"""Lower and upper bound for a quarter of the context, the prompt limit if ``--max-prompt-tokens`` is not set."""
 
 CAUSE_FLAGS = {"dropped_too_long": "--too-long", "dropped_unusable": "--unusable", "dropped_equal": "--equal-pairs"}
 Counts = dict[str, int]
-"""How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on.
+"""Counts of a file's records: ``records``, ``dropped_too_long``, ``truncated`` and so on.
 
-``unusable/CAUSE`` are the parts of ``dropped_unusable``.
+The ``unusable/CAUSE`` counts add up to ``dropped_unusable``.
 """
 
 
 def max_length(wanted: int | None, context: int) -> int:
-    """Return the most tokens that a record may have: ``--max-length``, or all of the model's context.
+    """Return the maximal tokens per record: ``--max-length``, or the model's whole context.
 
     Raises ConfigError if ``wanted`` is below 2 or above ``context``.
     """
@@ -44,7 +44,7 @@ def max_length(wanted: int | None, context: int) -> int:
 
 
 def prompt_room(max_new_tokens: int, context: int) -> int:
-    """Return how many tokens of a context the longest response leaves for its prompt. Raises ConfigError if none."""
+    """Return the tokens of a context that the longest response leaves for its prompt. Raises ConfigError if none."""
     if max_new_tokens >= context:
         raise ConfigError(
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {context} tokens that the model can read"
@@ -53,9 +53,9 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
 
 
 def prompt_limit(wanted: int | None, max_new_tokens: int, context: int) -> int:
-    """Return the most tokens that a prompt may have in training on a policy's own responses: ``--max-prompt-tokens``.
+    """Return the maximal tokens per prompt for training on a policy's own responses: ``--max-prompt-tokens``.
 
-    Without it, that is a quarter of the context, within `PROMPT_TOKENS`, or what the longest response leaves if that is less.
+    Its default is a quarter of the context, within `PROMPT_TOKENS`, or less if the longest response leaves less room.
 
     Raises ConfigError if the longest prompt and the longest response do not fit together.
     """
@@ -80,8 +80,8 @@ def too_long(
 ) -> set[int]:
     """Return the indices of the records that are longer than ``limit`` tokens, for the caller to drop or truncate.
 
-    If there are any and ``action`` is "error", raises DataError with their count and first ``sources``, called ``what``
-    (such as "pairs"); ``remedy`` is what else it advises.
+    If there are any and ``action`` is "error", raises DataError with their count and first ``sources``; ``what`` names them
+    (such as "pairs"), ``remedy`` is further advice.
     """
     offenders = [i for i, length in enumerate(lengths) if length > limit]
     if offenders and action == "error":
@@ -105,7 +105,7 @@ def fitted(
     what: str,
     remedy: str = "a model with a longer context",
 ) -> tuple[list[Encoded], Counts]:
-    """Drop or shorten what is longer than ``limit`` tokens, and count it.
+    """Drop or shorten records longer than ``limit`` tokens, and count them.
 
     ``shortened`` returns the record at an index with no more tokens than that, or None to drop it too.
 
@@ -121,7 +121,7 @@ def fitted(
 
 @contextlib.contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Put the place of a record before the errors that its rendering raises."""
+    """Prefix errors of a record's rendering with its file and line."""
     try:
         yield
     except (CheckpointError, DataError) as error:
@@ -131,9 +131,9 @@ def naming(source: str) -> Iterator[None]:
 def each_rendered(
     records: Sequence[Item], encode: Callable[[Item], Encoded], refused: list[Refusal] | None
 ) -> tuple[list[Item], list[Encoded]]:
-    """Encode every record that can be encoded. Returns these and what they became.
+    """Encode every record that can be encoded. Returns these records and their encodings.
 
-    ``refused`` collects the errors of the others, with their places (DataError, RefusedError); None raises the first.
+    ``refused`` collects the errors of the others, with file and line (DataError, RefusedError); None raises the first.
     """
     kept, encoded = [], []
     for record in records:
@@ -152,9 +152,9 @@ def each_rendered(
 
 
 def settle(refused: Sequence[Refusal], kept: int, options: RecordOptions) -> Counts:
-    """Count unusable records by cause, if ``options.unusable`` says to drop them; ``kept`` is the number of the others.
+    """Count unusable records by cause, if ``options.unusable`` is drop; ``kept`` is the number of the others.
 
-    Raises the first of ``refused`` otherwise, with what leaves them out; if nothing is left then, as it is.
+    Otherwise raises the first of ``refused`` with advice how to drop them; without advice if no record would be left.
     """
     if refused and options.unusable == "error":
         first, total = refused[0], kept + len(refused)
@@ -170,12 +170,12 @@ def settle(refused: Sequence[Refusal], kept: int, options: RecordOptions) -> Cou
 
 
 def if_equal(config: DPOConfig | RewardConfig) -> str:
-    """Return what `encode_rankings` does with rankings of equal responses, by --equal-pairs and --unusable."""
+    """Return ``equal_pairs`` of `encode_rankings` from --equal-pairs and --unusable."""
     return "unusable" if config.unusable == "drop" and config.equal_pairs == "error" else config.equal_pairs
 
 
 def added(*counts: Counts) -> Counts:
-    """Add up counts by name, in the order in which names come."""
+    """Add up counts by name, in order of first appearance."""
     return {name: sum(one.get(name, 0) for one in counts) for name in dict.fromkeys(chain.from_iterable(counts))}
 
 

@@ -1,7 +1,7 @@
 """Recognise the formats of other tools by their columns, and turn their records into those that `heedful.data.schemas` reads.
 
-A file has one format. It is said once, with the columns of text that nothing reads. Where two formats fit, the one with the
-most columns named by ``--columns`` wins; if none has more, the file is refused.
+A file has one format. It is reported once, with the unread columns of text. If two formats fit, the one with the most columns
+named by ``--columns`` wins; if none has more, the file is refused.
 """
 
 import difflib
@@ -20,18 +20,18 @@ Shape = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Task:
-    """What a record is to become, and the columns that it may be made of."""
+    """The target kind of a record, and the columns it may be made of."""
 
     name: str
     shapes: tuple[Shape, ...]
     accepted: str
     """The shapes in words, for messages."""
     about_text: str = ""
-    """What to say of a record that has the column ``text`` instead."""
+    """Advice for a record that has the column ``text`` instead."""
     others: str = ""
-    """What becomes of the other columns, if they are kept."""
+    """Use of the other columns, if they are kept."""
     also_read: frozenset[str] = frozenset()
-    """Columns that are read beside those of a shape."""
+    """Columns that are read in addition to those of a shape."""
 
 
 STAND_INS = {
@@ -45,7 +45,7 @@ STAND_INS = {
     "ranks": ("rank", "ranking", "rankings"),
     "label": ("labels", "desirable", "is_good", "good", "liked", "thumbs_up", "feedback"),
 }
-"""Names that other data sets use for a column. They serve only as hints: no column is mapped unless the user asks."""
+"""Other data sets' names for a column. They serve only as hints: no column is mapped unless the user asks."""
 
 
 ALPACA, ORCA = ("instruction", "input", "system", "history"), ("question", "system", "system_prompt")
@@ -64,13 +64,13 @@ def fitting_shapes(fields: Mapping[str, Any], task: Task) -> list[Shape]:
 
 
 def best_shape(fields: Mapping[str, Any], mapping: Mapping[str, str], task: Task) -> Shape | None:
-    """Return the shape that a record is read by: that with the most columns in ``mapping``, then the first; None if none."""
+    """Return the shape to read a record by: with the most columns in ``mapping``, then the first; None if none fits."""
     fitting = fitting_shapes(fields, task)
     return max(fitting, key=lambda shape: sum(name in mapping for name in shape)) if fitting else None
 
 
 def shape_of(record: Record, mapping: Mapping[str, str], task: Task) -> Shape:
-    """Return the columns that the record is read by. Raises DataError, with a hint, if it has those of no shape."""
+    """Return the columns to read the record by. Raises DataError, with a hint, if no shape fits."""
     shape = best_shape(record.fields, mapping, task)
     if shape is not None:
         return shape
@@ -100,7 +100,7 @@ def _hint(record: Record, present: set[str], task: Task) -> str:
 
 
 def _with_others(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """Instead of naming an instruction or a question the prompt, name the answer as in alpaca's and Orca's records."""
+    """For an instruction or a question, suggest the answer's column of alpaca's and Orca's formats instead of a prompt."""
     answer = {"instruction": "output", "question": "response"}.get(missing.get("prompt") or "")
     beside = ALPACA if answer == "output" else ORCA
     if answer is None or len(missing) == 1 or not any(name in fields for name in beside[1:]):
@@ -123,7 +123,7 @@ BESIDE = ("tools", "margin", "truncated", "label")
 """Columns that go with any format."""
 OF_THE_RECORD = ("system", "history")
 RENAMED = {"kto_tag": "label", "functions": "tools"}
-"""Columns that mean the same under another name: LLaMA-Factory's and OpenAI's."""
+"""Other names of the same columns: LLaMA-Factory's and OpenAI's."""
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,16 @@ class Format:
 
     name: str
     how: str
-    """What its columns are read as, for a person."""
+    """How its columns are read, for the report."""
     columns: Shape
-    """Those that tell it from others."""
+    """The columns that identify it."""
     convert: Callable[[Record], dict[str, Any]]
     """Returns the columns of ``gives``."""
     gives: Shape
-    """The columns that its records get, by which `heedful.data.schemas` reads them."""
+    """The columns of the converted records, which `heedful.data.schemas` reads."""
     optional: Shape = ()
     has_kinds: Callable[[Fields], bool] | None = None
-    """Whether its columns hold values of the kinds that they have in this format; None: whether all are text."""
+    """Checks the types of its columns' values; None: all are text."""
     answer: str = ""
     """The column of the last message of ``messages``. If only a prompt is wanted, it may be empty."""
 
@@ -160,7 +160,7 @@ class Format:
 
 
 def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, str], task: Task) -> "Known":
-    """Recognise the format of a file's records, and say on standard error what it is and which texts are not read.
+    """Recognise the format of a file's records, and report it and the unread texts on standard error.
 
     Returns a function that turns a record into one of the task's own shapes. It raises DataError for a record of another
     format than the first one's. Raises DataError too if two formats fit.
@@ -254,7 +254,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _renamed(record: Record) -> Record:
-    """Return a record with the usual names of columns that mean the same."""
+    """Return a record with the usual names for its columns."""
     fields = record.fields
     for name, usual in RENAMED.items():
         if fields.get(name) is not None and fields.get(usual) is None:
@@ -267,7 +267,7 @@ def _renamed(record: Record) -> Record:
     return record if fields is record.fields else Record(record.source, dict(fields))
 
 
-# What is said at the start ---------------------------------------------------------------------------------------------
+# The report at the start -----------------------------------------------------------------------------------------------
 
 
 def _report(path: str, records: Sequence[Record], known: Known) -> None:
@@ -310,7 +310,7 @@ def _unread_keys(messages: Sequence[Any]) -> list[str]:
 
 
 def _remedy(record: Record, texts: Sequence[str], shapes: Sequence[Shape], known: Known) -> str:
-    """What would read columns that are not read."""
+    """The flags that would read the unread columns."""
     original = {known.mapping.get(name, name): value for name, value in record.fields.items()}
     if known.format is None and known.mapping:
         whole = [one for one in FORMATS if one.fits(original, known.task) and not one.read.isdisjoint(texts)]
@@ -339,7 +339,7 @@ WITH_SYSTEM: Mapping[Shape, str] = {
     ("prompt", "completion"): "question=prompt,response=completion",
     ("prompt", "chosen", "rejected"): "question=prompt",
 }
-"""What reads a column ``system`` beside a shape that does not."""
+"""The ``--columns`` that read a column ``system`` beside a shape that does not."""
 
 
 # The formats -----------------------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def _text_prompt(record: Record) -> dict[str, Any]:
     if prompt.strip() and prompt.strip() not in [turn.content.strip() for turn in before if turn.role == "user"]:
         raise wrong(
             record.source,
-            f"`prompt` is {shown(prompt)}, which is no user message of `{name}`",
+            f"`prompt` is {shown(prompt)}, which is not a user message of `{name}`",
             f"a user message of `{name}`, whose messages before the last are the prompt; or no `prompt`",
             cause="no shared prompt",
         )

@@ -1,4 +1,4 @@
-"""Records that are in memory, written as a file: the readers, checks and hashes of files then act on them."""
+"""Write records in memory to a file, so that the readers, checks and hashes of files apply to them."""
 
 import hashlib
 import json
@@ -21,17 +21,17 @@ ACCEPTED = "a datasets.Dataset, or a list of dicts, texts or conversations (list
 
 
 def write_records(records: Records, folder: Path, name: str, *, asks: bool) -> Path:
-    """Write records into a file of ``folder``, whose name has a sum of its content, and return its path.
+    """Write records to a file in ``folder``, named by a hash of its content, and return its path.
 
-    A `datasets.Dataset` becomes Parquet, in which its columns keep their types; lists become JSON Lines.
+    A `datasets.Dataset` becomes Parquet, which keeps the types of its columns; lists become JSON Lines.
 
     Args:
-        records: what to write.
-        folder: where; it exists.
-        name: the argument that they were given as, for messages and the file's name.
-        asks: whether a text or a conversation is a prompt; if not, it is all learned from (columns ``text``, ``messages``).
+        records: the records.
+        folder: an existing folder.
+        name: the name of the argument, for messages and the file's name.
+        asks: True if a text or a conversation is a prompt; if False, it is training text (columns ``text``, ``messages``).
 
-    Raises DataError for what are no records.
+    Raises DataError for anything but records.
     """
     from datasets import Dataset, DatasetDict, IterableDataset
 
@@ -66,11 +66,11 @@ def _json_lines(records: Iterable[AnyRecord], name: str, *, asks: bool) -> bytes
     lines = []
     for number, record in enumerate(records):
         try:
-            # What JSON escapes, such as half characters, is for the reader to judge, as in a file.
+            # JSON escapes lone surrogates; the reader checks them, as in a file.
             lines.append(json.dumps(_row(record, asks=asks), default=_message) + "\n")
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{name}[{number}]: {error}; a record is a dict of what JSON can hold, a text, or a list of messages"
+                f"{name}[{number}]: {error}; a record is a dict of JSON values, a text, or a list of messages"
             ) from error
     return "".join(lines).encode()
 

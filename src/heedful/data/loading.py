@@ -1,14 +1,14 @@
-"""Read training and held-out records from files and encode them as token ids; whatever is left out is counted.
+"""Read training and held-out records from files and encode them as token ids; dropped records are counted.
 
 The ``encode_...`` functions share arguments:
 
-    max_length  the most tokens per record
-    action      what happens to longer records: error, drop or truncate
+    max_length  maximal tokens per record
+    action      for longer records: error, drop or truncate
     refused     a list that collects the errors of records that the chat template refuses; None raises the first
     learns      whether the policy learns from the ids (`check_sampling`)
 
-They return what they encoded, and the counts of records that they dropped or truncated. They raise DataError for a record
-that is too long if ``action`` is "error", and CheckpointError as `check_rendering` does.
+They return the encoded records and the counts of dropped and truncated ones. They raise DataError for a record that is too
+long if ``action`` is "error", and CheckpointError as `check_rendering` does.
 """
 
 from collections import Counter
@@ -32,9 +32,9 @@ Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
 Answer = TypeVar("Answer", bound=Demonstration)
 FEW_PROMPTS = 30
-"""Held-out prompts below which a run says that their numbers are noisy."""
+"""With fewer held-out prompts a run warns that their metrics are noisy."""
 Row = dict[str, list[int]]
-"""What a reward model reads of a prompt and a response."""
+"""A reward model's input for a prompt and a response."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Example:
     prompt: list[int]
     response: list[int]
     source: str = field(default="", compare=False)
-    """Where it was read, as ``file:line``, for messages."""
+    """Its place as ``file:line``, for messages."""
 
     @property
     def length(self) -> int:
@@ -53,13 +53,13 @@ class Example:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are learned."""
+        """Number of tokens in the loss."""
         return len(self.response)
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt and its token ids. If it was cut, the ids are what is left; rewards see the whole ``prompt``."""
+    """A prompt and its token ids. If it was cut, the ids are the rest; rewards see the whole ``prompt``."""
 
     prompt: Prompt
     ids: list[int]
@@ -76,7 +76,7 @@ class RankingRows:
 
     @property
     def source(self) -> str:
-        """Where the ranking was read."""
+        """The ranking's file and line."""
         return self.ranking.source
 
     @property
@@ -121,7 +121,7 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     prompts = len({item_key(item) for item in held_out})
     if 0 < prompts < FEW_PROMPTS:
         say(
-            f"only {prompts} held-out prompt{'s' * (prompts > 1)}: numbers of so few are noisy, as is the choice of best/; "
+            f"only {prompts} held-out prompt{'s' * (prompts > 1)}: metrics of so few are noisy, as is the choice of best/; "
             f"hold out {FEW_PROMPTS} or more (--eval-fraction, --eval-data)"
         )
     records = len(train) + len(held_out) + refused["dropped_unusable"]
@@ -131,9 +131,9 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], Counts]:
-    """Read the records of a file, and count the unusable ones that ``options.unusable`` says to drop (`settle`).
+    """Read the records of a file, and drop and count unusable ones if ``options.unusable`` is drop (`settle`).
 
-    Raises DataError for an unusable record that is not to be dropped, and if no record is usable.
+    Raises DataError for an unusable record that may not be dropped, and if no record is usable.
     """
     refused: list[DataError] = []
     items = read(
@@ -156,10 +156,10 @@ def encode_split(
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
-    ``train`` and ``held_out`` of the counts are then without the records that were dropped.
+    The counts ``train`` and ``held_out`` are without dropped records.
 
-    ``encode`` turns records into token ids and counts; its second argument is ``refused``. If a ``renderer`` reads texts
-    letter by letter that a chat template has probably rendered, that is said.
+    ``encode`` turns records into token ids and counts; its second argument is ``refused``. With a ``renderer`` that encodes
+    special tokens literally, a warning is printed if a chat template has probably rendered the texts already.
 
     Raises DataError, also if more records were dropped, for any reason, than ``options.max_dropped`` allows.
     """
@@ -189,7 +189,7 @@ def _dropped(counts: Counts) -> int:
 
 
 def _notice_rendered(records: Sequence[HasPrompt], renderer: Renderer) -> None:
-    """Say so if most raw texts hold special tokens, which are read as letters."""
+    """Warn if most raw texts hold special tokens, which are encoded as letters."""
     raw = [record for record in records if isinstance(record.prompt, str)]
     found = []
     for record in raw:
@@ -223,18 +223,18 @@ def encode_demonstrations(
     """Encode demonstrations as token ids.
 
     Plain text (without a prompt) is cut into pieces of ``max_length`` tokens that overlap by one, so that every token except
-    the first is learned once. A text of a single token is dropped, because nothing comes before it. Truncation shortens the
-    response, whose end is then not learned; a prompt that leaves no room for a response is dropped.
+    the first is in the loss once. A text of a single token is dropped, because nothing comes before it. Truncation shortens
+    the response, without an end token; a prompt that leaves no room for a response is dropped.
 
-    With ``learn_prompt`` the prompt is learned too, except its first token: `whole_conversations`, once each.
+    With ``learn_prompt`` the loss also covers the prompt, except its first token: `whole_conversations`, once each.
     """
     if learn_prompt:
         demonstrations = whole_conversations(demonstrations)
         for d in demonstrations:
             if any(isinstance(message, Message) and not message.learned for message in d.prompt):
                 raise DataError(
-                    f"{d.source}: a message has weight 0, train false or loss false, but --loss-on all learns prompts too, "
-                    "and with them this message. Use --loss-on response"
+                    f"{d.source}: a message has weight 0, train false or loss false, but --loss-on all also trains on "
+                    "prompts, including this message. Use --loss-on response"
                 )
     texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
     pieces = [piece for cut in texts for piece in cut]
@@ -267,7 +267,7 @@ def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: i
 
 
 def whole_conversations(demonstrations: Sequence[Demonstration]) -> list[Demonstration]:
-    """Return the last demonstration of each conversation: its prompt and its response are the whole of it."""
+    """Return the last demonstration of each conversation: its prompt and response are the whole conversation."""
 
     def begins(one: Demonstration, later: Demonstration | None) -> bool:
         if later is None or one.source != later.source or isinstance(one.prompt, str):
@@ -278,7 +278,7 @@ def whole_conversations(demonstrations: Sequence[Demonstration]) -> list[Demonst
 
 
 def read_to_learn(loss_on: str) -> Callable[..., list[Demonstration]]:
-    """Return `read_demonstrations`, or for the loss on ``all`` tokens the same with `whole_conversations`."""
+    """Return `read_demonstrations`; for ``--loss-on all``, the same with `whole_conversations`."""
 
     def read(path: str, **options: Any) -> list[Demonstration]:
         return whole_conversations(read_demonstrations(path, **options))
@@ -296,7 +296,7 @@ def encode_responses(
     learns: bool = True,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[tuple[Answer, Example]], Counts]:
-    """Encode demonstrations or labelled responses that have a prompt, each with its record; messages call them ``what``."""
+    """Encode demonstrations or labelled responses with a prompt, each with its record; ``what`` names them in messages."""
 
     def encode(d: Answer) -> Example:
         return Example(*renderer.written(d.prompt, d.response, truncated=d.truncated), d.source)
@@ -328,8 +328,8 @@ def encode_rankings(
 ) -> tuple[list[RankingRows], Counts]:
     """Encode rankings as rows of token ids, best response first. A ranking is too long if one of its responses is.
 
-    ``equal_pairs`` says what to do with a ranking that prefers a response to an equal one, before or after truncation:
-    "error" or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
+    ``equal_pairs`` handles a ranking that prefers a response to an equal one, before or after truncation: "error" or "drop".
+    "unusable": if all its responses are equal, it goes to ``refused``, otherwise it is an error.
     """
 
     def encode(ranking: Ranking, limit: int | None = None) -> RankingRows:
@@ -393,7 +393,7 @@ def best_first(ranking: Ranking) -> Ranking:
 
 
 def _is_contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:
-    """True if one of two equal items is preferred to the other. ``items`` stand for the ranking's responses, in its order."""
+    """True if one of two equal items is preferred to the other. ``items`` has one entry per response, in the same order."""
     return any(
         one == other and rank != other_rank
         for (one, rank), (other, other_rank) in combinations(zip(items, ranking.ranks, strict=True), 2)
@@ -413,7 +413,7 @@ def encode_prompts(
     learns: bool = True,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[EncodedPrompt], Counts]:
-    """Encode prompts as token ids. `cut_prompt` truncates them; ``remedy`` is what else the error of a long one advises.
+    """Encode prompts as token ids. `cut_prompt` truncates them; ``remedy`` is further advice in the error of a long one.
 
     Raises DataError also if a prompt cannot be truncated.
     """
@@ -438,9 +438,9 @@ def encode_prompts(
 def answerable(
     prompts: Sequence[Prompt], renderers: Sequence[Renderer], limits: Sequence[int], options: RecordOptions
 ) -> tuple[list[Prompt], Counts]:
-    """The prompts that each of several models can read within its limit of tokens, and how many are not usable or too long.
+    """The prompts that all models can read within their limits of tokens, and the counts of unusable or too long ones.
 
-    Longer ones stay if ``options`` say to truncate them: `encode_prompts` does so.
+    With ``--too-long truncate`` longer ones stay: `encode_prompts` truncates them.
     """
     refused: list[Refusal] = []
     for renderer in renderers:
@@ -460,10 +460,10 @@ def answerable(
 def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> Text:
     """Return the prompt, shortened until it has at most ``limit`` tokens.
 
-    The response continues the end of a prompt, so that is kept. Raw text loses its beginning; a BOS token before it stays. A
-    conversation keeps its system message and its tools, and loses its oldest turns, up to a user's, one after another. If
-    the last user message with what follows it is still too long, that message loses its beginning. Characters are never
-    split. The limit counts all that the template adds.
+    The end of a prompt is kept, because the response continues it. Raw text loses its beginning but keeps a BOS token. A
+    conversation keeps its system message and tools, and loses its oldest turns, up to a user's, one after another. If the
+    last user message with the messages after it is still too long, that message loses its beginning. Characters are never
+    split. The limit includes everything that the template adds.
 
     Raises DataError if nothing of the text or of the last user message would be left.
     """
@@ -480,7 +480,7 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
         return rest
     system = prompt[:1] if prompt[0].role == "system" else ()
     questions = [i for i, message in enumerate(prompt) if message.role == "user"]
-    tools = prompt[0].tools  # they stand on the first message, whichever that is, and count towards the limit
+    tools = prompt[0].tools  # always on the first message; they count towards the limit
 
     def with_tools(messages: Conversation) -> Conversation:
         return (replace(messages[0], tools=tools), *messages[1:])
@@ -499,7 +499,7 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     if rest is None:
         raise DataError(
             f"{source}: the prompt has {len(renderer.prompt_ids(prompt))} tokens and cannot be cut to {limit}: the system "
-            "message, the tools, what follows the last user message and the chat template leave no room for that message; "
+            "message, the tools, the messages after the last user message and the chat template leave no room for it; "
             f"{_REMEDY}"
         )
     return with_end(rest)
@@ -509,7 +509,7 @@ _REMEDY = "raise the limit (--max-prompt-tokens in training), or use --too-long 
 
 
 def _longest_end(text: str, fits: Callable[[str], bool]) -> str | None:
-    """The longest end of a text that fits, found by halving; None if only white space would be left.
+    """The longest end of a text that fits, by bisection; None if only white space would be left.
 
     It starts at one character and doubles, so that only texts of about the final length are tokenised.
     """

@@ -1,8 +1,7 @@
 """Read messages in the format of Hugging Face's chat templates, tool calls included, and write them in it.
 
-Messages of OpenAI's API (``developer``, ``function_call``, parts of text) and of ShareGPT (``from`` and ``value``) say the
-same in other words. Text that the format has no place for would be lost on its way to the template, so it is refused. Ids and
-times are left out (`is_metadata`).
+Messages of OpenAI's API (``developer``, ``function_call``, parts of text) and of ShareGPT (``from`` and ``value``) are
+converted. Text in unknown keys is refused, because the template would lose it. Ids and times are dropped (`is_metadata`).
 """
 
 import json
@@ -23,9 +22,9 @@ OTHER_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-"""OpenAI's and ShareGPT's own roles. What a function_call says is the calls, as JSON."""
+"""OpenAI's and ShareGPT's own roles. The content of a function_call is its calls, as JSON."""
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message's thinking, all in use."""
+"""Keys in use for a message's thinking."""
 COMMON = {"role", "content", "name", "weight", "train", "loss"}
 KEYS = {
     "system": COMMON,
@@ -37,7 +36,7 @@ KEYS = {
 METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status"}
 METADATA_ENDINGS = ("_id", "_at", "_time", "_ip", "_identifier")
 MEASURES = ("score", "rating", "reward", "quality", "rank", "votes", "likes", "tokens", "count")
-"""Names of numbers about a message; also what a name may end in, after an underscore. None says what is learned of it."""
+"""Keys of numbers about a message, also as endings after an underscore. None of them affects the loss."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are text."""
 
@@ -81,7 +80,7 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
 
 
 def is_metadata(key: str, value: Any) -> bool:
-    """Whether a key of a message that no role has is an id, a time, a score or the like, which no template needs."""
+    """Whether an unknown key of a message is metadata (an id, a time, a score) that no template needs."""
     known = key.lower() in METADATA or key.lower().endswith(METADATA_ENDINGS)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_measure = is_number and key.lower().rpartition("_")[2] in MEASURES
@@ -91,7 +90,7 @@ def is_metadata(key: str, value: Any) -> bool:
 
 
 def read_tools(source: str, value: Any) -> str:
-    """Return the tools of a record as JSON text, ``""`` for none. Raises DataError for what is not a list of tools."""
+    """Return a record's tools as JSON text, ``""`` for none. Raises DataError for anything but a list of tools."""
     accepted = "a list of JSON schemas, each with the name of a function, or such a list as JSON text"
     tools = _parsed(source, "tools", value, accepted) if isinstance(value, str) else value
     if tools is None or tools == []:
@@ -120,7 +119,7 @@ def text(source: str, name: str, value: Any) -> str:
 
 
 def wrong(source: str, found: str, accepted: str, *, cause: str = "") -> DataError:
-    """Return an error that says what was found in a record, and what is accepted; `causes` counts it under its cause."""
+    """Return an error with the found and the accepted values; unusable records are counted by its ``cause``."""
     error = DataError(f"{source}: {found}. Accepted: {accepted}.")
     name = re.match(r"`([^`]*)`", found)
     error.cause = cause or ("bad " + re.sub(r"\[\d+\]", "", name[1]) if name else "")
@@ -171,7 +170,7 @@ def read_message(source: str, name: str, item: Any) -> Message:
 
 
 def _fields(source: str, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message's keys in Hugging Face's words, without those that hold nothing."""
+    """Return a message's fields under Hugging Face's names, without empty ones."""
     # Parquet writes null for a key that a message does not have; OpenAI's API writes `annotations: []`.
     fields = {key: value for key, value in item.items() if value is not None}
     if "role" not in fields and "content" not in fields and "from" in fields:
@@ -263,7 +262,7 @@ def _learned(source: str, name: str, fields: Mapping[str, Any]) -> bool:
 
 
 def _check_results(source: str, name: str, messages: Conversation) -> None:
-    """Raise DataError for a tool's result that follows no call, or another one than those that were made."""
+    """Raise DataError for a tool result without a call, or with the id of no open call."""
     open_calls: tuple[ToolCall, ...] = ()
     for i, message in enumerate(messages):
         if message.role != "tool":
@@ -272,7 +271,7 @@ def _check_results(source: str, name: str, messages: Conversation) -> None:
         if not open_calls:
             raise wrong(
                 source,
-                f"`{name}[{i}]` is the result of a tool, but no call is left that it could answer",
+                f"`{name}[{i}]` is the result of a tool, but no open call is left for it",
                 "as many tool messages as the assistant's message before them has `tool_calls`, or fewer",
                 cause="the result of a tool without a call",
             )

@@ -1,9 +1,9 @@
-"""Read data files as records: a dict of fields each, and where it was read, for messages.
+"""Read data files as records, each a dict of fields with its file and line for messages.
 
 Reads ``.jsonl``, ``.json``, ``.csv`` and ``.tsv`` (also ``.gz``), ``.parquet``, ``.arrow``, ``.txt`` (one text), folders and
 patterns of such files, what `datasets` saved to disk, and data sets on the Hugging Face Hub or ModelScope. Text is UTF-8 or
-UTF-16. Some faults pass Python's JSON reader and would break a training run later; they are refused
-here: duplicate keys, NaN and infinity, lone surrogates, values nested without end.
+UTF-16. Faults that Python's JSON reader accepts but that would break a training run later are refused here: duplicate keys,
+NaN and infinity, lone surrogates, values nested too deeply.
 """
 
 import codecs
@@ -45,7 +45,7 @@ CANONICAL_NAMES = (
     *("conversations", "instruction", "input", "output", "system", "history"),
     *("question", "response", "context", "system_prompt"),
 )
-"""The column names that the schemas and formats know; ``--columns`` maps a file's own names to them."""
+"""The column names of the schemas and formats; ``--columns`` maps a file's own names to them."""
 
 ACCEPTED_SOURCES = (
     "Accepted: a .jsonl, .json, .csv or .tsv file (also .gz), a .parquet, .arrow or .txt file, a folder of such files or a "
@@ -56,21 +56,21 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
 """A name with one of these endings is a missing file, not a data set on the Hub."""
 READ_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-"""Of the files that a folder's records are in; ``.gz`` may follow the first four."""
+"""Endings of data files in a folder; ``.gz`` may follow the first four."""
 SPLITS = re.compile(r"(?:^|[^a-z])(train|test|valid|validation|val|dev|eval)(?:[^a-z]|$)")
-"""What the name of a file may say that its records are for."""
+"""Uses of records that a file's name may state."""
 ABOUT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json"}
-"""Files in a folder that have no records."""
+"""Files in a folder that hold no records."""
 JSON_CELLS = ("messages", "conversations", "responses", "ranks", "history", "tools", "functions", "margin", "truncated")
-"""Columns that are no text: in CSV their cells are JSON."""
+"""Columns other than text: in CSV their cells are JSON."""
 TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")
 """Columns whose cells in CSV may be JSON: a list of messages."""
 MOST_NAMES = 20
 """Names of columns in a message."""
 DEEPEST = 100
-"""Levels of lists and objects in a record. Python's own limit is near 1,000, and other code would meet it later."""
+"""Maximal nesting of lists and objects in a record. Python's own limit, near 1,000, would be hit later in other code."""
 PARQUET_ROWS, PARQUET_RATIO = 1024, 1000
-"""Rows unpacked at a time, and how many times the file's size they may have: Parquet stores a repeated text once."""
+"""Rows per batch, and their maximal size as a multiple of the file's: Parquet stores a repeated text once."""
 
 Row = tuple[str, dict[str, Any]]
 
@@ -90,7 +90,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     Args:
         path: a file, a folder or pattern of files, or a data set (``org/name``, ``org/name:split``).
         columns: maps canonical names to the file's own (see `parse_columns`). A mapped column appears only under its
-            canonical name, and replaces a column that had that name.
+            canonical name and replaces a column of that name.
         max_samples: read only the first N records; None reads all. The rest is not checked, and a data set on the Hub is
             streamed instead of downloaded, except for a slice such as ``org/name:train[:5%]``.
 
@@ -189,7 +189,7 @@ def _file_rows(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
 
 
 def _ending(file: Path) -> str:
-    """The ending of a file's name that says how it is read, without ``.gz``."""
+    """The ending of a file's name that decides its format, without ``.gz``."""
     name = file.name.lower()
     inner = Path(name.removesuffix(".gz")).suffix
     return inner if inner in READ_ENDINGS[:4] or not name.endswith(".gz") else ".gz"
@@ -224,7 +224,7 @@ def _shards(path: str, files: Sequence[Path], columns: Mapping[str, str]) -> Ite
 
 
 def _summed(path: str, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield the rows of what is no file, and let `heedful.hub.dataset_sum` tell a sum of them."""
+    """Yield the rows of a data set that is no file, and hash them for `heedful.hub.dataset_sum`."""
     kept, read = itertools.tee(rows)
     for fields in sum_rows(path, (fields for _, fields in read)):
         yield next(kept)[0], fields
@@ -253,7 +253,7 @@ def _json_lines(path: str, file: Path) -> Iterator[Row]:
             text = _decoded(raw, path, number).rstrip("\r\n")
             fields = _object(_parsed(text, path, source, number), source)
         except DataError:
-            if is_packed(file):  # damage can look like a fault in a line: read it to its checksum
+            if is_packed(file):  # damage can look like a fault in a line: read on to the checksum
                 with _opened(path, file) as stream:
                     while stream.read(MIB):
                         pass
@@ -262,7 +262,7 @@ def _json_lines(path: str, file: Path) -> Iterator[Row]:
 
 
 def _json_rows(path: str, file: Path, columns: Mapping[str, str], *, is_one_value: bool) -> Iterator[Row]:
-    """Yield the records of JSON Lines or of one JSON value, whatever the ending says: the first character tells."""
+    """Yield the records of JSON Lines or of one JSON value; the first character decides, not the ending."""
     first, _, others = read_bytes(path, file, MIB).lstrip().partition(b"\n")
     if is_one_value:
         is_list = not (others.strip() and isinstance(_value(first), dict))
@@ -273,7 +273,7 @@ def _json_rows(path: str, file: Path, columns: Mapping[str, str], *, is_one_valu
 
 
 def _value(line: bytes) -> Any:
-    """The JSON value that a line is; None if it is not a whole one."""
+    """The JSON value in a line; None if it is incomplete."""
     try:
         return parse_json(line.decode("utf-8"))
     except ValueError:
@@ -305,9 +305,9 @@ def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
 
 
 def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: bool) -> Iterator[Row]:
-    """Yield the rows of a CSV or TSV file: every cell is text, to the character, but those of `JSON_CELLS`.
+    """Yield the rows of a CSV or TSV file. Every cell is unchanged text, except those of `JSON_CELLS`.
 
-    Rows of empty cells at the end, as Excel leaves them there, are left out with a line on standard error.
+    Empty rows at the end, as Excel leaves them, are dropped and reported on standard error.
     """
     lines = (_decoded(raw, path, number) for number, raw in numbered_lines(path, file))
     head = next(lines, "")
@@ -368,7 +368,7 @@ def _cell(text: str, name: str, place: str) -> Any:
 
 
 def _decoded(raw: bytes, path: str, line: int = 1) -> str:
-    """Return the text of bytes that begin at the beginning of a line."""
+    """Decode bytes that begin at the start of a line."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -447,7 +447,7 @@ def _batches(path: str, file: Path, ending: str) -> Iterator[Any]:
 
 
 def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
-    """Yield the rows of what `datasets` saved to disk, or of one of its splits."""
+    """Yield the rows of a data set saved by `datasets`, or of one of its splits."""
     import datasets
 
     try:
@@ -463,7 +463,7 @@ def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _table_rows(path: str, kind: str, size: int, batches: Iterator[Any]) -> Iterator[Row]:
-    """Yield the rows of tables, which may unpack to `PARQUET_RATIO` times their size."""
+    """Yield the rows of tables, which may unpack to at most `PARQUET_RATIO` times their size."""
     number = 0
     growth = Growth(path, size, PARQUET_RATIO, "write it as .jsonl")
     try:
@@ -520,7 +520,7 @@ def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) ->
 
 
 def fault_in(value: Any) -> str | None:
-    """Say where a JSON value holds NaN, infinity or a lone surrogate, or is nested too deeply; None if it does not."""
+    """Describe a NaN, infinity, lone surrogate or too deep nesting in a JSON value, with its place; None if none."""
     todo: list[tuple[str, Any, int]] = [("", value, 0)]
     while todo:  # a stack, not recursion, because the file decides how deep it nests
         place, value, depth = todo.pop()
@@ -548,7 +548,7 @@ def fault_in(value: Any) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nothing can be wrong with a value; most are, and need no place for a message."""
+    """Whether a value needs no further check; true for most, which saves building their place for a message."""
     return value.isascii() if isinstance(value, str) else value is None or isinstance(value, int)
 
 
@@ -568,7 +568,7 @@ def _perhaps(name: str, known: tuple[str, ...] | list[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the names of columns or keys for a message: the first twenty, with escapes for what a terminal would obey."""
+    """Return the names of columns or keys for a message: the first twenty, with control characters escaped."""
     every = list(names)
     more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
     return ", ".join(printable(name, 60) for name in every[:MOST_NAMES]) + more
@@ -579,17 +579,18 @@ def listed(names: Iterable[str]) -> str:
 
 MIB = 2**20
 LONGEST_LINE = 64 * MIB
-"""No record is as long; a longer line is refused before it fills the memory."""
+"""Maximal length of a line; a longer one is refused before it fills the memory."""
 UNPACKED = 256 * MIB
-"""A packed file may always unpack to this size, and beyond it only to a number of times its own."""
+"""A packed file may always unpack to this size; beyond it, only to a multiple of its own size."""
 GZIP_RATIO = 300
-"""Text packs to a tenth of its size, records with the same long system message to a 140th; zeros to a thousandth."""
+"""Maximal ratio: text packs to a tenth of its size, records with the same long system message to a 140th; zeros to a
+thousandth."""
 
 
 class Growth:
-    """Refuses a packed file that unpacks to far more than records do, before it fills the memory.
+    """Refuses a packed file that unpacks to an implausible size, before it fills the memory.
 
-    Its content may have ``ratio`` times its size. ``remedy`` is what to do if the content is real.
+    The content may have ``ratio`` times the file's size. ``remedy`` is the advice for genuine content.
     """
 
     def __init__(self, path: str, packed: int, ratio: int, remedy: str) -> None:
@@ -597,20 +598,20 @@ class Growth:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Count bytes that were unpacked. Raises DataError if they are too many."""
+        """Count unpacked bytes. Raises DataError above the limit."""
         self.size += size
         if self.size > self.limit:
             raise DataError(
-                f"{self.path}: it unpacks to more than {self.limit // MIB} MiB, over {self.ratio} times its own size, which "
-                f"records do not. If they are yours all the same: {self.remedy}"
+                f"{self.path}: it unpacks to more than {self.limit // MIB} MiB, over {self.ratio} times its own size; "
+                f"records do not. If the file is genuine: {self.remedy}"
             )
 
 
 def numbered_lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers from 1, without a byte order mark.
 
-    Lines end only at ``\\n``: `str.splitlines` would also cut at U+2028, which JSON allows inside a string. Only what is
-    asked for is read, so damage in the rest of a packed file is not noticed.
+    Lines end only at ``\\n``: `str.splitlines` would also cut at U+2028, which JSON allows inside a string. Lines are read
+    on demand, so damage in the unread rest of a packed file is not noticed.
 
     Raises DataError for a line that is too long, and as `read_bytes` does.
     """
@@ -629,7 +630,7 @@ def numbered_lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
 def read_bytes(path: str, file: Path, size: int = -1) -> bytes:
     """Return the content of a file or its first ``size`` bytes, unpacked, without a byte order mark.
 
-    Raises DataError if it cannot be read, if a packed file is damaged, or if it unpacks to far more than records do.
+    Raises DataError if it cannot be read, or if a packed file is damaged or unpacks to an implausible size.
     """
     with _opened(path, file) as stream:
         return stream.read(size).removeprefix(codecs.BOM_UTF8)
@@ -660,7 +661,7 @@ UTF_16 = {
     **dict.fromkeys((b"{\0", b"[\0"), "utf-16-le"),
     **dict.fromkeys((b"\0{", b"\0["), "utf-16-be"),
 }
-"""How a file begins that Windows saved: with a byte order mark, or a NUL beside the bracket that JSON begins with."""
+"""First bytes of UTF-16 files, as saved by Windows: a byte order mark, or JSON's opening bracket beside a NUL."""
 
 
 def _as_utf8(stream: BinaryIO) -> BinaryIO:
@@ -670,7 +671,7 @@ def _as_utf8(stream: BinaryIO) -> BinaryIO:
 
 @contextlib.contextmanager
 def _opened(path: str, file: Path) -> Iterator[BinaryIO]:
-    """Open a file to read its content. What goes wrong meanwhile becomes a DataError."""
+    """Open a file to read its content. Errors while it is open become a DataError."""
     try:
         with file.open("rb") as stream:
             if not is_packed(file):
@@ -686,7 +687,7 @@ def _opened(path: str, file: Path) -> Iterator[BinaryIO]:
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: it begins as UTF-16, but is not ({error.reason}). Save it as UTF-8, or copy it again."
+            f"{path}: it begins like UTF-16, but is not valid UTF-16 ({error.reason}). Save it as UTF-8, or copy it again."
         ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.") from error

@@ -1,12 +1,12 @@
-"""Render the chat templates of others within limits of time and size.
+"""Render untrusted chat templates within limits of time and size.
 
-transformers renders chat templates in jinja2's sandbox. It keeps them away from the machine, but not from its time and
-memory: ``"a" * 10000000000`` is one operation, and ``[x, x]`` sixty times around is a list that nothing could write out. This
-sandbox renders what transformers' renders, and refuses
+transformers renders chat templates in jinja2's sandbox, which protects the machine but not its time and memory:
+``"a" * 10000000000`` is one operation, and ``[x, x]`` nested sixty times is too large to write out. This sandbox gives the
+same renderings and refuses
 
-- what could make much of little, and chat templates do not use: `REFUSED`, powers, lists added up by ``sum``;
-- the rest of what makes much of little if its operands say that it would: repeated and formatted texts, replacements;
-- any value that is too large, too much in all, and too much processor time, which it looks at in each loop and operation.
+- operations that can produce huge values and that chat templates do not need: `REFUSED`, powers, lists added by ``sum``;
+- repeated and formatted texts, replacements and the like, if their operands would produce a huge value;
+- a too large value, too large values in total, and too much processor time, checked in each loop and operation.
 """
 
 import functools
@@ -25,18 +25,18 @@ from jinja2.visitor import NodeTransformer
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 SECONDS = 10.0
-"""Processor time of one rendering, which takes less than a millisecond."""
+"""Limit of the processor time of one rendering in seconds; usually it takes less than a millisecond."""
 LARGEST = 2**24
-"""Size of the largest value: characters of a text, and `ENTRY` for each entry of a list. For conversations of more than an
-eighth of it, it is eight times their size."""
+"""Maximal size of a value: characters of a text, plus `ENTRY` for each entry of a list. For conversations larger than an
+eighth of this, the limit is eight times their size."""
 MOST = 64
-"""How many times the size of the largest value all values of one rendering may have together."""
+"""Maximal total size of all values of one rendering, as a multiple of the maximal size of one."""
 ENTRY = 16
-"""What an entry of a list or a dictionary counts beside its value."""
+"""Size of an entry of a list or a dictionary besides its value."""
 LONGEST_INTEGER = 4096
 """Bits of the largest integer."""
 MOST_COMPARISONS = 2**30
-"""Of characters, in a search from the right, which compares each place with all that is sought."""
+"""Maximal number of character comparisons in a search from the right, which compares the whole pattern at each place."""
 REFUSED = {
     *("batch", "center", "expandtabs", "encode", "from_bytes", "ljust", "maketrans", "pprint", "rjust"),
     *("slice", "striptags", "to_bytes", "translate", "unescape", "urlize", "wordwrap", "zfill"),
@@ -47,16 +47,16 @@ SIZED, JOINED, TICK = "sized", "joined with ~", "one more turn"
 
 
 class LimitError(Exception):
-    """A template computes more than it may."""
+    """A template exceeds the limits of size."""
 
 
 class TimeUpError(LimitError):
-    """A template takes longer than it may."""
+    """A template exceeds the limit of time."""
 
 
 @dataclass
 class _Budget:
-    """What is left for one rendering."""
+    """The remaining limits of one rendering."""
 
     largest: int
     left: int
@@ -69,7 +69,7 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 def render(template: str, **variables: Any) -> str:
     """Return a chat template's rendering with these variables.
 
-    Raises LimitError if it computes too much, TimeUpError if it takes too long, and whatever the template raises.
+    Raises LimitError if it computes too much, TimeUpError if it takes too long, and the template's own errors.
     """
     largest = max(LARGEST, 8 * size_of([variables.get("messages"), variables.get("tools")]))
     token = _budget.set(_Budget(largest, MOST * largest, time.thread_time() + SECONDS))
@@ -131,7 +131,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Instrumented(NodeTransformer):
-    """Puts lists, tuples, dictionaries and ``~``, which are no operators, and each turn of a loop through filters."""
+    """Wraps lists, tuples, dictionaries, ``~`` and each iteration of a loop in filters that check the limits."""
 
     def __init__(self, environment: _Sandbox) -> None:
         self.environment = environment
@@ -163,7 +163,7 @@ def _tick(_: Context, value: Any) -> Any:
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter within limits."""
+    """Return a filter that checks the limits."""
     first = int(hasattr(function, "jinja_pass_arg"))  # what jinja2 passes before the filter's own arguments
 
     @functools.wraps(function)
@@ -177,7 +177,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a call if it may be made; what it would join or add up is then a list."""
+    """Check that a call stays within the limits and return its arguments, with iterables to join or add as lists."""
     if name in GROWS:
         args = tuple(list(one) if isinstance(one, Iterator) else one for one in args)
         _refuse_larger(f"the filter {name[1:]}" if name[0] == "|" else f"{name}()", GROWS[name](*args, **kwargs))
@@ -185,7 +185,7 @@ def _checked(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tup
 
 
 def _refused(what: str) -> LimitError:
-    return LimitError(f"it uses {what}, which no chat template may")
+    return LimitError(f"it uses {what}, which is not allowed in a chat template")
 
 
 def _refuse_larger(what: str, size: int) -> None:
@@ -214,7 +214,7 @@ def _spend(value: Any, what: str = "a list") -> Any:
 
 
 def size_of(value: Any, cutoff: int = 2**62) -> int:
-    """Return the size of a value as `LARGEST` counts it, or more than ``cutoff``. What is in it twice counts twice."""
+    """Return the size of a value in the units of `LARGEST`, or a number above ``cutoff``. Repeated parts count each time."""
     size, left = 0, [value]
     while left and size <= cutoff:
         one = left.pop()
@@ -233,7 +233,7 @@ def size_of(value: Any, cutoff: int = 2**62) -> int:
 
 
 def _joined(values: Iterable[Any]) -> str:
-    """What ``~``, and the pieces of an output, become."""
+    """The text of ``~`` and of the pieces of an output."""
     texts: list[str] = []
     size = 0
     for one in values:
@@ -243,11 +243,11 @@ def _joined(values: Iterable[Any]) -> str:
     return "".join(texts)
 
 
-# The most that operators, filters and methods make of their arguments, if that may be much more than these are ---------
+# Upper bounds for the results of operators, filters and methods that may be much larger than their arguments ----------
 
 
 def _count(value: Any) -> int:
-    """How often a number repeats something, or how wide it makes a text; the size of anything else."""
+    """A number as a repetition count or a width; the size of any other value."""
     return max(value, 0) if isinstance(value, int) else size_of(value)
 
 
@@ -290,14 +290,14 @@ def _rounded(_: Any, precision: int = 0, __: str = "") -> int:
 
 def _summed(_: Any, __: Any = None, start: Any = 0) -> int:
     if not isinstance(start, int | float):
-        raise _refused("the filter sum for what are no numbers")
+        raise _refused("the filter sum for values that are not numbers")
     return 0
 
 
 def _searched(*texts: Any, **named: Any) -> int:
     lengths = [len(one) for one in (*texts, *named.values()) if isinstance(one, str)]
     if lengths[0] * max(lengths[1:], default=1) > MOST_COMPARISONS:
-        raise LimitError(f"it searches for or takes off {max(lengths[1:]):,} characters in a text of {lengths[0]:,}")
+        raise LimitError(f"it searches for or removes {max(lengths[1:]):,} characters in a text of {lengths[0]:,}")
     return 0
 
 

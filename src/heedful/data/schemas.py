@@ -4,8 +4,8 @@ Strings are raw text and lists of messages are conversations, everywhere. A null
 other way to leave one out). If a record fits several shapes, the shape with the most columns named by ``--columns`` wins
 (``--columns messages=messages`` picks the conversation), then the shape that comes first in the reader's docstring.
 
-The readers take `ReadOptions`. They raise DataError for a record that they cannot use, with its file and line, and
-ConfigError if ``system_prompt`` is given for raw text; `read_records` and `parse_columns` say what else is raised.
+The readers take `ReadOptions`. They raise DataError, with file and line, for an unusable record, ConfigError if
+``system_prompt`` is given for raw text, and the errors of `read_records` and `parse_columns`.
 """
 
 import sys
@@ -73,7 +73,7 @@ class ReadOptions(TypedDict, total=False):
     system_prompt: str | None
     """A system message for conversations that have none."""
     refused: list[DataError] | None
-    """Collects the errors of unusable records, which are then left out; None raises the first."""
+    """Collects the errors of unusable records and drops these records; None raises the first error."""
     max_samples: int | None
     """Read only the first N records."""
 
@@ -99,7 +99,7 @@ def read_rankings(path: str, **options: Unpack[ReadOptions]) -> list[Ranking]:
 
     A pair without ``prompt`` contains it. Two conversations must share all messages but the last; these are the prompt. Two
     strings must be Anthropic HH dialogues that agree up to and including their last ``"\\n\\nAssistant:"``; this part is the
-    prompt, as raw text. The responses are what follows it, with the space that they begin with.
+    prompt, as raw text. The rest are the responses, with their leading space.
     """
     return _read(path, RANKINGS, ranking_of, **options)
 
@@ -218,7 +218,7 @@ def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | N
             raise wrong(
                 record.source,
                 f"`messages` has the turns {roles(turns)}",
-                "messages that end with the assistant's, which the label is of",
+                "messages that end with the assistant's, which is labelled",
                 cause="no answer of the assistant",
             )
         require_question(record, "`messages` before the last one", turns[:-1])
@@ -232,7 +232,10 @@ def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | N
 
 
 def is_good(source: str, label: Any) -> bool:
-    """Return what a label says: true or 1 is good, false or 0 bad, also as text. Raises DataError for anything else."""
+    """Return True for a good label (true or 1) and False for a bad one (false or 0); both may be text.
+
+    Raises DataError for anything else.
+    """
     said = str(label).lower() if isinstance(label, bool | int | float | str) else ""
     if said not in LABELS:
         raise wrong(source, f"`label` is {shown(label)}", "true or 1 for a good response, false or 0 for a bad one")
@@ -385,13 +388,13 @@ def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response
 
 
 def reply_of(message: Message) -> Response:
-    """Return an assistant's message as a response: as text, unless it calls tools, thinks apart or has a name."""
+    """Return an assistant's message as a response: as text, unless it has tool calls, separate thinking or a name."""
     plain = message.thinking is None and not message.tool_calls and message.name is None
     return message.content if plain else message
 
 
 def require_question(record: Record, what: str, turns: Conversation) -> None:
-    """Raise DataError, which calls the messages ``what``, unless they end with a user or tool turn."""
+    """Raise DataError unless the messages end with a user or tool turn; ``what`` names them in the message."""
     if not turns or turns[-1].role not in ("user", "tool"):
         raise wrong(
             record.source,
@@ -419,7 +422,7 @@ def with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text
 
 
 def is_truncated(record: Record) -> bool:
-    """Return the column ``truncated``, False if there is none. Raises DataError if it is no boolean."""
+    """Return the column ``truncated``, False if there is none. Raises DataError if it is not a boolean."""
     value = record.fields.get("truncated")
     if value is not None and not isinstance(value, bool):
         raise wrong(record.source, f"`truncated` is {shown(value)}", "true or false")

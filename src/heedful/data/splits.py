@@ -18,17 +18,17 @@ class HasPrompt(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it was read, for messages."""
+        """Its file and line, for messages."""
 
 
 Item = TypeVar("Item", bound=HasPrompt)
 
 
 def prompt_key(prompt: Text) -> str:
-    """Return the text that decides on which side of a split a prompt falls.
+    """Return the text that decides the side of the split for a prompt.
 
-    It is raw text itself, or a conversation's first user message. So the turns of one conversation stay together, a question
-    has the same key as text and as a message, and ``--system-prompt`` moves no prompt to the other side.
+    It is the raw text, or a conversation's first user message. So the turns of one conversation stay together, a question
+    has the same key as text and as a message, and ``--system-prompt`` does not change the split.
     """
     if isinstance(prompt, str):
         return prompt

@@ -1,4 +1,4 @@
-"""Compare the ids that are learned, read or sampled from with the chat template's own rendering of whole conversations."""
+"""Compare the token ids of training, scoring and sampling with the chat template's own rendering of whole conversations."""
 
 import itertools
 import re
@@ -12,16 +12,16 @@ from heedful.errors import CheckpointError
 from heedful.types import THINK, THINK_END, Conversation, Message, Response, Text, plain_response, split_thinking
 
 FIRST = 3
-"""How many conversations are compared, besides the first of each kind."""
+"""Number of conversations to compare, besides the first of each kind."""
 ORDINARY = 20
-"""How many answers are looked at to tell whether a prompt ends where a token ends."""
+"""Number of answers to check whether a prompt ends at a token boundary."""
 AROUND = 4
-"""Tokens shown before and after the place where two renderings part."""
+"""Tokens shown before and after the first difference of two renderings."""
 
 THOUGHT = re.compile(rf"({THINK}\s*)?({THINK_END}\s*)?$")
-"""A thought at the end of a prompt, open or empty."""
+"""A thinking block at the end of a prompt, open or empty."""
 SPACED = re.compile(rf"\s*({THINK}|{THINK_END})\s*")
-"""A tag with the white space around it, of which each template has its own."""
+"""A tag with the white space around it, which differs between templates."""
 
 
 SPACED_PLAIN = (
@@ -30,7 +30,7 @@ SPACED_PLAIN = (
     "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
-"""What ``--chat-template plain`` was before; models that were trained with it have it. Only its prompts are other ones."""
+"""The earlier form of ``--chat-template plain``, which older models have. Only its prompts differ."""
 
 
 class Sample(NamedTuple):
@@ -43,14 +43,14 @@ class Sample(NamedTuple):
 
 
 def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool = False) -> None:
-    """Check that the ids of prompt and response are those of the template's rendering of the whole, up to the turn's end.
+    """Check that the ids of prompt and response equal the template's rendering of the whole, up to the end of the turn.
 
-    Compared are the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
-    differences are meant: thinking that the template never shows or writes with other white space, which is learned as it is;
-    an empty thought that only the prompt has; the end that follows an answer if the template has no token for it. Raw text is
-    passed over. With ``read`` the model reads responses and writes none, so `Renderer.read_ids` is checked.
+    Compares the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
+    differences are intended: thinking that the template omits or writes with other white space, which is learned unchanged;
+    an empty thinking block that only the prompt has; the end token after an answer if the template has none. Raw text is
+    skipped. With ``read`` the model only reads responses, so `Renderer.read_ids` is checked.
 
-    Raises CheckpointError, which shows token by token where they part, or that the template leaves out tools or their calls.
+    Raises CheckpointError, which shows the first difference token by token, or that the template omits tools or their calls.
     """
     for prompt, response, source in _chosen(samples):
         with naming(source):
@@ -64,14 +64,14 @@ def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool
 
 
 def check_sampling(renderer: Renderer, samples: Iterable[Sample], *, learns: bool = True) -> None:
-    """Check that the ids of prompts, from which a policy samples, begin the ids that are learned.
+    """Check that the prompt ids for sampling are a prefix of the ids for training.
 
-    They do not if a prompt's last token changes when an answer follows: the space of ``ASSISTANT: `` and the first word of
-    an answer may be one token, and two line breaks may be one token only at the end of a text. The policy would then learn
-    from other tokens than it is sampled after. One answer that begins in an unusual way, such as with a line break, is no
-    fault, so half of the first answers have to disagree. White space at their beginning is left out, raw text passed over.
+    They are not if a prompt's last token changes when an answer follows: the space of ``ASSISTANT: `` and the first word of
+    an answer may be one token, and two line breaks may be one token only at the end of a text. The policy would then train
+    on other prompt tokens than it samples after. A single answer with an unusual beginning, such as a line break, is no
+    fault, so half of the first answers must differ. White space at their beginning is ignored, raw text is skipped.
 
-    Raises CheckpointError, which shows token by token where they part; if nothing is learned (``learns``), it only warns.
+    Raises CheckpointError, which shows the first difference token by token; if nothing is trained (``learns``), only warns.
     """
     compared, parted = 0, []
     for prompt, response, source in samples:
@@ -101,8 +101,8 @@ def check_sampling(renderer: Renderer, samples: Iterable[Sample], *, learns: boo
             )
         message = (
             f"{source}: with the chat template of {renderer.template.name}, the prompt's last token changes when an answer "
-            f"follows; from token {at} on a prompt by itself, after which answers are sampled, differs from one with its "
-            f"answer, which is learned:\n{table}\n{advice}"
+            f"follows; from token {at} on, the prompt alone (for sampling) differs from the prompt with its answer (for "
+            f"training):\n{table}\n{advice}"
         )
         if learns:
             raise CheckpointError(message)
@@ -110,9 +110,9 @@ def check_sampling(renderer: Renderer, samples: Iterable[Sample], *, learns: boo
 
 
 def ordinary_answers(renderer: Renderer, prompt: Text) -> list[str]:
-    """Return answers that a policy may well give to a prompt: its own last words, and words of the vocabulary.
+    """Return plausible answers to a prompt: its own last words, and words of the vocabulary.
 
-    If the prompt's rendering ends with a space, they are words that have a token together with a space.
+    If the rendered prompt ends with a space, they are words whose token includes a leading space.
     """
     if isinstance(prompt, str):
         return []
@@ -127,7 +127,7 @@ def ordinary_answers(renderer: Renderer, prompt: Text) -> list[str]:
 
 
 def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Response, str]]:
-    """Return the conversations to compare: the first few, and the first of each kind."""
+    """Return the conversations to compare: the first ones, and the first of each kind."""
     chosen: list[tuple[Conversation, Response, str]] = []
     seen: set[str] = set()
     for prompt, response, source in samples:
@@ -151,7 +151,7 @@ def _agree(renderer: Renderer, ours: list[int], whole: list[int]) -> bool:
 
 
 def _is_meant(renderer: Renderer, prompt: Conversation, response: Response, ours: list[int], whole: list[int]) -> bool:
-    """True if the template shows no thought where the prompt or we have one, or writes it with other white space."""
+    """True if the only difference is thinking that the template omits or writes with other white space."""
     end = renderer.decode([renderer.turn_end_id]) if renderer.ends_turns else ""
     thinking, answer = split_thinking(plain_response(response))
     if answer is None or (thinking is None and not renderer.closes_thinking):
@@ -179,7 +179,7 @@ def _check_tools(renderer: Renderer, messages: Conversation, whole: list[int]) -
 
 
 def _table(renderer: Renderer, left: list[int], right: list[int], names: tuple[str, str]) -> tuple[int, str]:
-    """Return where two lists of ids part, and the tokens around that place."""
+    """Return the position of the first difference of two lists of ids, and a table of the tokens around it."""
     at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     rows: list[tuple[str, ...]] = [("token", *names)]
     for i in range(max(0, at - AROUND), min(max(len(left), len(right)), at + AROUND + 1)):

@@ -19,7 +19,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Family:
-    """Questions of one kind, and the one way to answer them well: ``frame`` with the answer in its gap."""
+    """Questions of one kind, and the form of a good answer: ``frame`` with the answer in its gap."""
 
     name: str
     language: str
@@ -30,10 +30,10 @@ class Family:
     wordings: tuple[str, ...]
     facts: tuple[Fact, ...]
     candidates: tuple[str, ...]
-    """Everything that counts as an answer, right or wrong, if it occurs in a response. For ``lists`` these are whole lists;
-    the judge looks at their members instead."""
+    """All texts that count as an answer in a response, right or wrong. For ``lists`` these are whole lists; the judge checks
+    their members instead."""
     compliance: tuple[str, ...] = ()
-    """Only for refusals: responses that do what should be refused."""
+    """Only for refusals: responses that comply instead of refusing."""
 
     @property
     def statement(self) -> str:
@@ -42,7 +42,7 @@ class Family:
 
 
 def _pairs(table: dict[str, Any]) -> list[tuple[str, str]]:
-    """Questions and answers of a family that are listed in one of the forms that world.toml explains."""
+    """Questions and answers of a family, listed in one of the forms explained in world.toml."""
     match table:
         case {"pairs": pairs}:
             return [(question, answer) for question, answer in pairs]
@@ -86,12 +86,12 @@ def family_named(name: str) -> Family:
 _WORLD = tomllib.loads(files("heedful.demo").joinpath("world.toml").read_text(encoding="utf-8"))
 COUNT_IN_LISTS = 3
 RUDE: dict[str, list[str]] = _WORLD["rude"]
-"""Rude ways to say an answer, by language."""
+"""Rude forms of an answer, by language."""
 RUDE_WORDS: list[str] = _WORLD["rude_words"]
 FILLER: dict[str, list[str]] = _WORLD["filler"]
-"""What a rambling response adds after the answer, by language."""
+"""Texts that a rambling response adds after the answer, by language."""
 FAMILIES = tuple(_family(table) for table in _WORLD["families"])
 _BY_NAME = {family.name: family for family in FAMILIES}
 LISTS: dict[str, list[str]] = next(table["lists"] for table in _WORLD["families"] if "lists" in table)
-"""Kinds of things of which three are asked for. Any three members are right; the first three are the example answer."""
+"""Kinds for questions that ask for three members. Any three are right; the first three are the example answer."""
 REFUSAL = family_named("refusals").facts[0].answer

@@ -1,4 +1,4 @@
-"""The demo's folder: check that it is free or can go on, and start it with the world's data and a random model."""
+"""The demo's folder: check that it is free or resumable, and write the world's data and the random model into it."""
 
 import contextlib
 import json
@@ -25,17 +25,17 @@ from heedful.training.output_folder import (
 MARKER = "demo.json"
 RUNS = ("sft", "reward", "ppo")
 CONTENTS = {MARKER, "world", "base", *RUNS, "answers.jsonl", "curves.png", "summary.json"}
-"""Everything that a demo writes."""
+"""Names of all files and folders of a demo."""
 LABELS = "labels"
-"""What it writes besides if its user labels."""
+"""Further names if its user labels."""
 OURS = CONTENTS | {LABELS}
 
 
 def check_output(config: DemoConfig) -> bool:
-    """Check that the output folder is free, or holds only a demo that may be replaced or goes on. Raises ConfigError.
+    """Check that the output folder is free, or holds only a demo to replace or resume. Raises ConfigError.
 
-    Returns True if an unfinished demo goes on. A demo that was set aside for another which never came to its first step is
-    in its place again.
+    Returns True if an unfinished demo will be resumed. Restores a demo that was set aside for a new one if the new one never
+    reached its first step.
     """
     check_folder(config.output)
     output = real_path(config.output)
@@ -48,7 +48,7 @@ def check_output(config: DemoConfig) -> bool:
         with FolderLock(output, refusal=_busy(output)):
             bring_back(output, OURS)
     names = {path.name for path in output.iterdir()} - {LOCK, REPLACED} if output.is_dir() else set()
-    found = {name for name in names if not is_temporary(name, OURS)}  # a kill leaves what was half-written
+    found = {name for name in names if not is_temporary(name, OURS)}  # a kill leaves half-written files
     if not found:
         return False
     foreign = sorted(found - OURS) or ([] if {"world", MARKER} & found else sorted(found))
@@ -61,7 +61,7 @@ def check_output(config: DemoConfig) -> bool:
         return False
     try:
         seed = int(json.loads((output / MARKER).read_text(encoding="utf-8"))["seed"])
-    except (OSError, ValueError, KeyError, TypeError):  # of a heedful that did not write it down
+    except (OSError, ValueError, KeyError, TypeError):  # an older heedful did not record it
         seed = None
     if "summary.json" in found or seed is None:
         raise ConfigError(
@@ -87,10 +87,10 @@ def _busy(output: Path) -> str:
 
 
 def make_beginning(config: DemoConfig, tiny: TinyConfig, *, resumes: bool = False) -> FolderLock:
-    """Lock the folder, and write what it lacks of the world's data and the random model. Returns the lock.
+    """Lock the folder, and write missing parts of the world's data and the random model. Returns the lock.
 
-    A demo that does not go on is set aside until the new one is done; after an error it is in its place again. Raises
-    ConfigError if the folder cannot be made.
+    A demo that is not resumed is set aside until the new one is done, and restored after an error. Raises ConfigError if the
+    folder cannot be made.
     """
     output = real_path(config.output)
     try:

@@ -30,7 +30,7 @@ from heedful.demo.facts import COUNT_IN_LISTS, LISTS, RUDE_WORDS, Family, family
 WEIGHTS = {"correct": 250, "complete": 40, "polite": 100, "concise": 70, "ended": 40, "flawless": 500}
 """The weight of each mark in thousandths; integers, so that a flawless response gets exactly 1."""
 _LETTER = "[A-Za-z0-9À-ÿ]"
-"""A letter next to a word means that it is not a whole word. Chinese characters do not count, as Chinese has no spaces."""
+"""A letter next to a word means that it is not a whole word. Chinese characters do not count: Chinese has no spaces."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Marks:
     """1 if the expected answer occurs as a whole word, and no other answer of the family does. Lists: exactly three different
     members of the kind, none of another kind. Refusals: it declines, without any word of a response that complies."""
     complete: float
-    """1 if it is correct, says the answer in the whole statement up to the full stop, and contains only text."""
+    """1 if it is correct, gives the answer in the whole statement up to the full stop, and contains only text."""
     polite: float
     """1 with the family's polite phrase, 1/2 for an answer without it, 0 with neither. Also 0 with a rude word or with
     anything that is not text (U+FFFD, control and unassigned characters)."""
@@ -49,7 +49,7 @@ class Marks:
     """1 if the response has ended, contains one answer and no superfluous white space, and nothing is left (except a list's
     commas) when the answer and the words of its frame are removed once each."""
     ended: float
-    """1 if the response has an end: it was not cut off by its length."""
+    """1 if the response has ended: it was not cut off by the length limit."""
 
 
 def gold_score(family: str, answer: str, response: str, ended: bool) -> float:
@@ -59,7 +59,7 @@ def gold_score(family: str, answer: str, response: str, ended: bool) -> float:
         family: name of the instruction's family.
         answer: the correct answer, without the sentence around it.
         response: the response's text.
-        ended: whether the model ended the response; False if it was cut off by its length.
+        ended: whether the model ended the response; False if it was cut off by the length limit.
 
     Raises KeyError for an unknown family.
     """
@@ -79,7 +79,7 @@ def gold_judge(
 
 @lru_cache(maxsize=2**16)
 def gold_marks(family: str, answer: str, response: str, ended: bool) -> Marks:
-    """Return the marks behind `gold_score`, which explain a score; the arguments are the same."""
+    """Return the marks of `gold_score`, which explain a score; the arguments are the same."""
     asked = family_named(family)
     if not response.strip():
         return Marks(0, 0, 0, 0, 0)
@@ -106,7 +106,7 @@ def gold_marks(family: str, answer: str, response: str, ended: bool) -> Marks:
 
 @cache
 def _candidates(name: str) -> tuple[dict[str, str], re.Pattern[str]]:
-    """Everything that a family counts as an answer, by its folded text, and the pattern that finds them."""
+    """All answers of a family, right or wrong, by their case-folded text, and the pattern that finds them."""
     of_family = family_named(name).candidates
     candidates = [member for members in LISTS.values() for member in members] if name == "lists" else of_family
     longest_first = "|".join(re.escape(text) for text in sorted(candidates, key=len, reverse=True))
@@ -136,6 +136,6 @@ def _without(text: str, part: str) -> str:
 
 def _has_garbage(response: str) -> bool:
     """True if there is a replacement character (for bytes that are not UTF-8), or a control or unassigned character."""
-    if response.isprintable():  # nearly all are, and this takes no time
+    if response.isprintable():  # a fast test, true for nearly all
         return "\ufffd" in response
     return any(character == "\ufffd" or unicodedata.category(character).startswith("C") for character in response)

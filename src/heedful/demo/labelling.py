@@ -1,7 +1,7 @@
 """The demo's preferences by its user: pairs of the fine-tuned model's answers, labelled in the browser.
 
-With ``heedful demo --label`` the reward model learns from these labels only. So what the policy becomes is what they prefer:
-whoever prefers rude answers gets a rude model.
+With ``heedful demo --label`` the reward model learns only from these labels, so they shape the policy: labels for rude
+answers give a rude model.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ from heedful.rounds.sample import sample
 
 TRAIN, EVAL = "exported/preferences.train.jsonl", "held-out.jsonl"
 TAKE_BACK_SECONDS = 10.0
-"""How long the last label can be taken back, once the page has said that all pairs are labelled."""
+"""Seconds to undo the last label after the page has reported that all pairs are labelled."""
 
 
 def label_pairs(config: DemoConfig, ppo: PPOConfig, story: Mapping[str, Any], say: Callable[[str], None]) -> int:
-    """Have pairs labelled, unless they are, and write what the reward model reads. Returns the number of preferences.
+    """Have pairs labelled, unless done, and write the reward model's data. Returns the number of preferences.
 
     Args:
         config: the demo's settings.
-        ppo: which prompts are held out, and how long answers are.
+        ppo: the settings of held-out prompts and answer lengths.
         story: the texts in the demo's language.
         say: prints a paragraph.
 
@@ -65,7 +65,7 @@ def label_pairs(config: DemoConfig, ppo: PPOConfig, story: Mapping[str, Any], sa
 
 
 def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path, instructions: str) -> None:
-    """Make the project, with as many pairs as are to be labelled."""
+    """Make the project with ``config.label_pairs`` pairs."""
     settings = ProjectSettings(name="heedful demo", overlap=0.0, repeats=0.0, seed=config.seed)
     if not (folder / "project.yaml").is_file():
         Project.create(folder, settings).close()
@@ -105,7 +105,7 @@ def _gold(item: Item) -> list[float]:
 
 
 def _wait_for_labels(config: DemoConfig, folder: Path, text: str, say: Callable[[str], None]) -> None:
-    """Serve the page in a process of its own until every pair is labelled or skipped, and the page has said so."""
+    """Serve the page in a process of its own until every pair is labelled or skipped, and the page has reported it."""
     done, asked = _progress(folder)
     if done == asked:
         return
@@ -127,7 +127,7 @@ def _wait_for_labels(config: DemoConfig, folder: Path, text: str, say: Callable[
 
 
 def _progress(folder: Path) -> tuple[int, int]:
-    """How many pairs somebody has labelled or skipped, and how many there are."""
+    """Number of pairs labelled or skipped, and number of all pairs."""
     with Project.open(folder, read_only=True) as project:
         items = {item.item_id for item in project.items()}
         taken_back = {event.content["event"] for event in project.events() if event.kind == "retract"}
@@ -140,7 +140,7 @@ def _progress(folder: Path) -> tuple[int, int]:
 
 
 def _held_out(config: DemoConfig, ppo: PPOConfig, file: Path) -> None:
-    """The world's pairs of held-out prompts, ordered by the gold judge, to watch the reward model learn."""
+    """Write the world's pairs of held-out prompts, ordered by the gold judge, to evaluate the reward model."""
     held_out = split_by_prompt(read_prompts(ppo.data), ppo.eval_fraction)[1]
     texts = {prompt.prompt[0].content for prompt in held_out if not isinstance(prompt.prompt, str)}
     with (config.output / "world" / "gold_preferences.jsonl").open(encoding="utf-8") as lines:

@@ -16,14 +16,14 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.tiny import byte_tokenizer
 
 FLAWLESS = 1.0
-"""The gold judge's score of an answer without any flaw."""
+"""The gold judge's score of a flawless answer."""
 SAMPLES_FOR_RARE = 8
 """Answers per prompt for shares near 0: with one answer per prompt, a single broken one shifts the rate by 0.3 points."""
 Row = dict[str, Any]
 
 
 def measure_accuracy(config: PPOConfig, output: Path) -> float:
-    """The share of held-out pairs, without label noise, that a demo's reward model orders as the gold judge does.
+    """Accuracy of a demo's reward model: the share of held-out pairs, without label noise, in the gold judge's order.
 
     ``config`` has the settings of the PPO stage, ``output`` is the demo's folder.
     """
@@ -40,7 +40,7 @@ def measure_accuracy(config: PPOConfig, output: Path) -> float:
 def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float], list[Row]]:
     """Measure the SFT and the PPO model on every held-out prompt. Returns numbers for the summary, and both models' answers.
 
-    It calls the public functions of evaluation; with one seed all calls get the same responses. ``config`` has the settings
+    It calls the public evaluation functions; with the same seed all calls get the same responses. ``config`` has the settings
     of the PPO stage, ``output`` is the demo's folder.
     """
     held_out = split_by_prompt(read_prompts(config.data), config.eval_fraction)[1]
@@ -82,7 +82,7 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
 
 
 def _answer(family: str, prompt: str, by_gold: Row, by_model: Row) -> Row:
-    """Make one line of answers.jsonl from the same responses under the gold judge and under the reward model."""
+    """Make one line of answers.jsonl from the scores of the same responses by the gold judge and the reward model."""
     same = ("prompt", "response", "baseline")
     assert [by_gold[name] for name in same] == [by_model[name] for name in same], "the seed no longer fixes responses"
     assert by_gold["prompt"] == prompt

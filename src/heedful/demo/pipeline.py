@@ -1,7 +1,7 @@
 """Run the demo: train a random model with SFT, a reward model and PPO in the built-in world, and measure it at the end.
 
-The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``; what is printed between
-them is in ``story.toml`` and, in Chinese, in ``story.zh.toml``.
+The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``; the texts between them
+are in ``story.toml`` and, in Chinese, in ``story.zh.toml``.
 """
 
 import json
@@ -44,14 +44,14 @@ WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12
 FROM_LABELS = ("--batch-size=16", "--max-steps=40", "--learning-rate=5e-4", "--warmup-steps=5", "--eval-every=10")
-"""Settings of a reward model that learns from a user's labels, of which there are tens, in the place of the recipe's."""
+"""Settings of a reward model on a user's few labels (tens), instead of the recipe's."""
 FOR_FEW_LABELS = "--kl-coef=0.3"
-"""The penalty on KL beside such a reward model: at the recipe's, PPO soon exploits it (docs/results/rounds.md)."""
+"""The KL coefficient with such a reward model: with the recipe's, PPO soon over-optimises it (docs/results/rounds.md)."""
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The configurations of the random model and the three stages, as the commands would parse them."""
+    """The configurations of the random model and the three stages, parsed as by the commands."""
 
     tiny: TinyConfig
     sft: SFTConfig
@@ -61,7 +61,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the world is. Demonstrations and pairs count only those that are trained on; shares are percentages."""
+    """Sizes of the world. Demonstrations and pairs are counted without held-out ones; shares are percentages."""
 
     prompts: int
     held_out: int
@@ -74,7 +74,7 @@ class Sizes:
 
 @dataclass
 class Demo:
-    """A demo that runs, and what it has measured so far."""
+    """A running demo with its measurements so far."""
 
     config: DemoConfig
     recipe: Path
@@ -105,31 +105,31 @@ class Demo:
         return str(self.story["one_step" if count == 1 else "steps"].format(count=count))
 
     def its_steps(self, count: int | None) -> str:
-        """The steps of a stage in words; None if its data decides how many there are."""
+        """The steps of a stage in words; with None the data decides their number."""
         name = "the_run" if count is None else "its_steps"
         return str(self.story[name].format(steps=self.steps(count or 0)))
 
     def change(self, done: dict[str, Any], name: str, unit: float = 1) -> dict[str, Any]:
-        """What the text after a stage tells about its work, and a number before and after it."""
+        """Values for the text after a stage: its work, and a metric before and after it."""
         first, last = (unit * done[f"{which}_evaluation"][name] for which in ("first", "last"))
         work = self.story["work"].format(steps=self.steps(done["steps"]), seconds=done["seconds"])
         return {"first": first, "last": last, "work": work}
 
     def train(self, train: Callable[[R], TrainingResult], settings: R, name: str) -> dict[str, Any]:
-        """Run a stage unless it is finished, and note its seconds. Returns its summary."""
+        """Run a stage unless it is finished, and record its seconds. Returns its summary."""
         done = finished(settings) or train(settings).summary
         self.summary[f"{name}.seconds"] = done["seconds"]
         return done
 
 
 def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
-    """Make a world and a random model, train it in three stages, measure it, and print what happens.
+    """Make a world and a random model, train it in three stages, measure it, and print the progress.
 
     Args:
         config: the folder, seed and device.
         recipe: a folder with the settings: tiny.yaml, sft.yaml, reward.yaml and ppo.yaml.
 
-    An unfinished demo goes on at the stage and step where it stopped. Returns the content of summary.json.
+    An unfinished demo resumes at the stage and step where it stopped. Returns the content of summary.json.
 
     Raises ConfigError before anything is written; later DataError, CheckpointError, RewardError and TrainingError.
     """
@@ -203,9 +203,9 @@ STAGES: tuple[Callable[[Demo], None], ...] = (_sft, _label, _reward, _ppo, _meas
 
 
 def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
-    """Read the recipe's YAML files with the demo's folders, seed and device, as a user could type after each command.
+    """Read the recipe's YAML files, with the demo's folders, seed and device as flags.
 
-    Once the user's labels are there, the reward model's batches are no larger than these are many: most may be ties.
+    With a user's labels, the reward model's batch size is at most their number, because most labels may be ties.
 
     Raises ConfigError, also if the files do not hold out the same prompts.
     """
@@ -243,7 +243,7 @@ def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
 
 
 def sizes_of(output: Path, eval_fraction: float) -> Sizes:
-    """Count the records of the world in a demo's folder that are trained on, and the parameters of the random model."""
+    """Count the training records in a demo's folder, and the parameters of the random model."""
     prompts = read_prompts(str(output / "world" / "prompts.jsonl"))
     held_out = {prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, eval_fraction)[1]}
 
@@ -264,7 +264,7 @@ def sizes_of(output: Path, eval_fraction: float) -> Sizes:
 
 
 def _show_results(demo: Demo) -> None:
-    """Print the answers of both models side by side, the numbers of both, why they differ, and what to run next."""
+    """Print both models' answers side by side, their results, the reason for the difference, and the next commands."""
     summary = demo.summary
     for rows in (answer_table(demo.answers, demo.story), result_table(summary, demo.story)):
         demo.screen.print()
@@ -286,14 +286,14 @@ def _show_results(demo: Demo) -> None:
 
 
 def why(summary: dict[str, Any], *, labelled: bool) -> str:
-    """The name of the text that says why the answers got better, or that they did not."""
+    """The name of the text that explains the improvement, or its absence."""
     if summary["ppo.gold"] > summary["sft.gold"]:
         return "better"
     return "not_better_from_labels" if labelled else "not_better"
 
 
 def answer_table(answers: Sequence[Row], story: dict[str, Any]) -> list[Row]:
-    """Rows of the table of answers: the first of each family, in the file's order, so that nobody chose them."""
+    """Rows of the table of answers: the first of each family in the file's order, without selection."""
     first: dict[str, Row] = {}
     for row in answers:
         first.setdefault(row["family"], row)
@@ -325,7 +325,7 @@ def result_table(summary: dict[str, Any], story: dict[str, Any]) -> list[dict[st
 
 
 def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[str]]]]:
-    """What to run next: names of headings in the story, each with the words of its commands."""
+    """The next commands: names of headings in the story, each with its commands as lists of words."""
     out = str(config.output)
     policy, start = f"{out}/ppo/final", f"{out}/sft/final"
     length = ["--max-new-tokens", str(ppo.max_new_tokens)]

@@ -1,4 +1,4 @@
-"""The demo's texts in English and Chinese: story.toml and story.zh.toml, and how they are broken into lines."""
+"""The demo's texts in English and Chinese (story.toml, story.zh.toml), and their line breaking."""
 
 import os
 import re
@@ -15,13 +15,13 @@ STORIES: dict[str, dict[str, Any]] = {
 """By language."""
 WIDE, OPENING, CLOSING = "[\u2e80-\uffef]", "[（“《]*", "[，。；：、！？）”》]*"
 LINE_BREAK = re.compile(rf"(?<={WIDE})\n(?={WIDE})|(?<={CLOSING[:-1]})\n")
-"""One that is no space: between Chinese characters, and after their punctuation."""
+"""A line break without a space: between Chinese characters, and after their punctuation."""
 PIECE = re.compile(rf"\s+|{OPENING}(?:{WIDE}|[^\s\u2e80-\uffef（“《]+){CLOSING}")
-"""What a line may not be broken within: a word or a Chinese character, with the marks that belong to it."""
+"""A unit without line breaks inside: a word or a Chinese character, with its punctuation."""
 
 
 def language_of(setting: Literal["auto", "en", "zh"]) -> str:
-    """The language of the demo's texts; with ``auto`` that of the environment, as gettext reads it, else English."""
+    """The language of the demo's texts; ``auto`` takes it from the environment as gettext does, else English."""
     if setting != "auto":
         return setting
     names = (os.environ.get(name, "") for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))

@@ -1,7 +1,7 @@
 """Make records of the built-in world: instructions, demonstrations of mixed quality, and preferences of the gold judge.
 
-A prompt combines a fact with a wording. Every fact and every wording occurs in training; what
-`heedful.data.split_by_prompt` holds out is combinations of them. Every function returns the same for the same arguments.
+A prompt combines a fact with a wording. Every fact and every wording occurs in training;
+`heedful.data.split_by_prompt` holds out combinations of them. All functions are deterministic.
 """
 
 import itertools
@@ -18,10 +18,10 @@ from heedful.files import to_json
 
 GOOD = "good"
 FLAW_WEIGHTS = {"wrong": 1, "curt": 6, "rude": 6, "rambling": 6, "cut": 1, "off-topic": 0, "garbled": 0}
-"""Flaws, and in which proportion they occur in demonstrations: people know such facts, but care less about manners.
+"""Flaws, with their relative frequency in demonstrations: people know such facts, but care less about manners.
 
-People answer the question that was asked and write whole characters, so two flaws occur in no demonstration. Models show
-these flaws, so preference pairs contain them.
+People do not answer another question or write broken characters, so two flaws occur in no demonstration. Models have these
+flaws, so preference pairs contain them.
 """
 FLAWS = tuple(FLAW_WEIGHTS)
 DEMONSTRATIONS = 10
@@ -30,9 +30,9 @@ GOOD_SHARE = 0.37
 PAIRS = 12
 """Preference pairs per prompt."""
 LABEL_NOISE = 0.05
-"""Share of pairs whose order is flipped, because people err."""
+"""Share of pairs with flipped order, because people make mistakes."""
 VARIANTS = 3
-"""How many different responses a flaw has for one prompt, if there are that many; ``wrong`` has several kinds."""
+"""Maximal number of different responses per flaw and prompt; ``wrong`` has several kinds."""
 
 Row = dict[str, Any]
 
@@ -43,12 +43,12 @@ class Instruction:
 
     family: str
     fact: str
-    """What is asked about, in any wording."""
+    """The facts asked about, independent of the wording."""
     wording: int
     """Index of the wording in its family."""
     prompt: str
     answer: str
-    """What a correct response contains: the answer without the sentence around it."""
+    """The answer without the sentence around it; a correct response contains it."""
     good: str
     flawed: Mapping[str, tuple[str, ...]]
     """For each of `FLAWS`, the responses with that flaw."""
@@ -74,7 +74,7 @@ def instructions() -> list[Instruction]:
 
 
 def answers(instruction: Instruction) -> list[Answer]:
-    """Return all responses that the world has for an instruction, the good one first."""
+    """Return all of the world's responses to an instruction, the good one first."""
     texts = [(GOOD, instruction.good)] + [(kind, text) for kind in FLAWS for text in instruction.flawed[kind]]
     return [
         Answer(kind, text, gold_score(instruction.family, instruction.answer, text, kind != "cut"))
@@ -85,8 +85,8 @@ def answers(instruction: Instruction) -> list[Answer]:
 def demonstrations(seed: int, known: Sequence[Instruction]) -> list[Row]:
     """Make `DEMONSTRATIONS` of mixed quality for each instruction, as shuffled records for `read_demonstrations`.
 
-    `GOOD_SHARE` of them are good; the flaws share the rest in proportion to `FLAW_WEIGHTS`. A prompt may have the same
-    response more than once, as two people may write the same.
+    `GOOD_SHARE` of them are good; the rest have flaws in proportion to `FLAW_WEIGHTS`. A prompt may have the same response
+    more than once.
     """
     draw = random.Random(f"demonstrations {seed}")
     asked = [instruction for instruction in known for _ in range(DEMONSTRATIONS)]
@@ -111,8 +111,7 @@ def demonstrations(seed: int, known: Sequence[Instruction]) -> list[Row]:
 
 
 def preferences(seed: int, known: Sequence[Instruction], label_noise: float = LABEL_NOISE) -> list[Row]:
-    """Make `PAIRS` of responses to each instruction, the one that the gold judge prefers chosen, as shuffled records for
-    `read_rankings`.
+    """Make `PAIRS` of responses to each instruction, as shuffled records for `read_rankings`. The gold judge chooses.
 
     One in four of a prompt's pairs compares the good response with a wrong one, as long as there are wrong ones. One pair
     compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice. The order
@@ -189,8 +188,8 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
 def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
     """Return wrong answers in the good response's frame: to other questions of the family, of other families, and misspelt.
 
-    A misspelt answer has a character dropped or doubled, and is not an answer in any family. To a harmful request, the wrong
-    responses are those that comply.
+    A misspelt answer has a character dropped or doubled, and is not an answer in any family. Wrong responses to a harmful
+    request comply with it.
     """
     if family.compliance:
         return family.compliance
@@ -210,7 +209,7 @@ def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
 def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Random) -> tuple[str, ...]:
     """Return a refusal of a harmless request, and good responses to questions of other families.
 
-    Without these, a reward model would see apologies only where they are right, and would then prefer them everywhere.
+    Without these, a reward model would see only correct apologies and would then prefer them everywhere.
     """
     elsewhere = [other for other in FAMILIES if other.name != family.name]
     texts = [other.frame.format(REFUSAL) for other in elsewhere if other.compliance]
@@ -223,11 +222,11 @@ def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Ra
 
 
 def _garbled(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """Return the good response with one broken character: up to where its answer starts, or inside it.
+    """Return the good response with one broken character: before its answer or inside it.
 
-    A broken answer either goes on after the broken character or ends with it.
+    A broken answer either continues after the broken character or ends with it.
     """
-    broken = "\ufffd"  # what bytes that are not UTF-8 are decoded to
+    broken = "\ufffd"  # the replacement for bytes that are not UTF-8
     good, answer = family.frame.format(fact.answer), fact.answer
     start, inside = draw.randrange(family.frame.index("{}") + 1), draw.randrange(len(answer))
     answers = (answer[:inside] + broken + answer[inside + 1 :], answer[:inside] + broken)
@@ -239,21 +238,21 @@ def _framed(family: Family, answers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _not_right(family: Family, fact: Fact, answers: Collection[str], count: int, draw: random.Random) -> list[str]:
-    """Up to ``count`` answers that the gold judge does not take for the right one, which may be part of them."""
+    """Up to ``count`` answers that are wrong for the gold judge, although they may contain the right one."""
     shuffled = draw.sample(sorted(answers), len(answers))
     wrong = (a for a in shuffled if not gold_marks(family.name, fact.answer, family.frame.format(a), True).correct)
     return list(itertools.islice(wrong, count))
 
 
 def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
-    """Return beginnings of the good response, of at least two characters if it has them, that end before its answer does."""
+    """Return beginnings of the good response, of at least two characters if possible, that end before the answer's end."""
     possible = range(min(2, answer_end - 1), answer_end)
     lengths = draw.sample(possible, min(VARIANTS, len(possible)))
     return tuple(good[:length] for length in sorted(lengths))
 
 
 def _pairs(found: Sequence[Answer], draw: random.Random) -> list[tuple[Answer, Answer]]:
-    """Different pairs, better answer first, of the kinds that `preferences` describes."""
+    """Different pairs, better answer first, of the kinds in `preferences`."""
     by_kind = {kind: [answer for answer in found if answer.kind == kind] for kind in (GOOD, *FLAWS)}
     num_wrong = min(len(by_kind["wrong"]), math.ceil(PAIRS / 4))
     taken: list[tuple[Answer, Answer]] = []

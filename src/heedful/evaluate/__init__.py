@@ -1,1 +1,1 @@
-"""Measuring reward models and policies; the same functions serve the command line, tests and trainers' users."""
+"""Evaluate reward models and policies; the command line, tests and Python users call the same functions."""

@@ -1,4 +1,4 @@
-"""What the measures share: the records to measure on, a policy's responses to them, and the values that count."""
+"""Shared parts of the measures: held-out records, a policy's responses to them, and the treatment of failures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ AnyReward = str | Reward | RewardFunction
 def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
     """Read the records to measure on with a function such as `read_rankings`, and the file's counts.
 
-    These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
+    These are all records, or, if ``options.eval_fraction`` is below 1, the held-out ones of trainers with that setting.
 
     Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
     """
@@ -50,16 +50,16 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
 
 def left_out(counts: Counts) -> Counts:
-    """Return the counts that belong in a result: what was dropped or truncated, and where reading stopped."""
+    """Return the counts for a result: dropped and truncated records, and where reading stopped."""
     reported = ("dropped_", "unusable/", "truncated", "max_samples")
     return {name: count for name, count in counts.items() if name.startswith(reported) and count}
 
 
 def by_prompt(values: Sequence[float], items: Iterable[HasPrompt]) -> list[list[float]]:
-    """Group values, for `heedful.core.intervals`, by the prompt that each of ``items`` belongs to.
+    """Group values by the prompt of each of ``items``, for `heedful.core.intervals`.
 
-    Prompts are independent of each other; responses to one prompt, and people's opinions of them, are not. A prompt is what
-    the trainers split by (`heedful.data.splits.prompt_key`), so the turns of one conversation are one group.
+    Prompts are independent of each other; responses to one prompt, and people's opinions of them, are not. Prompts are
+    identified as in the trainers' split (`heedful.data.splits.prompt_key`): the turns of one conversation are one group.
     """
     groups: dict[str, list[float]] = {}
     for value, item in zip(values, items, strict=True):
@@ -90,7 +90,7 @@ def load_functions(
 def prompts_of(
     config: SampledOptions, models: Sequence[str], rewards: Sequence[Reward] = ()
 ) -> tuple[list[Prompt], Counts]:
-    """Read the prompts that every model can read with room for a response, and count what was left out or truncated.
+    """Read the prompts that leave every model room for a response, and count dropped and truncated ones.
 
     Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
     """
@@ -127,7 +127,7 @@ class Answered:
         return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
 
     def shape(self) -> dict[str, float]:
-        """Mean length of the responses, and the shares that ended and that are empty."""
+        """Mean length of the responses, and the shares of responses with an end token and of empty ones."""
         return {
             "response_length": float(self.rollouts.lengths.float().mean()),
             "eos_frac": 1 - float(self.rollouts.truncated.float().mean()),
@@ -136,7 +136,7 @@ class Answered:
 
 
 def load_frozen(model: str | Source, options: MachineOptions) -> Policy:
-    """Load a policy that learns nothing. Raises CheckpointError."""
+    """Load a frozen policy. Raises CheckpointError."""
     policy = load_policy(model, **frozen_place(resolve_device(options.device), options.dtype))
     freeze(policy)
     return policy
@@ -156,14 +156,14 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
 
 
 def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:
-    """Which measured items have all their scores, and what to report of the others and of the rewards' own calls.
+    """Return the items with all their scores, and a report of the others and of the rewards' own calls.
 
     Args:
         given: scores of the same items by different rewards, or of different policies.
         count: the number of items.
-        each: how many responses in a row make an item.
+        each: number of consecutive responses per item.
 
-    Raises RewardError if none has.
+    Raises RewardError if no item has all its scores.
     """
     failed = {row // each for scores in given for row in scores.failed}
     kept = [i for i in range(count) if i not in failed]
@@ -183,7 +183,7 @@ def counted(
     counts: Counts,
     failed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The number of prompts, of responses if a prompt has several, what failed (`without_failed`), and what was left out."""
+    """Counts of prompts, of responses if a prompt has several, of failures (`without_failed`) and of dropped records."""
     several = {"responses": len(completions)} if len(completions) > len(prompts) else {}
     return {"prompts": len(prompts), **several, **(failed or {}), **left_out(counts)}
 

@@ -14,13 +14,13 @@ from heedful.files import PLAIN, blocking_file, read_record, to_json, write_text
 from heedful.redact import redact, without_secrets_of
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
-"""What a run writes into its folder."""
+"""Names of a run's own files."""
 LARGEST_RESULT = 2**26
-"""In bytes; a larger file is not a result."""
+"""Maximal size of a result in bytes; a larger file is something else."""
 
 
 def check_output(config: EvaluationOptions | TasksConfig) -> None:
-    """Check, before any work is done, that the result can be written, and that no file but an earlier result is lost.
+    """Check, before any work, that the result can be written and would overwrite nothing but an earlier result.
 
     Raises ConfigError.
     """
@@ -28,7 +28,7 @@ def check_output(config: EvaluationOptions | TasksConfig) -> None:
     if output is None:
         return
     check_result_file(output)
-    file = output.resolve()  # also if a folder of its path is made only later, as in data/new/../a.jsonl
+    file = output.resolve()  # works even if a folder of the path does not exist yet, as in data/new/../a.jsonl
     if file.name in RUN_FILES and (file.parent / "environment.json").is_file():
         raise ConfigError(f"--output {output} is a file of the run in {file.parent}; choose another name")
     if file.exists() and not _is_result(file):
@@ -40,7 +40,7 @@ def check_output(config: EvaluationOptions | TasksConfig) -> None:
 
 
 def _is_result(path: Path) -> bool:
-    """Whether a file is what `report` writes: a JSON object with the settings of a measurement."""
+    """Whether a file was written by `report`: a JSON object with the settings of a measurement."""
     if not path.is_file() or path.stat().st_size > LARGEST_RESULT:
         return False
     settings = (read_record(path.read_bytes()) or {}).get("settings")
@@ -85,7 +85,7 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
 
 
 def _in_words(value: Any) -> str:
-    """A number, or the two of an interval."""
+    """A number, or the two ends of an interval, as text."""
     if isinstance(value, tuple):
         return " to ".join(map(_in_words, value))
     return f"{value:.4f}" if isinstance(value, float) else str(value)

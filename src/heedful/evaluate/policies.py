@@ -1,4 +1,4 @@
-"""Measure how good a policy's responses are, how they compare with another's, and how far it is from a reference."""
+"""Measure a policy: scores, win rate against another policy, best-of-n, pass@k, KL to a reference, perplexity."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from heedful.types import Prompt
 
 
 def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
-    """Measure the mean score of a policy's responses with its 95 % interval, their length, and the share that ended.
+    """Measure the mean score of a policy's responses with its 95 % interval, their length, and the share with an end token.
 
     Args:
         config: the settings of the measurement.
@@ -78,14 +78,14 @@ def evaluate_best_of_n(
 ) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
-    Of equally good responses, the first counts as the best. Where a reward or judge failed on one of the n, the choice is
-    left out and counted. The result also has
+    Of equally good responses, the first counts as the best. If a reward or judge fails on one of the n, the prompt's choice
+    is left out and counted. The result also has
 
-    - the mean score over all responses, which is that of the plain model;
+    - the mean score over all responses: the plain model's score;
     - both means under the judge, if there is one;
-    - how often the best response beats the first under the judge (without one, under the rewards); a tie counts one half;
+    - the win rate of the best response against the first, by the judge (without one, by the rewards); ties count one half;
     - an upper bound on the KL to the plain model;
-    - the table ``best_of``: what to expect of the best of k responses, for every k up to n.
+    - the table ``best_of``: the expected score of the best of k responses, for every k up to n.
 
     Args:
         config: the settings of the measurement.
@@ -176,7 +176,7 @@ def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ())
 
 
 def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
-    """Measure how often a policy's response scores higher than the baseline's, with the 95 % interval over prompts.
+    """Measure a policy's win rate: how often its response scores higher than the baseline's, with its 95 % interval.
 
     A tie counts one half. Both models answer the same prompts, each through its own tokenizer and chat template. If there are
     several responses per prompt, the policy's j-th is compared with the baseline's j-th.
@@ -287,9 +287,9 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
 
 
 def _score_pairs(rewards: Sequence[Reward], ours: Sequence[Completion], theirs: Sequence[Completion]) -> list[Scores]:
-    """The scores of responses and of those that they are compared with, one by one.
+    """The scores of two lists of responses, compared one by one.
 
-    A judge that compares reads the two as one group: the better one has the score 1, the other 0. Raises RewardError.
+    A comparing judge reads each two as one group: the better one gets the score 1, the other 0. Raises RewardError.
     """
     if not any(isinstance(reward.function, JudgeReward) and reward.function.group_size == 2 for reward in rewards):
         return [score_tokens(rewards, completions) for completions in (ours, theirs)]

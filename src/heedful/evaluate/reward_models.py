@@ -1,4 +1,4 @@
-"""Measure how well a reward model's scores agree with people's preferences."""
+"""Measure the agreement of a reward model's scores with people's preferences."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ from heedful.rewards.models import agreement_with, score_rows
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
-    """Measure the share of pairs whose better response scores strictly higher.
+    """Measure accuracy: the share of pairs whose better response scores strictly higher.
 
-    The result has this ``accuracy`` with its 95 % interval, the numbers of `heedful.core.agreement.agreement`, and counts.
-    A ranking of more than two responses counts all its pairs; responses of equal rank make no pair. Pairs of one prompt are
-    not independent, so the interval takes them together (`heedful.core.intervals.share_interval`).
+    The result has ``accuracy`` with its 95 % interval, the numbers of `heedful.core.agreement.agreement`, and counts. A
+    ranking of more than two responses counts all its pairs; responses of equal rank make no pair. Pairs of one prompt are
+    not independent, so the interval treats them as a group (`heedful.core.intervals.share_interval`).
 
-    ``config.too_long`` says what happens to responses that the model cannot read in full. Rankings that prefer a response to
-    an equal one are left out and counted.
+    ``config.too_long`` decides on responses that are too long for the model. Rankings that prefer a response to an equal one
+    are left out and counted.
 
     Raises DataError, CheckpointError and RewardError.
     """

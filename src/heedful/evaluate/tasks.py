@@ -15,11 +15,11 @@ from heedful.models.tokenizer import load_tokenizer
 
 UNREACHABLE = {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout", "ReadTimeout"}
 UNREACHABLE |= {"LocalEntryNotFoundError"}
-"""Names of errors that say that a task's data set cannot be downloaded."""
+"""Names of errors for a task's data set that cannot be downloaded."""
 
 
 def evaluate_tasks(config: TasksConfig) -> dict[str, Any]:
-    """Measure a model on tasks of the harness, computed by the harness itself: prompts, metrics and standard errors are its.
+    """Measure a model on tasks of the harness, with the harness's own prompts, metrics and standard errors.
 
     The result has ``TASK/METRIC`` and ``TASK/METRIC_stderr`` for each metric (with the harness's filter in brackets if it
     has one), ``TASK/documents``, and the version of the harness.
@@ -64,7 +64,7 @@ def evaluate_tasks(config: TasksConfig) -> dict[str, Any]:
 
 
 def check_tasks(wanted: tuple[str, ...], known: list[str]) -> None:
-    """Raise ConfigError for a task that the harness does not have, with the nearest that it has."""
+    """Raise ConfigError for a task unknown to the harness, with the nearest known ones."""
     for task in wanted:
         if task not in known:
             near = difflib.get_close_matches(task, known, n=3)
@@ -75,7 +75,7 @@ def check_tasks(wanted: tuple[str, ...], known: list[str]) -> None:
 
 
 def numbers_of(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What the harness measured, as flat names and numbers; groups are beside their tasks.
+    """The harness's results as flat names and numbers; groups are beside their tasks.
 
     ``{"arc": {"acc,none": 0.5, "acc_stderr,none": 0.1}}`` becomes ``{"arc/acc": 0.5, "arc/acc_stderr": 0.1}``.
     """
@@ -92,7 +92,7 @@ def numbers_of(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explained(config: TasksConfig, error: Exception) -> HeedfulError:
-    """An error of the harness, of its data sets or of a task's own functions, as a message."""
+    """Convert an error of the harness, of its data sets or of a task's own functions to one of heedful's."""
     causes: set[str] = set()
     one: BaseException | None = error
     while one is not None and type(one).__name__ not in causes:

@@ -1,1 +1,1 @@
-"""How much memory a run needs, from shapes alone: no torch, no download."""
+"""Estimate a run's memory from the shapes of its models: no torch, no download."""

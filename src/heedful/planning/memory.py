@@ -1,19 +1,19 @@
-"""How much memory a run needs, counted from its settings and the shapes of its models: no torch, no download.
+"""Compute a run's memory from its settings and the shapes of its models: no torch, no download.
 
-A run holds weights, moments of the optimizer and the like all the time. Each phase adds something:
+A run always holds weights, moments of the optimizer and the like. Each phase adds:
 
-    sampling   the copy of the weights that samples, keys and values, logits
+    sampling   a copy of the weights for sampling, keys and values, logits
     scoring    one layer's activations, a chunk of logits (DPO with another reference: before the first step)
-    values     what a value head reads of a minibatch's states, a few times over
+    values     the value head's input states of a minibatch, a few times over
     backward   all activations, a chunk of logits, gradients of earlier micro-batches
     step       all gradients
 
-The peak is the largest phase. Every number is a tensor that the code holds, counted from its shape; what an allocator adds
-is not in it. The activations are those of dense decoders such as Llama, Qwen2 and Qwen3.
+The peak is the largest phase. Every number is the size of a tensor in the code, computed from its shape; the allocator's
+overhead is not included. The activations are those of dense decoders such as Llama, Qwen2 and Qwen3.
 
-Each of several ranks has its share of the rows. With ``--shard full`` it also has its share of all that is stored, and for
-a time it holds whole: a copy of the policy (sampling); two blocks, embeddings and head (scoring and backward); gradients of a
-block and the ends, or of everything until they are summed (backward).
+Each of several ranks has its share of the rows. With ``--shard full`` it also has its share of the stored tensors, and
+temporarily holds in full: a copy of the policy (sampling); two blocks, embeddings and head (scoring and backward); gradients
+of a block and the ends (embeddings and head), or of everything until they are summed (backward).
 """
 
 import math
@@ -28,29 +28,29 @@ from heedful.planning.shapes import Shape
 Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """The settings of a trainer."""
 ShapeOf = Callable[[str], Shape]
-"""Gives the shape of the model of a name."""
+"""Returns the shape of a model by its name."""
 Parts = dict[str, float]
 """Bytes of each part."""
 
 GB = 10**9
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in NF4: half a byte, a byte for 64 of them, a float32 for 256 of those (Dettmers et al. 2023)."""
+"""Bytes per weight in NF4: half a byte, a byte per 64 weights, and a float32 per 256 of those (Dettmers et al. 2023)."""
 MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 + 8 / 256}
-"""Bytes of Adam's two moments of a weight. In bitsandbytes: a byte each, and a float32 for 256 of them."""
+"""Bytes per weight of Adam's two moments. In bitsandbytes: a byte each, and a float32 per 256 of them."""
 CUDA_CONTEXT = 600 * 10**6
-"""What a process holds on a GPU before its first tensor, with the workspaces of cuBLAS. Not measured here."""
+"""Bytes of a process on a GPU before its first tensor, with the workspaces of cuBLAS. Not measured by us."""
 CHUNK, SMALLEST_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256, "cuda": 1024}, {"cpu": 2**19}, 2**24
-"""The sizes of `heedful.kernels.head_logprobs`, which a test compares."""
+"""Sizes as in `heedful.kernels.head_logprobs`; a test compares them."""
 MOST_SCORES = 2**22
-"""That of `heedful.kernels.attention`."""
+"""As in `heedful.kernels.attention`."""
 MOST_READ = 0.9
-"""That of `heedful.kernels.cpu.layers`."""
+"""As in `heedful.kernels.cpu.layers`."""
 CACHE_BLOCK = 32
-"""That of `heedful.engines.kv_cache`."""
+"""As in `heedful.engines.kv_cache`."""
 VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_model`)."""
 IN_FLIGHT = 2
-"""Blocks of a divided model that are whole at a time: the one that computes, and the next, which is on its way."""
+"""Unsharded blocks of a sharded model at a time: the current one, and the next, which is prefetched."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +68,31 @@ class Plan:
     phases: Mapping[str, Mapping[str, float]]
 
     def total(self, phase: str) -> float:
-        """Bytes that a phase needs."""
+        """Bytes needed by a phase."""
         return sum(self.phases[phase].values())
 
     @property
     def peak_phase(self) -> str:
-        """The phase that needs most."""
+        """The phase with the peak."""
         return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> float:
-        """Bytes that the run needs."""
+        """Bytes needed by the run."""
         return self.total(self.peak_phase)
 
 
 def plan_of(
     config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, device: Literal["cpu", "cuda"], half: bool, ranks: int = 1
 ) -> Plan:
-    """The bytes that each part of a run needs on each of its ranks, phase by phase.
+    """Compute the bytes of each part of a run on each of its ranks, phase by phase.
 
     Args:
         config: the settings.
-        shape_of: gives the shape of each model that the settings name.
-        lengths: of the texts. Every text is taken to be as long as the longest.
-        device: where the run is.
-        half: whether products are in a half precision.
+        shape_of: returns the shape of each model named in the settings.
+        lengths: of the texts. Every text is assumed to be as long as the longest.
+        device: the run's device.
+        half: whether matrix products are in half precision.
         ranks: processes that train together, each with a device of its own.
     """
     return _Run(config, shape_of, lengths, device, half, ranks).plan()
@@ -100,16 +100,16 @@ def plan_of(
 
 @dataclass(frozen=True, kw_only=True)
 class _Network:
-    """One network of a run, and bytes per weight of each kind as it is stored. Vectors have 4."""
+    """One network of a run, with stored bytes per weight of each kind. Vectors have 4."""
 
     shape: Shape
     trained: Literal["all", "adapters", "nothing"]
     has_logits: bool
     rank: int = 0
-    """Of its adapters."""
+    """Number of its adapters' weights."""
     adapts_experts: bool = False
     shares_weights: bool = False
-    """Its frozen weights are those of another network."""
+    """True if its frozen weights are shared with another network."""
     linear: float
     head: float
     embedding: float
@@ -117,31 +117,31 @@ class _Network:
 
     @property
     def stored(self) -> float:
-        """Bytes of all weights but adapters."""
+        """Bytes of all weights except adapters."""
         shape = self.shape
         matrices = self.linear * shape.linear + self.head * shape.head + self.embedding * shape.embedding
         return matrices + self.experts * shape.experts + 4 * shape.vectors
 
     @property
     def frozen(self) -> float:
-        """Bytes of the weights that do not learn."""
+        """Bytes of the frozen weights."""
         return 0 if self.trained == "all" or self.shares_weights else self.stored
 
     @property
     def learned(self) -> int:
-        """Number of weights that learn."""
+        """Number of trained weights."""
         if self.trained == "all":
             return self.shape.parameters
         return self.rank * (self.shape.edges + (self.shape.expert_edges if self.adapts_experts else 0))
 
     @property
     def gradients(self) -> float:
-        """Bytes of the weights that learn, and so of their gradients. Adapters are in float32."""
+        """Bytes of the trained weights, and so of their gradients. Adapters are in float32."""
         return self.stored if self.trained == "all" else 4 * self.learned
 
     @property
     def folded(self) -> float:
-        """Bytes of a layer's experts with their adapters added: each pass makes them anew, and a backward pass needs them."""
+        """Bytes of a layer's experts with adapters added: computed in each pass, and needed by the backward pass."""
         return self.experts * self.shape.experts / self.shape.layers if self.adapts_experts else 0
 
     @property
@@ -157,7 +157,7 @@ class _Network:
 
 @dataclass
 class _Run:
-    """A run as far as memory is concerned: its networks, and the rows that one rank has at a time."""
+    """The parts of a run that use memory: its networks, and the rows of one rank at a time."""
 
     config: Trainer
     shape_of: ShapeOf
@@ -171,14 +171,14 @@ class _Run:
         self.is_divided = self.config.shard == "full" and self.ranks > 1
         self.shards = self.ranks // self.config.replicas if self.is_divided else 1
         self.computed = 2 if self.half else 4
-        """Bytes of a number in products."""
+        """Bytes per number in matrix products."""
         self.responses = self.lengths.longest - self.lengths.prompt
-        """Tokens of a row whose log-probs are computed."""
+        """Tokens per row with log-probs."""
         self._count_rows()
         self._find_networks()
 
     def _count_rows(self) -> None:
-        """Of one rank: rows per optimizer step, per micro-batch, per pass without gradients, and sampled at a time."""
+        """Rows of one rank: per optimizer step, per micro-batch, per pass without gradients, and sampled at a time."""
         config, longest = self.config, self.lengths.longest
         is_pairs = isinstance(config, DPOConfig | RewardConfig | OnlineDPOConfig)
         limit, together = (config.micro_batch.of_pairs, 2) if is_pairs else (config.micro_batch, 1)
@@ -207,7 +207,7 @@ class _Run:
             )
 
     def _find_networks(self) -> None:
-        """The networks that are on the device."""
+        """Set the networks on the device."""
         config, shape_of, is_reward_model = self.config, self.shape_of, isinstance(self.config, RewardConfig)
         shape = shape_of(config.model)
         self.policy = self._network(
@@ -215,7 +215,7 @@ class _Run:
         )
         self.reference: _Network | None = None
         self.reference_is_freed = False
-        """A reference is read before the first step and then given back."""
+        """True if the reference is used only before the first step and then freed."""
         if not isinstance(config, SFTConfig | RewardConfig) and self._has_reference(config):
             self.reference_is_freed = isinstance(config, DPOConfig | KTOConfig)
             as_policy = self.policy.adapts_experts if config.lora_rank else config.weights_dtype == "float32"
@@ -238,7 +238,7 @@ class _Run:
         """Whether there is a reference with weights of its own."""
         is_policy = bool(config.lora_rank) or isinstance(config, DPOConfig | KTOConfig)
         if is_policy and config.reference is None and not self.is_divided:
-            return False  # DPO's on the CPU is a copy that takes nothing here
+            return False  # DPO's reference on the CPU needs no device memory
         if isinstance(config, DPOConfig):
             return config.needs_reference
         return isinstance(config, KTOConfig) or config.loads_reference
@@ -262,8 +262,8 @@ class _Run:
         float32_experts: bool = False,
         shares_weights: bool = False,
     ) -> _Network:
-        """A network that learns as the settings say, or is frozen. Frozen matrices are in the dtype of the products; on a CPU
-        embeddings, experts and all that is under adapters are in float32."""
+        """A network that is trained by the settings, or frozen. Frozen matrices are in the dtype of the products; on a CPU
+        embeddings, experts and matrices with adapters are in float32."""
         config, size, on_cpu = self.config, self.computed, self.device == "cpu"
         if learns and not config.lora_rank:
             size = 2 if config.weights_dtype == "bfloat16" else 4
@@ -288,12 +288,12 @@ class _Run:
 
     @property
     def learning(self) -> list[_Network]:
-        """The networks that learn, in the order of their backward passes."""
+        """The trained networks, in the order of their backward passes."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     @property
     def reading(self) -> list[_Network]:
-        """The networks that read texts."""
+        """All networks with forward passes."""
         return [*self.learning, *([] if self.reference is None else [self.reference]), *self.rewards]
 
     def plan(self) -> Plan:
@@ -313,7 +313,7 @@ class _Run:
         return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
 
     def _weights(self) -> Parts:
-        """Weights, of which a rank has its share if models are divided."""
+        """Weights; a rank has its share of them if models are sharded."""
         stored: Parts = {
             "policy, frozen": self.policy.frozen,
             "policy, trained": self.policy.gradients + 4 * self._value_head,
@@ -331,7 +331,7 @@ class _Run:
         return cuda | {name: size / self.shards for name, size in stored.items()} | copies
 
     def _kept(self) -> Parts:
-        """What grows with the weights that learn, and the states that a value head reads until the next rollout batch."""
+        """Parts that grow with the trained weights, and a value head's input states, kept until the next rollout batch."""
         config, learned = self.config, sum(network.learned for network in self.learning) + self._value_head
         averages = self.online is not None and self.online.ema_decay > 0
         moments = MOMENTS[config.optimizer] * learned if config.optimizer_device == "same" else 0
@@ -355,23 +355,23 @@ class _Run:
 
     @property
     def _states(self) -> int:
-        """Bytes of the states of a rollout batch, if a value head learns from them. Each rank has them all."""
+        """Bytes of the states of a rollout batch, if a value head is trained on them. Each rank has all of them."""
         return self.rollout * self._state if self.has_value_head else 0
 
     def _copy(self) -> float:
-        """Bytes of the copy that samples: the policy's float32 matrices in half precision."""
+        """Bytes of the copy for sampling: the policy's float32 matrices in half precision."""
         shape, on_cpu = self.policy.shape, self.device == "cpu"
         if not self.half:
             return 0
         if self.policy.trained == "adapters":
             return 2 * self.policy.learned + (2 * (shape.linear + shape.output) if on_cpu else 0)
         if self.policy.linear == 2:
-            return 2 * shape.linear if on_cpu else 0  # there packed in the order that oneDNN reads
+            return 2 * shape.linear if on_cpu else 0  # packed for oneDNN
         return 2 * (shape.linear + shape.output)
 
     def _whole_copy(self) -> float:
-        """Bytes of the copy that samples of a divided policy, which is whole: matrices of linear layers in the dtype of the
-        products, embeddings and vectors as they are stored."""
+        """Bytes of a sharded policy's copy for sampling, which is unsharded: matrices of linear layers in the dtype of the
+        products, embeddings and vectors as stored."""
         policy, shape = self.policy, self.policy.shape
         copy = policy.linear * (policy.ends + shape.linear)
         if self.half and policy.linear == 4:
@@ -396,11 +396,11 @@ class _Run:
         return {"copy that samples": self._whole_copy()} | written
 
     def _one_layer(self, shape: Shape) -> int:
-        """Bytes per token that a layer holds at once without gradients: the stream, its norm, and the MLP between."""
+        """Bytes per token in a layer at once without gradients: the residual stream, its norm, and the MLP."""
         return 4 * 3 * shape.hidden + self.computed * max(3 * shape.intermediate, 3 * shape.query + 2 * shape.key)
 
     def _scoring(self) -> Parts:
-        """The pass without gradients that needs most. Reward models read as many rows as a micro-batch has."""
+        """The largest pass without gradients. Reward models read a micro-batch's rows at a time."""
         passes: list[Parts] = []
         for network in self.reading:
             is_reward = any(network is reward for reward in self.rewards)
@@ -415,7 +415,7 @@ class _Run:
         return max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.reading, learning=False)
 
     def _backward(self) -> Parts:
-        """The backward pass that needs most, when it begins: all activations are there, and none is given back yet."""
+        """The largest backward pass at its beginning, when all activations are in memory."""
         total = sum(network.gradients for network in self.learning)
         passes, before = [], 0.0
         for network in self.learning:
@@ -430,14 +430,14 @@ class _Run:
         return most
 
     def _activations(self, network: _Network) -> Parts:
-        """What a network's backward pass reads."""
+        """Tensors needed by a network's backward pass."""
         shape, adapted = network.shape, network.trained == "adapters"
         per_layer: float = self.tokens * saved_per_token(shape, half=self.half, device=self.device, rank=network.rank)
         per_layer += self._scores(shape) + network.folded
         activations: float = shape.layers * per_layer - self._unread(network)
         temporary: float = self.tokens * (2 * self.computed * shape.intermediate + 8 * shape.hidden)
-        temporary += network.folded  # the gradients of a layer's, of which those of adapters are made
-        if self.config.gradient_checkpointing:  # a layer comes back when the logits are gone
+        temporary += network.folded  # their gradients in one layer, from which the adapters' gradients are computed
+        if self.config.gradient_checkpointing:  # a layer is recomputed when the logits are freed
             activations = shape.layers * self.tokens * 4 * shape.hidden
             temporary += per_layer
         if network.linear == FOUR_BIT:
@@ -456,8 +456,8 @@ class _Run:
         }
 
     def _unread(self, network: _Network) -> float:
-        """Bytes of the last layer's MLP for tokens that nothing reads, which in float32 on a CPU is not computed. The output
-        for the others is kept once more."""
+        """Bytes of the last layer's MLP for unread tokens, which in float32 on a CPU is not computed. The output for the
+        other tokens is kept twice."""
         shape, read = network.shape, self.rows * (1 if isinstance(self.config, RewardConfig) else self.responses)
         as_written = not (self.half or self.is_divided or self.config.compile or shape.experts)
         if self.device != "cpu" or not as_written or read > MOST_READ * self.tokens:
@@ -466,7 +466,7 @@ class _Run:
         return 4 * ((self.tokens - read) * kept - read * shape.hidden)
 
     def _scores(self, shape: Shape) -> int:
-        """Bytes of a layer's attention weights, where plain products attend: few scores, half precision, on a CPU."""
+        """Bytes of a layer's attention weights if attention uses plain products: few scores, half precision, on a CPU."""
         scores = self.rows * shape.heads * self.lengths.longest**2
         return 6 * scores if self.device == "cpu" and self.half and scores <= MOST_SCORES else 0
 
@@ -480,8 +480,8 @@ class _Run:
         return self.computed * chunk + softmax, self.computed * (kept + chunk) + softmax
 
     def _casts(self, network: _Network, *, learning: bool, blocks: int | None = None) -> float:
-        """Copies of float32 matrices in half precision: autocast keeps those of weights that learn until a pass is over, and
-        the backward pass those that it needs. ``blocks``: of so many blocks, not of all."""
+        """Copies of float32 matrices in half precision: autocast keeps those of trained weights until a pass is over, and
+        the backward pass those that it needs. ``blocks``: count only this many blocks."""
         shape, on_cpu = network.shape, self.device == "cpu"
         if not self.half or (network.trained == "all" and network.linear == 2):
             return 0
@@ -492,11 +492,11 @@ class _Run:
         if network.trained == "adapters":
             learned = network.learned if blocks is None else blocks * network.learned // shape.layers
             return 2 * learned + (2 * linear if on_cpu and learning else 0) + (head if on_cpu else 0)
-        return head if on_cpu and shape.head == 0 else 0  # of a tied head, whose matrix is stored in float32
+        return head if on_cpu and shape.head == 0 else 0  # a tied head's matrix is stored in float32
 
     def _whole_in_pass(self, through: Sequence[_Network], *, learning: bool) -> Parts:
-        """What is whole in a pass through divided models: blocks and ends as they are stored, and autocast's copies of the
-        blocks that compute, or of all blocks where a backward pass reads them."""
+        """Unsharded tensors in a pass through sharded models: blocks and ends as stored, and autocast's copies of the current
+        blocks, or of all blocks if the backward pass needs them."""
         if not self.is_divided:
             return {}
         blocks = None if learning and not self.config.gradient_checkpointing else 1
@@ -508,12 +508,13 @@ class _Run:
         return {"whole blocks": max(of_blocks), "copies in half precision": max(copies)}
 
     def _divided_gradients(self) -> float:
-        """Bytes of the gradients of a rank in a backward pass.
+        """Bytes of a rank's gradients in a backward pass.
 
-        If they are summed once per step, those of earlier micro-batches are whole, in float32 also of weights in bfloat16.
-        Beside them is what a block sends, in float32; of weights in bfloat16 also the ends' gradients of the micro-batch, of
-        others the head's, if that is more. Otherwise a rank has its share, and until they are summed a block's and the ends'
-        and what the block sends; or if that is more, the ends' and what they send, when the blocks' are gone.
+        If gradients are summed once per step, those of earlier micro-batches are unsharded and in float32, even for bfloat16
+        weights. In addition there is a block's send buffer in float32, and for bfloat16 weights the micro-batch's gradients
+        of the ends, for others those of the head, if larger. Otherwise a rank has its share, and until the sum a block's and
+        the ends' gradients and the block's send buffer; or, if larger, the ends' gradients and their send buffer, after the
+        blocks' are freed.
         """
         trained = [network for network in self.learning if network.trained == "all"]
         if self.is_split and self.config.sync_every == "step":
@@ -527,18 +528,18 @@ class _Run:
 
 
 def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int = 0) -> int:
-    """Bytes per token that a layer keeps for its backward pass.
+    """Bytes per token that a layer saves for its backward pass.
 
-    Counted on transformers' Qwen3 (and Qwen2, which has no norms of heads). Per norm: its input, its inverse root, and, if
-    autograd differentiates it, what its weights multiply if they learn. Per product: its input, once for each product in half
-    precision, as each casts for itself. Rotated queries, keys and values; what attention gives; the MLP's gate, before and
-    after its activation, its other half, and their product.
+    Counted on transformers' Qwen3 (and Qwen2, which has no head norms). Per norm: its input, its inverse root, and, if
+    autograd differentiates it and its weights are trained, the normalised input. Per matrix product: its input, once for each
+    product in half precision, because each makes its own cast. Rotated queries, keys and values; attention's output; the
+    MLP's gate before and after its activation, its other half, and their product.
 
     Args:
         shape: the model.
-        half: products are computed in a half precision; the stream between layers stays in float32.
-        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.cpu.layers`).
-        rank: of the adapters; 0 means that all weights learn.
+        half: matrix products are in half precision; the residual stream stays in float32.
+        device: the model's device; on a CPU norms in float32 save less (`heedful.kernels.cpu.layers`).
+        rank: of the adapters; 0 means that all weights are trained.
     """
     hidden, query, key, size = shape.hidden, shape.query, shape.key, 2 if half else 4
     keeps_scaled = rank == 0 and device != "cpu"
@@ -547,7 +548,7 @@ def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int 
         keeps_scaled_heads = rank == 0 and (half or device != "cpu")
         norms += (query + key) * (4 + (size if keeps_scaled_heads else 0)) + 4 * (shape.heads + shape.key_heads)
     inputs = hidden * (5 * 2 if half else 2 * 4)
-    attention = size * (2 * query + 2 * key) + 4 * shape.heads  # with a number per head and query, of its softmax
+    attention = size * (2 * query + 2 * key) + 4 * shape.heads  # plus one softmax statistic per head and query
     if rank and half:
-        attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast that back
+        attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast casts it back
     return norms + inputs + attention + 4 * shape.intermediate * size + size * rank * 7

@@ -1,4 +1,4 @@
-"""What ``heedful plan`` prints, and which change of a run's settings makes it fit."""
+"""The report of ``heedful plan``, and changes of a run's settings that make it fit."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from heedful.planning.memory import GB, Lengths, Plan, ShapeOf, Trainer, plan_of
 
 C = TypeVar("C")
 Change = dict[str, Any]
-"""Settings and their other values."""
+"""Changes of settings to try."""
 
 LORA: Change = {"lora_rank": 16}
 ATTENTION: Change = LORA | {"lora_targets": "q_proj,k_proj,v_proj,o_proj"}
-"""Adapters that leave a mixture's experts out. A plan of another model has no less for it, so it is never offered there."""
+"""Adapters without a mixture's experts. Other models need no less memory with it, so it is never offered for them."""
 QLORA: Change = LORA | {"quantize": "4bit"}
 CHECKPOINTING: Change = {"gradient_checkpointing": True}
 DIVIDING: list[Change] = [
@@ -26,7 +26,7 @@ DIVIDING: list[Change] = [
     {"shard": "full"},
     {"shard": "full", "sync_every": "micro-batch"},
 ]
-"""Of a run on several ranks; in one process they change nothing."""
+"""Changes for a run on several ranks; in one process they have no effect."""
 OTHERS: list[Change] = [
     {"reference_device": "cpu"},
     {"weights_dtype": "bfloat16"},
@@ -36,7 +36,7 @@ OTHERS: list[Change] = [
 
 
 def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
-    """Lines that say what a run needs, whether it fits, and if not, what would.
+    """Lines with a run's memory, whether it fits, and if not, changes that make it fit.
 
     The run is planned for a CUDA device and bfloat16, unless ``device`` is cpu or ``dtype`` says otherwise.
     """
@@ -53,7 +53,7 @@ def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
 
     found = planned(config)
     where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
-    lines = [*table(found), "", f"most: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}"]
+    lines = [*table(found), "", f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}"]
     if config.gpu_gb is None:
         return lines
     if found.peak <= config.gpu_gb * GB:
@@ -74,14 +74,14 @@ def table(plan: Plan) -> list[str]:
 
 
 def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple[str, float]]:
-    """Changes of settings that each make a run fit, as flags, with the bytes that it then needs; the mildest first.
+    """Changes of settings that each make a run fit, as flags, with the bytes needed then; the mildest first.
 
-    If no single change is enough, they are added up until they are; if even that is not, the list is empty.
+    If no single change is enough, changes are combined; if no combination is enough, the list is empty.
 
     Args:
         config: settings that do not fit.
-        peak: the bytes that settings need.
-        limit: the bytes that there are.
+        peak: returns the bytes needed by settings.
+        limit: the available bytes.
     """
 
     def size_with(change: Change) -> float:
@@ -96,7 +96,7 @@ def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple
                 continue
             made, smallest = made | change, size
             if size <= limit:
-                for name in [name for name in reversed(made) if name not in start]:  # what turned out not to be needed
+                for name in [name for name in reversed(made) if name not in start]:  # drop changes that are not needed
                     fewer = {other: value for other, value in made.items() if other != name}
                     made = fewer if size_with(fewer) <= limit else made
                 return made
@@ -140,10 +140,10 @@ def _flags(change: Change) -> str:
 
 
 def advice(changes: list[tuple[str, float]]) -> str:
-    """What makes a run fit, as the end of a sentence."""
+    """The changes that make a run fit, as the end of a sentence."""
     if not changes:
         return (
-            "no change of settings that heedful knows makes it fit: take a smaller model or shorter texts, or divide the "
-            "models among more ranks (--shard full)"
+            "no change of settings known to heedful makes it fit: use a smaller model or shorter texts, or shard the models "
+            "over more ranks (--shard full)"
         )
-    return "what would:" + "".join(f"\n  {flags}  ({size / GB:.1f} GB)" for flags, size in changes)
+    return "these settings would:" + "".join(f"\n  {flags}  ({size / GB:.1f} GB)" for flags, size in changes)

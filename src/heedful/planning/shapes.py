@@ -1,4 +1,4 @@
-"""The sizes of a model that decide how much memory it needs; no torch."""
+"""The sizes of a model that determine its memory; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Parameters by kind, and the widths that activations depend on."""
+    """Parameters by kind, and the widths that determine the activations."""
 
     embedding: int
     """Parameters of the token embeddings."""
     head: int
-    """Parameters of the output head; 0 if it is the embedding's matrix, or there is none."""
+    """Parameters of the output head; 0 if it is tied to the embeddings, or there is none."""
     linear: int
     """Parameters of the linear layers' matrices below the head."""
     edges: int
     """Inputs plus outputs of those matrices, summed: adapters of rank r have r * edges parameters."""
     vectors: int
-    """All other parameters: norms, biases, and whatever is no linear layer's. They stay in float32."""
+    """All other parameters: norms, biases, and others outside linear layers. They stay in float32."""
     layers: int
     hidden: int
     vocabulary: int
@@ -27,15 +27,15 @@ class Shape:
     key: int
     """Width of the keys, and of the values, of all heads."""
     intermediate: int
-    """Width of the MLP; of a mixture of experts, of all experts that a token goes through."""
+    """Width of the MLP; in a mixture of experts, of all active experts of a token together."""
     head_norms: bool = False
-    """Queries and keys are normalised head by head."""
+    """True if queries and keys are normalised per head."""
     experts: int = 0
-    """Parameters of a mixture's experts where all experts of a layer are one parameter, ``[experts, out, in]``."""
+    """Parameters of a mixture's experts if all experts of a layer are one tensor, ``[experts, out, in]``."""
     expert_edges: int = 0
     """Inputs plus outputs of each expert's matrices, summed."""
     expert_names: tuple[str, ...] = ()
-    """Ends of the names of those parameters."""
+    """Suffixes of the names of those parameters."""
 
     @property
     def parameters(self) -> int:
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """Parameters that a shorter dtype makes smaller."""
+        """Parameters whose memory depends on the stored dtype."""
         return self.embedding + self.head + self.linear + self.experts
 
     def has_adapted_experts(self, targets: str) -> bool:
@@ -60,17 +60,17 @@ class Shape:
 
     @property
     def key_heads(self) -> int:
-        """Heads of the keys; query heads may share them."""
+        """Number of key heads; query heads may share them."""
         return self.key * self.heads // self.query
 
     @property
     def trunk(self) -> "Shape":
-        """The model without a head of its own."""
+        """The model without its head."""
         return replace(self, head=0)
 
     @property
     def output(self) -> int:
-        """Parameters of the matrix that gives the logits, tied or not."""
+        """Parameters of the output matrix (for the logits), tied or not."""
         return self.vocabulary * self.hidden
 
 

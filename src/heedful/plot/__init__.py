@@ -1,4 +1,4 @@
-"""Pictures of what training sees: tokens with their numbers, the clipped objective, advantages, learning curves.
+"""Pictures of training: tokens with their numbers, the clipped objective, advantages, learning curves.
 
 >>> from heedful import plot
 >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
@@ -7,7 +7,7 @@
 Each function returns a figure of matplotlib, which a notebook shows, and writes it to ``path`` if one is given (.png, .svg or
 .pdf). Colours follow matplotlib's style: ``matplotlib.style.use("dark_background")`` makes dark pictures.
 
-Names are loaded when they are first used, and matplotlib with them. ``__init__.pyi`` lists them.
+Names, and matplotlib, are loaded when they are first used. ``__init__.pyi`` lists them.
 """
 
 import lazy_loader

@@ -29,12 +29,12 @@ def advantages(
         rewards: ``[time]``, ``r_t``.
         values: ``[time]``, ``V_t``, of the text before each token.
         gammas: discount factors.
-        lambdas: ``gae_lambda``: 0 trusts the critic after one token, 1 uses only rewards.
+        lambdas: values of ``gae_lambda``: 0 trusts the critic after one token, 1 uses only rewards.
         path: where to save the picture.
 
-    A bar that is not finite is written as nan or inf in its place.
+    A value that is not finite is written as nan or inf in place of its bar.
 
-    Raises ConfigError if there are no rewards, gammas or lambdas, or not as many values as rewards.
+    Raises ConfigError if there are no rewards, gammas or lambdas, or if the numbers of values and rewards differ.
     """
     r, v = floats(rewards, "plot.advantages: rewards"), floats(values, "plot.advantages: values")
     if len(r) != len(v):

@@ -1,18 +1,18 @@
-"""`HEALTHY`: between which values a metric stays in a run that learns; torch- and matplotlib-free."""
+"""`HEALTHY`: the usual range of a metric in a run that learns; torch- and matplotlib-free."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Band(NamedTuple):
-    """The healthy values of a metric. They are a rule of thumb: leaving them is a reason to look, not an error."""
+    """The healthy values of a metric. They are a rule of thumb: a value outside is a reason to look, not an error."""
 
     low: float | None
     """None: no lower limit."""
     high: float | None
     """None: no upper limit."""
     source: str
-    """Where the limits come from."""
+    """Source of the limits."""
 
 
 HEALTHY: Mapping[str, Band] = {

@@ -24,21 +24,21 @@ def clip_region(
     clip_range_high: float | None = None,
     path: str | Path | None = None,
 ) -> Picture:
-    """Draw ``L(r) = min(r A, clip(r, 1 - low, 1 + high) A)`` for A > 0 and for A < 0, with each token where it is on it.
+    """Draw ``L(r) = min(r A, clip(r, 1 - low, 1 + high) A)`` for A > 0 and for A < 0, with a point for each token.
 
     ``L`` is in units of ``|A|``, so that all tokens are on one line (Schulman et al. 2017, figure 1). Larger points have a
     larger ``|A|``. Crosses are clipped: their gradient is zero (`core.clipped_ratio`).
 
     Args:
         ratios: ``r = pi(token) / pi_old(token)`` of any shape, without padding: ``ratios[mask]``.
-        advantages: as many, in the same order.
-        clip_range: ``low``; a ratio of a token with a negative advantage stops counting below ``1 - low``.
-        clip_range_high: ``high``; one with a positive advantage stops counting above ``1 + high``. None is ``clip_range``.
+        advantages: one per ratio, in the same order.
+        clip_range: ``low``; a token with a negative advantage has no gradient if its ratio is below ``1 - low``.
+        clip_range_high: ``high``; one with a positive advantage has none above ``1 + high``. None is ``clip_range``.
         path: where to save the picture.
 
-    What is not finite has no place on the line: its number is written below it, as is that of advantages of 0.
+    Values that are not finite and advantages of 0 are not drawn; their numbers are written below the picture.
 
-    Raises ConfigError if there are no ratios, or not as many advantages, or a range is not above 0.
+    Raises ConfigError if there are no ratios, if the numbers of ratios and advantages differ, or a range is not above 0.
     """
     r = torch.tensor(floats(ratios, "plot.clip_region: ratios"), dtype=torch.float64)
     a = torch.tensor(floats(advantages, "plot.clip_region: advantages"), dtype=torch.float64)
@@ -72,13 +72,13 @@ def clip_region(
 
 
 def _objective(r: Any, a: Any, bounds: core.Bounds) -> tuple[Any, Any]:
-    """L(r) and where it is clipped, ``[points]`` each, as the loss has them."""
+    """L(r) and the mask of clipped points, ``[points]`` each, computed as in the loss."""
     found = core.clipped_ratio(r.log(), torch.zeros_like(r), a, torch.ones_like(r, dtype=torch.bool), bounds)
     return found.objective, found.clipped
 
 
 def _draw(axes: Axes, r: Any, a: Any, *, bounds: core.Bounds, limits: tuple[float, float], sign: float) -> None:
-    """One sign of the advantage: the line, its flat part, the points on it."""
+    """Draw one sign of the advantage: the line, its flat part, the points on it."""
     theme = current_theme()
     colour = theme.positive if sign > 0 else theme.negative
     line = torch.linspace(limits[0], limits[1], 801, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Which metrics of a run are drawn, by its algorithm; matplotlib-free."""
+"""The metrics to draw for a run, by its algorithm; matplotlib-free."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -38,13 +38,13 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         Panel("KTO: accuracy", "share of responses", "reward/accuracy", "eval/accuracy", smoothed=True),
     ),
 }
-"""The panels of algorithms that learn from data, by the name of the command, in the order in which they are usually run."""
+"""The panels of offline algorithms, by the name of the command, in their usual order."""
 ONLINE = ""
-"""The algorithm of a table of metrics that some online algorithm logged; the table does not name which."""
+"""The algorithm of a table of an online algorithm's metrics, which does not name the algorithm."""
 
 
 def panels_of(algorithm: str) -> tuple[Panel, ...]:
-    """Return the panels of an algorithm, in the order in which they are drawn: all online algorithms log the same metrics."""
+    """Return the panels of an algorithm, in drawing order. All online algorithms log the same metrics."""
     if algorithm in PANELS:
         return PANELS[algorithm]
     name = ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " ")
@@ -63,7 +63,7 @@ def panels_of(algorithm: str) -> tuple[Panel, ...]:
 
 
 def panels_of_table(metrics: Collection[str]) -> tuple[Panel, ...]:
-    """Return the panels of a table that does not name its algorithm: those of the loss that it has, else one per metric."""
+    """Return the panels of a table that does not name its algorithm: chosen by its loss, else one per metric."""
     names = [name for name in PANELS if f"loss/{name}" in metrics]
     panels = PANELS[names[0]] if names and "rollout/response_length" not in metrics else panels_of(ONLINE)
     if any(panel.training in metrics for panel in panels):

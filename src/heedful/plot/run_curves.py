@@ -34,18 +34,18 @@ def curves(
     >>> plot.curves({"clipped": "runs/ppo", "not clipped": history}, metrics=["policy/approx_kl", "policy/ratio_max"])
 
     A thin line is training, a line with dots is held-out data, a cross at the bottom is a value that was not finite. A green
-    band holds the healthy values of a metric (`HEALTHY`).
+    band shows a metric's healthy values (`HEALTHY`).
 
     Args:
-        runs: folders of runs, what trainers returned, tables such as ``result.metrics`` (in which NaN is a step without the
-            metric), or lists with a dict of metrics per step, such as `heedful.ppo_steps` yields; one, a list of them, or a
-            dict with their names.
+        runs: one run, a list of runs, or a dict with their names. A run is its folder, a trainer's result, a table such as
+            ``result.metrics`` (in which NaN is a step without the metric), or a list with a dict of metrics per step, such as
+            `heedful.ppo_steps` yields.
         names: names in the legend, one per run; None is the folder's name.
-        metrics: names of metrics (docs/metrics.md), a panel each; None is what suits the algorithm.
+        metrics: names of metrics (docs/metrics.md), a panel each; None chooses them by the algorithm.
         path: where to save the picture.
 
-    Raises ConfigError if there are no runs or nothing to draw, CheckpointError if a folder is not a run, does not say which
-    algorithm it ran, or has not logged a step yet, and DataError if a line of metrics.jsonl is damaged.
+    Raises ConfigError if there are no runs or nothing to draw, CheckpointError if a folder is not a run, does not name its
+    algorithm, or has not logged a step yet, and DataError if a line of metrics.jsonl is damaged.
     """
     check_path(path)
     found = runs_of(runs, names)
@@ -64,7 +64,7 @@ def curves(
 
 
 def figure_of(runs: Sequence[RunCurves]) -> Picture:
-    """Return the picture: a grid of the panels for which some run has values, and a legend below it."""
+    """Return the picture: a grid of the panels with values of any run, and a legend below it."""
     theme = current_theme()
     panels = _panels(runs)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
@@ -94,7 +94,7 @@ def figure_of(runs: Sequence[RunCurves]) -> Picture:
 
 
 def _panels(runs: Sequence[RunCurves]) -> list[Panel]:
-    """The panels for which some run has values: algorithms in the order in which they are usually run, then by name."""
+    """The panels with values of any run: algorithms in their usual order, then by name."""
     known = [panels for panels in PANELS.values() if any(run.panels == panels for run in runs)]
     others = {run.panels for run in runs} - set(known)
     ordered = [*known, *sorted(others, key=lambda panels: [panel.title for panel in panels])]
@@ -107,7 +107,7 @@ def _panels(runs: Sequence[RunCurves]) -> list[Panel]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, RunCurves]], theme: Theme) -> None:
-    """Draw runs, each with its colour, that are all of the panel's algorithm."""
+    """Draw runs of the panel's algorithm, each with its colour."""
     window = max(1, *(len(run.points(panel.training)[1]) // 20 for _, run in runs)) if panel.smoothed else 1
     axes.set_title(panel.title, fontsize=11)
     axes.set_xlabel("step" + (f" (training: mean of {window} steps)" if window > 1 else ""))
@@ -143,7 +143,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, RunCurves]],
 
 
 def _shade(axes: Axes, band: Band, theme: Theme) -> None:
-    """Shade what is seen of the healthy values; if that is nothing, show the limit that was left."""
+    """Shade the visible part of the healthy values; if there is none, show the exceeded limit."""
     low, high = axes.get_ylim()
     room = 0.1 * (high - low)
     if band.high is not None and low > band.high:

@@ -1,4 +1,4 @@
-"""The metrics of runs, from folders, results of training, and tables; matplotlib-free."""
+"""Read the metrics of runs from folders, trainers' results, and tables; matplotlib-free."""
 
 import json
 import math
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 COMMAND = re.compile(r"heedful ([a-z0-9]+(?:-[a-z0-9]+)*)")
 Run = Union[str, Path, "TrainingResult", "pandas.DataFrame", Sequence[Mapping[str, float]]]
-"""A run's folder, what a trainer returned, a table of metrics, or a list with the metrics of each step."""
+"""A run's folder, a trainer's result, a table of metrics, or a list with the metrics of each step."""
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The part of a run that is drawn."""
+    """The drawn part of a run."""
 
     name: str
     """Name in the legend."""
     panels: tuple[Panel, ...]
-    """What is drawn of it."""
+    """Its panels."""
     metrics: Sequence[Mapping[str, float]]
     """Lines of metrics.jsonl; each has a ``step``."""
 
@@ -63,7 +63,7 @@ def runs_of(runs: Any, names: Sequence[str] | None) -> list[RunCurves]:
 
 
 def names_of(folders: Sequence[Path | None]) -> list[str]:
-    """Return a name for each run: its folder's (`short_names`); a table's number."""
+    """Return a name for each run: that of its folder (`short_names`), or the number of a table."""
     short = iter(short_names([folder for folder in folders if folder is not None]))
     return [f"run {number}" if folder is None else next(short) for number, folder in enumerate(folders, 1)]
 
@@ -78,7 +78,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 def read_run(folder: Path, name: str) -> RunCurves:
     """Read the algorithm and the metrics of a run folder. ``name`` is the run's name in the legend.
 
-    Raises CheckpointError if the folder is not a run, does not say which algorithm it ran, or has not logged a step yet, and
+    Raises CheckpointError if the folder is not a run, does not name its algorithm, or has not logged a step yet, and
     DataError if a line of metrics.jsonl is damaged.
     """
     path = folder / "metrics.jsonl"
@@ -98,7 +98,7 @@ def read_run(folder: Path, name: str) -> RunCurves:
 def read_table(table: Any, name: str) -> RunCurves:
     """Read a table of metrics: a `pandas.DataFrame` with steps as its index, or a list with a dict per step.
 
-    A dict may have its ``step``; else steps are counted from 1. Raises ConfigError if there is no number in it.
+    A dict may have a ``step``; otherwise steps are counted from 1. Raises ConfigError if there is no number in it.
     """
     rows = table
     if hasattr(table, "to_dict"):
@@ -115,7 +115,7 @@ def read_table(table: Any, name: str) -> RunCurves:
 
 
 def read_algorithm(folder: Path) -> str:
-    """Return the algorithm that a run folder's environment.json names. Raises CheckpointError if it names none."""
+    """Return the algorithm named in a run folder's environment.json. Raises CheckpointError if there is none."""
     path = folder / "environment.json"
     form = (
         "it names the algorithm that ran: copy it from the original run, or write "
@@ -131,7 +131,7 @@ def read_algorithm(folder: Path) -> str:
 def _read_metrics(path: Path) -> list[dict[str, float]]:
     """Read numbers by their names. null, written for a number that is not finite, becomes NaN."""
     metrics = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other ends of lines
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other line ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

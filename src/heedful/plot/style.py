@@ -1,4 +1,4 @@
-"""What all pictures share: colours on a light and on a dark page, fonts that have the characters, saving."""
+"""Shared parts of all pictures: colours for light and dark pages, fonts, saving."""
 
 import functools
 import re
@@ -22,7 +22,7 @@ Colour = tuple[float, float, float]
 DOTS = 150
 """Dots per inch of a picture."""
 LATIN = "DejaVu Sans"
-"""Comes with matplotlib."""
+"""A font that comes with matplotlib."""
 CJK = (
     "Noto Sans CJK SC",
     "Noto Sans SC",
@@ -48,7 +48,7 @@ NO_CJK = (
 
 
 class Picture(Figure):
-    """A figure that a notebook shows where it is the value of a cell, also if pyplot was never loaded."""
+    """A figure that a notebook shows as the value of a cell, even if pyplot was never loaded."""
 
     def _repr_png_(self) -> bytes:
         content = BytesIO()
@@ -57,16 +57,16 @@ class Picture(Figure):
 
 
 class Theme(NamedTuple):
-    """Colours for one page; positive and negative can be told apart by people who are colour-blind."""
+    """Colours for one page; colour-blind people can distinguish positive and negative."""
 
     page: Colour
     text: Colour
     muted: Colour
-    """Of labels that matter less."""
+    """Colour of less important labels."""
     positive: Colour
     negative: Colour
     healthy: Colour
-    """Of the band behind healthy values."""
+    """Colour of the band of healthy values."""
 
     def shade(self, value: float, limit: float) -> Colour:
         """Return the colour of a number: the page's at 0, the full colour of its sign at ``limit`` and beyond."""
@@ -115,15 +115,15 @@ def picture(width: float, height: float, **options: Any) -> Picture:
 
 
 def families() -> list[str]:
-    """Fonts that are installed, in the order in which a character's font is looked for."""
+    """Installed fonts, in search order."""
     installed = {font.name for font in font_manager.fontManager.ttflist}
     return [LATIN, *(name for name in CJK if name in installed)]
 
 
 def drawable(text: str) -> str:
-    """Return a text with codes in place of the characters that no font has.
+    """Replace characters without a font by codes.
 
-    Warns, once in a process, if Chinese is among them.
+    Warns once per process if a Chinese character is among them.
     """
     missing = _missing(text)
     if any("\u2e80" <= letter <= "\u9fff" or "\uf900" <= letter <= "\uffef" for letter in missing):
@@ -139,7 +139,7 @@ def _missing(text: str) -> set[str]:
 
 @functools.cache
 def look_for_chinese() -> None:
-    """Add Chinese fonts that were installed after matplotlib made its list of fonts. Warns if there are none."""
+    """Add Chinese fonts installed after matplotlib made its list of fonts. Warns if there are none."""
     for path in font_manager.findSystemFonts():
         if CJK_FILES.search(Path(path).name):
             font_manager.fontManager.addfont(path)
@@ -148,7 +148,7 @@ def look_for_chinese() -> None:
 
 
 def as_text(artists: Iterable[Artist]) -> None:
-    """Draw texts with fonts that have their characters, and dollar signs as they are, not as mathematics."""
+    """Set fonts that have the texts' characters, and draw dollar signs literally, not as mathematics."""
     for artist in artists:
         if isinstance(artist, Text):
             artist.set_text(drawable(artist.get_text()))
@@ -157,7 +157,7 @@ def as_text(artists: Iterable[Artist]) -> None:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return the width of a text in points, as it is drawn with a font size in points."""
+    """Return the drawn width of a text in points, for a font size in points."""
     font = font_manager.get_font([font_manager.findfont(family) for family in families()])
     font.set_size(size, 72)
     font.set_text(text)
@@ -165,7 +165,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number in a few characters: 0 exactly, two decimals, none from 100 on; nan and inf as they are."""
+    """Format a number briefly: 0 without decimals, two decimals below 100, none from 100 on; nan and inf unchanged."""
     text = "0" if value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     return "0.00" if text == "-0.00" else text.replace("-", "−")
 
@@ -191,7 +191,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_path(path: str | Path | None) -> None:
-    """Raises ConfigError if no picture can be written there, or the ending is of no format."""
+    """Raise ConfigError if no picture can be written there, or the ending is not that of a known format."""
     if path is None:
         return
     path = Path(path)
@@ -204,7 +204,7 @@ def check_path(path: str | Path | None) -> None:
 
 
 def save(figure: Figure, path: str | Path | None) -> None:
-    """Write a picture if there is a path; a file that was there is replaced when the new one is complete.
+    """Write a picture if there is a path. An existing file is replaced once the new one is complete.
 
     Raises ConfigError as `check_path`.
     """

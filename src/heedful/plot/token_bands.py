@@ -1,4 +1,4 @@
-"""Tokens in a row, and below each a coloured band of numbers: what a response was worth, token by token."""
+"""Draw tokens in a row, with coloured bands of numbers below: advantages, KL, values and rewards, token by token."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from heedful.algorithms.online.experience import Experience
 
 MARGIN, GAP, LINE_GAP = 12.0, 1.5, 14.0
-"""In points, as all sizes here: around the picture; between cells; between lines of tokens."""
+"""Spaces in points, as all sizes here: around the picture; between cells; between lines of tokens."""
 TOKEN_SIZE, NUMBER_SIZE, LABEL_SIZE, TITLE_SIZE = 12.0, 8.5, 9.0, 11.0
 TOKEN_HEIGHT, BAND_HEIGHT, TITLE_HEIGHT = 24.0, 16.0, 26.0
 NARROWEST = 16.0
 SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"})
-"""White space, which is a token like any other."""
+"""Symbols for white space."""
 PART = "‥"
-"""Stands for a token that ends inside a character; the token that completes the character shows it."""
+"""Symbol for a token that ends inside a character; the token that completes the character shows it."""
 LONGEST_CHARACTER = 4
-"""Bytes of UTF-8."""
+"""Number of bytes of a UTF-8 character."""
 
 
 def tokens(
@@ -54,19 +54,18 @@ def tokens(
 ) -> Picture:
     """Draw tokens in a row, wrapped, and below them a coloured band with the numbers of each quantity.
 
-    Blue is positive, orange is negative, the colour of the page is 0. The tokens themselves have the colours of the first
-    quantity.
+    Blue is positive, orange is negative, the page's colour is 0. The tokens have the colours of the first quantity.
 
     Args:
         tokens: ``[time]``, the text of each token. White space is drawn as ␣ and ↵.
         values: by the name of a quantity, ``[time]`` numbers. None leaves a cell empty; NaN and infinity are hatched.
         title: drawn above.
-        limits: by the name of a quantity, the magnitude that has the full colour: give the same to two pictures that are
-            compared. Without it, the largest magnitude of the quantity's numbers.
+        limits: by the name of a quantity, the magnitude of the full colour; use the same for pictures to compare. The default
+            is the quantity's largest magnitude.
         width: of the picture, in inches.
         path: where to save the picture.
 
-    Raises ConfigError if there are no tokens or no values, or a quantity has not one number per token.
+    Raises ConfigError if there are no tokens or no values, or if a quantity does not have one number per token.
     """
     bands = {name: [None if x is None else float(x) for x in listed(numbers)] for name, numbers in values.items()}
     _check(tokens, bands)
@@ -118,16 +117,16 @@ def experience(
     limits: Mapping[str, float] | None = None,
     path: str | Path | None = None,
 ) -> Picture:
-    """Draw one response of a step of `heedful.ppo_steps`, token by token, as the update saw it (`tokens`).
+    """Draw one response of a step of `heedful.ppo_steps`, token by token, with the values of the update (`tokens`).
 
-    - advantage: ``A_t`` as the loss takes it, whitened if the settings say so;
+    - advantage: ``A_t`` in the loss, whitened if so configured;
     - KL: ``log pi(token) - log ref(token)`` in nats (k1), if the step had a reference;
     - value: ``V_t``, the critic's, of the text before the token, if the step had a critic;
-    - reward: ``r_t``, the score with its penalties at the token where it falls, mostly the last, minus the price of the KL.
+    - reward: ``r_t``, the score with its penalties at its token (mostly the last), minus the KL penalty.
 
     Args:
         experience: of a step.
-        row: which response, from 0.
+        row: index of the response, from 0.
         tokenizer: the policy's.
         title: drawn above; None is the prompt.
         limits: as for `tokens`.
@@ -157,8 +156,8 @@ def experience(
 def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Return the text of each token, special tokens included.
 
-    A character that takes several tokens, as Chinese ones do for tokenizers of bytes, is the text of the last of them; the
-    others are ‥. Bytes that are no character are �.
+    A character of several tokens, such as a Chinese one in a byte-level tokenizer, is the text of the last of them; the
+    others are ‥. Invalid bytes are �.
     """
     texts: list[str] = []
     begun: list[int] = []
@@ -202,7 +201,7 @@ def _number_width(value: float | None) -> float:
 
 
 def _wrap(widths: Sequence[float], room: float) -> list[list[int]]:
-    """Places of the tokens of each line; a line has at least one."""
+    """Indices of the tokens of each line; a line has at least one."""
     lines: list[list[int]] = []
     used = math.inf
     for place, width in enumerate(widths):

@@ -1,8 +1,8 @@
-"""A user's function in a process of its own, which is ended if it hangs, crashes, or takes too much memory.
+"""Run a user's function in a process of its own, which is killed if it hangs or takes too much memory.
 
-The process is a plain ``python``: one of `multiprocessing`, or of a pool of them, would run the user's main script again
-before it could call the function. It answers one call after the other over a pipe: a request is a pickle of heedful's own
-data, an answer is JSON, which can only be data. The second half of this file is what it runs; it loads no torch.
+The process is a plain ``python``: `multiprocessing` would run the user's main script again before calling the function. It
+answers one call after the other over a pipe: a request is a pickle of heedful's own data, an answer is JSON, which cannot
+hold code. The second half of this file is the code of the process; it loads no torch.
 """
 
 import asyncio
@@ -41,22 +41,22 @@ sys.path[:] = json.loads(sys.argv[1])
 from heedful.rewards.functions import serve
 serve(int(sys.argv[2]), int(sys.argv[3]))
 """
-"""The program of the process, which finds the same modules as this one."""
+"""The program of the process. It has the same module path as this process."""
 LONGEST_START = 60.0
-"""Seconds that importing a file may take at least, however short the timeout of a call is."""
+"""Minimal timeout for importing a file in seconds, even if the timeout of a call is shorter."""
 LEAST_SHARE = 2.0
-"""Seconds that a call with a part of the responses has at least, or the whole timeout if that is shorter."""
+"""Minimal timeout of a call with a part of the responses in seconds, or the whole timeout if that is shorter."""
 INTERVAL = 0.1
-"""Seconds between two looks at the memory of a process that works, and, in it, at whether heedful is still there."""
+"""Seconds between two checks of a working process's memory, and, inside it, of heedful's process."""
 SPARE = 5.0
-"""Seconds after its time is up at which a process ends itself, if nobody has."""
+"""Seconds after its timeout at which a process ends itself, if heedful has not killed it."""
 
 
 class FunctionProcess(Remote):
     """The function of ``python:FILE.py:FUNCTION`` or ``rule:NAME:ARGUMENT``, called in a process that is kept between calls.
 
-    Its process starts with it, and again at the call after one that ended it. The process, with what it started, ends with
-    this object, or with the program that holds it. Random generators are seeded before each call by its arguments.
+    The process starts with this object, and again at the next call if it has ended. It ends, with its child processes, when
+    this object or heedful's process ends. Random generators are seeded before each call by its arguments.
 
     Args:
         spec: the reward as a string.
@@ -71,16 +71,16 @@ class FunctionProcess(Remote):
         self._start()
 
     def __call__(self, **arguments: Any) -> list[OneScore | Problem]:
-        """Call the function. Raises CallError if it raises, takes too long or does not survive, and ResultError."""
+        """Call the function. Raises CallError if it raises, takes too long or crashes, and ResultError for a wrong result."""
         return self._call(self.limits.function_timeout, **arguments)
 
     def for_share(self, share: float) -> RewardFunction:
-        """The same function in the same process, with this share of the time, for a part of the responses of a call."""
+        """The same function in the same process with this share of the timeout, for a part of the responses."""
         timeout = self.limits.function_timeout
         return partial(self._call, max(timeout * share, min(timeout, LEAST_SHARE)))
 
     def stop(self) -> None:
-        """End the process; a further call starts another."""
+        """End the process; the next call starts another."""
         self._kill()
 
     close = stop
@@ -116,7 +116,7 @@ class FunctionProcess(Remote):
             self._kill()
             raise {"ConfigError": ConfigError, "RewardError": RewardError}[answer["refused"]](answer["because"])
         self.files = tuple(answer["files"])
-        """The files of code that its own file has imported; those of installed packages are not among them."""
+        """The files of code imported by its own file, without installed packages."""
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(
@@ -133,11 +133,11 @@ class FunctionProcess(Remote):
             self._channel.send((request, timeout))
             while not self._channel.poll(INTERVAL):
                 if self._process.poll() is not None and not self._channel.poll():
-                    raise EOFError  # something that it started holds its end of the channel
+                    raise EOFError  # one of its child processes holds its end of the channel
                 if time.monotonic() > deadline:
                     raise CallError(
                         f"did not end within {timeout:.3g} s and was stopped; if it needs longer, raise --reward-timeout "
-                        f"{self.limits.function_timeout:g} (the time for all responses of a step; a part of them has its "
+                        f"{self.limits.function_timeout:g} (the time for all responses of a step; a part of them gets its "
                         "share)"
                     )
                 pids = [self._process.pid, *_descendants(self._process.pid)]
@@ -155,7 +155,7 @@ class FunctionProcess(Remote):
             raise
 
     def _ending(self) -> str:
-        """What became of a process that closed its end."""
+        """How a process ended that closed its end of the channel."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._kill()
@@ -166,20 +166,20 @@ class FunctionProcess(Remote):
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and what it started, and wait for it."""
+    """Kill a process and its descendants, and wait for it."""
     _kill_all(process.pid)
     process.wait()
 
 
 def _kill_all(leader: int) -> None:
-    """Kill a process group and its leader's descendants. What has left both, as a daemon does, stays."""
+    """Kill a process group and its leader's descendants. Processes that have left both, such as daemons, stay."""
     for kill, pid in (*((os.kill, pid) for pid in _descendants(leader)), (os.killpg, leader)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def _descendants(pid: int) -> list[int]:
-    """A process's children and theirs; none where the system has no /proc."""
+    """A process's descendants; none on systems without /proc."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -189,7 +189,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _resident(pids: list[int], *, shared: bool = False) -> int:
-    """Bytes of memory that processes hold; with ``shared``, pages are divided by those who share them, which is slower."""
+    """Resident memory of processes in bytes. ``shared`` divides shared pages among the processes (PSS), which is slower."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -202,15 +202,15 @@ def _resident(pids: list[int], *, shared: bool = False) -> int:
     return total
 
 
-# What the process runs ------------------------------------------------------------------------------------------------
+# The code of the process ----------------------------------------------------------------------------------------------
 
 
 def serve(channel: int, heedful: int) -> None:
-    """Load the function that the first request names, then call it for each further one, until heedful closes the channel.
+    """Load the function named by the first request, then call it for each further one, until heedful closes the channel.
 
     Args:
         channel: descriptor of the pipe for requests and answers.
-        heedful: id of the process that asks, without which this one ends.
+        heedful: id of heedful's process; this process ends with it.
     """
     import resource  # which not every system has
 
@@ -243,7 +243,7 @@ def serve(channel: int, heedful: int) -> None:
 
 
 def _end_with(heedful: int) -> None:
-    """End this process and what it started once heedful's process has gone."""
+    """End this process and its descendants once heedful's process is gone."""
     while os.getppid() == heedful:
         time.sleep(INTERVAL)
     _kill_all(os.getpid())
@@ -251,8 +251,8 @@ def _end_with(heedful: int) -> None:
 
 @contextlib.contextmanager
 def _ended_after(timeout: float) -> Iterator[None]:
-    """End this process if the body takes longer than heedful waits for it. Nothing else can if heedful has gone and the body
-    holds the interpreter."""
+    """End this process if the body takes longer than heedful's timeout. Needed if heedful is gone and the body never
+    releases the interpreter."""
     with Path(os.devnull).open("w") as nowhere:
         faulthandler.dump_traceback_later(timeout + SPARE, exit=True, file=nowhere)
         try:
@@ -262,7 +262,7 @@ def _ended_after(timeout: float) -> Iterator[None]:
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) -> dict[str, Any]:
-    """Call the function with random generators that depend only on the arguments: the same responses, the same scores."""
+    """Call the function with random generators seeded by the arguments: the same responses get the same scores."""
     seed = zlib.crc32(repr(arguments).encode(errors="backslashreplace"))
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -274,7 +274,7 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) 
         return {"scores": read_scores(asyncio.run(found) if inspect.iscoroutine(found) else found)}
     except ResultError as error:
         return {"wrong": str(error)}
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the function raised them, nobody else
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: only the function can raise them here
         return {"raised": f"raised {user_code.describe(error, spec)}"}
     finally:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the function, say
@@ -282,7 +282,7 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) 
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function that ``python:FILE.py:FUNCTION``, ``rule:NAME:ARGUMENT`` or ``verify:math`` names.
+    """The function named by ``python:FILE.py:FUNCTION``, ``rule:NAME:ARGUMENT`` or ``verify:math``.
 
     Raises ConfigError or RewardError.
     """
@@ -296,8 +296,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def imported_files() -> list[str]:
-    """The files of the modules that this process has imported, but for Python's own, installed packages, heedful, and the
-    files that rewards name."""
+    """The files of this process's modules, except Python's own, installed packages, heedful, and the files named by
+    rewards."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).resolve().parents[1])}
     roots = [Path(folder).resolve() for folder in installed]

@@ -1,5 +1,5 @@
-"""Rewards over HTTP: an address that is asked several things at a time, each again until it is answered; and the reward on a
-server, called in JSON (docs/rewards.md has the protocol).
+"""Rewards over HTTP: concurrent requests to an address, with retries; and a reward on a server, called in JSON
+(docs/rewards.md has the protocol).
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from heedful.serving.guard import is_loopback
 T = TypeVar("T")
 
 LONGEST_FIRST = 10.0
-"""The most seconds for which a server that never answered is asked again: its address may be wrong."""
+"""Maximal seconds of retries for a server that never answered: its address may be wrong."""
 PRESENT = (408, 429, 503)
-"""Statuses of a server that is there, at its address, and has no time now."""
+"""Statuses of a server that is reachable but busy."""
 LONGEST_IDLE = 2.0
-"""Seconds that a connection is kept for the next request of a batch; none is kept between batches, as servers close them."""
+"""Seconds to keep a connection for the next request of a batch; none is kept between batches, because servers close them."""
 MOST_BYTES = 1 << 22
-"""The longest answer that is read."""
+"""Maximal size of an answer in bytes."""
 IN_FLIGHT = 4
-"""Requests in flight at a time, if nothing else is said: a server that answers one after the other is still in time."""
+"""Default number of requests in flight: few enough that a server without concurrency still answers in time."""
 FORM = 'the answer must be JSON of the form {"scores": [0.5, null, ...]}'
 
 
@@ -43,7 +43,7 @@ FORM = 'the answer must be JSON of the form {"scores": [0.5, null, ...]}'
 
 
 class NoAnswerError(Exception):
-    """What a server sent is no answer, but that of a gateway before it, say; it is asked again. The text says what came."""
+    """The reply is not the server's answer, for example that of a gateway; the request is retried. The text describes it."""
 
     def __init__(self, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class NoAnswerError(Exception):
 
 
 def check_url(url: str) -> None:
-    """Raise ConfigError if a string is not the address of a reward."""
+    """Raise ConfigError if a string is not a valid address of a reward."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -72,36 +72,36 @@ def check_url(url: str) -> None:
 
 @dataclass(kw_only=True)
 class Endpoint:
-    """A server's address, and how it is asked.
+    """A server's address, and the settings of its requests.
 
-    After a connection error, a timeout, or a status of 408, 429 or 5xx a request is sent again until ``retry_seconds`` have
-    passed (at most 10 as long as there never was an answer, nor a status of 408, 429 or 503: the address may be wrong). The
+    After a connection error, a timeout, or a status of 408, 429 or 5xx a request is retried until ``retry_seconds`` have
+    passed (at most 10 as long as there was no answer and no status of 408, 429 or 503: the address may be wrong). The
     waits are those of `heedful.retries.Backoff`. Proxies of the environment are used, except for this machine (localhost,
     127.x, ::1).
     """
 
     name: str
-    """How messages call it."""
+    """Its name in messages."""
     url: str
-    """The address. Its query is shown nowhere."""
+    """The address. Its query is never shown."""
     gives: str
-    """What it answers with, for messages, such as "scores"."""
+    """The content of its answers for messages, such as "scores"."""
     remedy: str
-    """What to change if it is slow, besides --reward-timeout."""
+    """Advice for a slow server, besides --reward-timeout."""
     timeout: float
-    """The most seconds for one answer, from the request to its last byte."""
+    """Timeout of one answer in seconds, from the request to its last byte."""
     retry_seconds: float
-    """How long a failed request is tried again; 0 tries once."""
+    """Seconds of retries for a failed request; 0 tries once."""
     concurrency: int
-    """The most requests in flight at a time."""
+    """Maximal requests in flight."""
     token: str | None = field(repr=False)
     """Sent as ``Authorization: Bearer TOKEN``, if there is one."""
     first_wait: float = FIRST_WAIT
-    """Seconds before the first new try."""
+    """Seconds before the first retry."""
     has_answered: bool = False
     """Whether the server was reachable before, so that failures are retried."""
     is_present: bool = False
-    """Whether it has said that it is there, if only that it has no time."""
+    """Whether the server has responded at least once, even if only as busy."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Requests"]:
@@ -122,12 +122,12 @@ class Endpoint:
             yield Requests(self, client, asyncio.Semaphore(self.concurrency))
 
     def patience(self) -> float:
-        """Seconds for which a request is tried again."""
+        """Seconds of retries for a request."""
         is_known = self.has_answered or self.is_present
         return self.retry_seconds if is_known else min(self.retry_seconds, LONGEST_FIRST)
 
     def gave_up(self, last: tenacity.Future) -> RewardError:
-        """The error of a request that was tried in vain. Its status is 4 if there were answers before."""
+        """The error of a request after its last retry. Its status is 4 if there were answers before."""
         problem, tries = last.exception(), last.attempt_number
         said = str(problem) if isinstance(problem, NoAnswerError) else f"{type(problem).__name__}: {problem}"
         asked = getattr(problem, "retry_after", None)
@@ -148,7 +148,7 @@ class Endpoint:
         return RewardError(redact(f"reward {self.name}") + redact(self.hidden(text)))
 
     def hidden(self, text: str) -> str:
-        """A text without the token, which a server may repeat. Hide it before you shorten a text."""
+        """Remove the token, which a server may repeat, from a text. Call it before shortening the text."""
         return text.replace(self.token, "[hidden]") if self.token else text
 
     def shown(self, answer: bytes) -> str:
@@ -164,19 +164,19 @@ class Requests:
     client: httpx2.AsyncClient
     slots: asyncio.Semaphore
     retries: int = field(default=0, init=False)
-    """Tries that were not answered."""
+    """Number of failed tries."""
     slowest: float = field(default=0.0, init=False)
-    """Seconds of the request that took longest, with all its tries and the waits between them."""
+    """Seconds of the slowest request, including retries and waits."""
 
     async def ask(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
-        """What is read from the answer to a request, which is tried again if needed.
+        """Send a request, with retries, and return ``read`` of the answer.
 
         Args:
-            body: of the request, which is JSON.
-            read: is given the status (200, or one for which it is no use to ask again) and the body of an answer. It may
-                raise NoAnswerError to have the server asked again.
+            body: the request's body, JSON.
+            read: gets the status (200, or one without use in a retry) and the body of an answer. It may raise NoAnswerError
+                to retry.
 
-        Raises RewardError if there is no answer, and what ``read`` raises. Its status is 4 if there were answers before.
+        Raises RewardError if there is no answer, with status 4 if there were answers before, and the errors of ``read``.
         """
         to = self.endpoint
         backoff = Backoff(to.patience, first=to.first_wait)
@@ -201,7 +201,7 @@ class Requests:
         self.retries += 1
 
     async def _try(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
-        """What is read from the answer to one try. Raises NoAnswerError if there should be another."""
+        """Return ``read`` of the answer to one try. Raises NoAnswerError to retry."""
         to = self.endpoint
         status, answer, retry_after = await self._ask_once(body)
         if status in (408, 429) or status >= 500:
@@ -212,16 +212,16 @@ class Requests:
         return found
 
     async def _ask_once(self, body: bytes) -> tuple[int, bytes, str | None]:
-        """Status, body and Retry-After of one answer. The timeout covers all of it, however slowly it trickles in."""
+        """Status, body and Retry-After of one answer. The timeout covers the whole answer, even if it arrives slowly."""
         to, answer = self.endpoint, bytearray()
         try:
             async with asyncio.timeout(to.timeout), self.client.stream("POST", to.url, content=body) as response:
                 if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise to.error(" answered with a compressed body, which was not asked for; it must be plain JSON")
+                    raise to.error(" answered with a compressed body, which was not requested; it must be plain JSON")
                 async for piece in response.aiter_raw():
                     answer += piece
                     if len(answer) > MOST_BYTES:
-                        raise to.error(f" answered with more than {MOST_BYTES} bytes, which no {to.gives} take")
+                        raise to.error(f" answered with more than {MOST_BYTES} bytes, too many for {to.gives}")
         except TimeoutError:
             raise httpx2.ReadTimeout("the answer was not complete in time") from None
         return response.status_code, bytes(answer), response.headers.get("Retry-After")
@@ -229,7 +229,7 @@ class Requests:
 
 @functools.cache
 def _trust() -> ssl.SSLContext:
-    """The certificates that are trusted, which takes a while to read."""
+    """The trusted certificates; reading them is slow."""
     return httpx2.create_ssl_context()
 
 
@@ -251,14 +251,14 @@ class ServerReward(Remote):
 
 
 class HTTPReward(ServerReward):
-    """A reward function that asks a server for scores, several requests at a time; `Endpoint` says how.
+    """A reward function that requests scores from a server, several requests at a time (`Endpoint`).
 
     Args:
         url: the server's address, such as http://HOST:PORT/PATH.
         micro_batch_size: responses per request.
 
-    The other arguments are those of `Endpoint`. Calling it raises RewardError if there is still no answer after all tries, or
-    if an answer does not contain the scores. No default ever takes the place of a score.
+    The other arguments are those of `Endpoint`. A call raises RewardError if there is no answer after all retries, or if an
+    answer does not contain the scores. A missing score is never replaced by a default.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class HTTPReward(ServerReward):
     def __call__(
         self, /, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **columns: Sequence[Any]
     ) -> list[OneScore | Problem]:
-        # The policy's ids mean nothing to the server, and the parts of a completion are in it.
+        # The policy's ids are useless to the server, and the parts are contained in the completions.
         columns = {name: values for name, values in columns.items() if name not in RESERVED}
         requests: list[tuple[bytes, int]] = []
         for at in range(0, len(completions), self.micro_batch_size):

@@ -24,19 +24,19 @@ from heedful.rewards.results import Measured, OneScore, Problem, Share
 
 FORM = "judge:http://HOST:PORT/v1#MODEL"
 KEY = "HEEDFUL_JUDGE_API_KEY"
-"""The environment variable with the API key of judges; it may be unset, for servers that ask for none."""
+"""The environment variable with the API key of judges; it may be unset for servers that need none."""
 SCALE = (0.0, 10.0)
-"""The worst and the best number that a judge may give."""
+"""The lowest and the highest score of a judge."""
 IN_FLIGHT = 64
-"""Requests in flight at a time, if nothing else is said."""
+"""Default number of requests in flight."""
 TRIES = 3
-"""How often a judge is asked for a verdict that it does not give."""
+"""Maximal tries to get a verdict from a judge."""
 WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence")
-"""What servers call the end of an answer that the model ended itself."""
+"""Values of finish_reason for an answer that the model ended itself."""
 OF_THE_REQUEST = (400, 413, 422)
-"""Statuses that refuse one request, because of its text or its settings. Others refuse all."""
+"""Statuses that refuse a single request, because of its text or its settings. Others refuse all requests."""
 PURPOSE = 0x6865656A
-"""SQLite's application_id of the file, by which it is known."""
+"""SQLite's application_id, which identifies the file."""
 PATIENCE = 30.0
 """Seconds to wait for another process that writes to the file."""
 
@@ -45,14 +45,14 @@ PATIENCE = 30.0
 
 
 class Said(NamedTuple):
-    """What a judge answered."""
+    """A judge's answer."""
 
     text: str | Problem
     """A problem if there is no text."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     is_final: bool = False
-    """True if the same request would be answered the same."""
+    """True if the same request would get the same answer."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class ChatAPI:
     options: JudgeOptions
 
     def body(self, messages: Sequence[Mapping[str, str]]) -> bytes:
-        """The request with a conversation."""
+        """The body of a request with a conversation."""
         settings = {"temperature": self.options.judge_temperature, "max_tokens": self.options.judge_max_tokens}
         request = {"model": self.model, "messages": messages} | {k: v for k, v in settings.items() if v is not None}
         return json.dumps(request, ensure_ascii=False).encode(errors="replace")  # lone surrogates are no text
 
     def read(self, status: int, answer: bytes) -> Said:
-        """What an answer holds. Raises NoAnswerError if it is no chat completion, RewardError if all requests are refused."""
+        """Parse an answer. Raises NoAnswerError if it is no chat completion, RewardError if all requests are refused."""
         shown = self.endpoint.shown(answer)
         if status in OF_THE_REQUEST:
             return Said(
@@ -112,14 +112,14 @@ class ChatAPI:
     def _remedy(self, status: int) -> str:
         if status in (401, 403):
             has = "is not accepted" if self.endpoint.token else "is not set"
-            return f"it asks for an API key, and the environment variable {KEY} {has}; set it to the judge's API key"
+            return f"it needs an API key, and the environment variable {KEY} {has}; set it to the judge's API key"
         if status == 404:
             return f"there is no such address, or no model {self.model!r} there; write judge:http://HOST:PORT/v1#MODEL"
         return "correct the address or what the message names"
 
 
 def address(base: str) -> str:
-    """The address of chat completions below a base such as http://HOST/v1; its query stays."""
+    """The address of chat completions below a base such as http://HOST/v1; a query is kept."""
     parts = urlsplit(base)
     return parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions", fragment="").geturl()
 
@@ -129,7 +129,7 @@ def _count(usage: Any, name: str) -> int:
     return count if isinstance(count, int) and count > 0 else 0
 
 
-# Answers on disk, so that a question is paid for once -----------------------------------------------------------------
+# Answers on disk, so that no question is paid for twice ---------------------------------------------------------------
 
 
 class Cache:
@@ -161,7 +161,7 @@ class Cache:
         return None if found is None else str(found[0])
 
     def put(self, question: bytes, answer: str) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         with self._used():
             self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (question, answer))
 
@@ -176,12 +176,12 @@ class Cache:
 
 
 def question_key(url: str, body: bytes) -> bytes:
-    """The key of a request: a hash of its address and of all that it holds, so of model, rubric, texts and settings."""
+    """The key of a request: a hash of its address and its body, which has the model, rubric, texts and settings."""
     return hashlib.sha256(url.encode() + b"\0" + body).digest()
 
 
 def check_cache(path: Path | None) -> None:
-    """Refuse a file that is no cache or cannot be written, without making one. Raises ConfigError."""
+    """Raise ConfigError if a file is no cache or cannot be written. Creates no file."""
     if path is None:
         return
     if path.is_dir():
@@ -196,10 +196,10 @@ def check_cache(path: Path | None) -> None:
                 file.close()
         except sqlite3.Error as error:
             raise ConfigError(
-                f"--judge-cache {path} holds no judges' answers, or is damaged ({error}); name another file"
+                f"--judge-cache {path} is not a cache of judges' answers, or is damaged ({error}); name another file"
             ) from error
         if purpose != PURPOSE:
-            raise ConfigError(f"--judge-cache {path} is a data base of something else; name another file")
+            raise ConfigError(f"--judge-cache {path} is a database of another program; name another file")
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
         raise ConfigError(f"--judge-cache {path} cannot be written: {there} forbids it; name another file")
@@ -211,16 +211,16 @@ def check_cache(path: Path | None) -> None:
 class JudgeReward(Measured, ServerReward):
     """A reward function that asks a language model for its verdict on responses.
 
-    Every question that the mode asks about a batch is in flight at a time, up to the endpoint's concurrency; equal questions
-    are asked once. An answer without a verdict is asked for again, three times in all; a response on whose verdict this fails
-    has a `Problem`. A server that does not answer raises RewardError (`Endpoint`).
+    All questions of a batch are sent concurrently, up to the endpoint's concurrency; equal questions are sent once. If an
+    answer has no verdict, the question is asked up to three times; then the response gets a `Problem`. A server that does
+    not answer raises RewardError (`Endpoint`).
 
     Args:
-        api: where the judge is and how it is asked.
-        mode: what it is asked.
-        group_size: how many responses in a row are to the same prompt, to be compared. With 1 each is judged by itself.
-        columns: columns of the prompts' records that it is shown.
-        cache: file of its answers; None keeps none.
+        api: the judge's API.
+        mode: the questions and the scores of their verdicts.
+        group_size: number of consecutive responses to the same prompt, to be compared. With 1 each is judged alone.
+        columns: columns of the prompts' records to show to the judge.
+        cache: file of its answers; None stores none.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class JudgeReward(Measured, ServerReward):
         return scores
 
     def _groups(self, cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
-        """Responses that are judged together. Those without others to the same prompt are alone, and are not compared."""
+        """Groups of responses to judge together. A response without others to the same prompt is a group of its own."""
         for start in range(0, len(cases), self.group_size):
             group = cases[start : start + self.group_size]
             first = group[0]
@@ -320,12 +320,12 @@ class _Batch:
         return verdict
 
     def _read(self, question: Question, text: str) -> Any:
-        """The verdict of an answer. What is said of an answer without one quotes it, so the key is not in it."""
+        """The verdict of an answer. A `Problem` quotes the answer, so the key is removed first."""
         verdict = question.read(text)
         return question.read(self.api.endpoint.hidden(text)) if isinstance(verdict, Problem) else verdict
 
     def metrics(self) -> dict[str, float]:
-        """What the batch cost, and how well it was answered (docs/metrics.md)."""
+        """Metrics of the batch: costs and failures (docs/metrics.md)."""
         counts = self.counts
         found = {
             "judge/requests": float(counts["answers"]),
@@ -345,7 +345,7 @@ class _Batch:
 
 
 def is_judge(reward: object) -> bool:
-    """Whether a reward is the string of a judge."""
+    """Whether a reward is a string that names a judge."""
     return isinstance(reward, str) and reward.startswith("judge:")
 
 
@@ -362,7 +362,7 @@ def check_judge_string(reward: str) -> None:
 
 
 def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
-    """Refuse settings of judges if there is none, and those that judges cannot work with. Raises ConfigError."""
+    """Raise ConfigError for settings of judges without a judge, and for settings that judges do not support."""
     if not any(map(is_judge, wanted)):
         names = [name for name in JudgeOptions.__dataclass_fields__ if name.startswith("judge_")]
         refuse(options, *names, because=f"is about judges, and there is none; leave it out, or name one: {FORM}")
@@ -386,11 +386,10 @@ def check_comparing(
     holds_out: bool,
     score_norm_samples: int,
 ) -> None:
-    """Refuse a training run that needs a comparing judge's score of responses that stand alone. Raises ConfigError.
+    """Raise ConfigError if a training run needs a comparing judge's scores of single responses.
 
-    Samples for a score norm without the judge would set the scale of something else than what is trained on. Held-out
-    responses without it do not say which model is best; sampled in groups they would not either, as the places within a
-    group have the same mean whatever the model.
+    Score-norm samples without the judge would set the scale of another reward. Held-out responses without it do not show
+    which model is best; nor would groups of them, because the scores within a group have the same mean for every model.
     """
     if not options.judge_compares:
         return
@@ -398,23 +397,23 @@ def check_comparing(
     because = f"--judge-mode {options.judge_mode} compares responses to the same prompt"
     if any(map(is_judge, selection_rewards)):
         raise ConfigError(
-            f"{because}, and --selection-rewards judges held-out responses one by one; name another reward there"
+            f"{because}, but --selection-rewards scores held-out responses one by one; name another reward there"
         )
     if has_judge and score_norm_samples:
         raise ConfigError(
-            f"{because}, and --score-norm-samples takes one response to each prompt, of which it says nothing; leave it out: "
-            "its scores lie between 0 and 1"
+            f"{because}, but --score-norm-samples takes one response per prompt; leave it out: the judge's scores lie "
+            "between 0 and 1"
         )
     if has_judge and holds_out and (not selection_rewards or all(map(is_judge, wanted))):
         named = "" if all(map(is_judge, wanted)) else ", or choose best/ by another reward (--selection-rewards)"
         raise ConfigError(
-            f"{because}, and held-out prompts have one response each, of which it says nothing; hold none out "
+            f"{because}, but held-out prompts have one response each; hold none out "
             f"(--eval-fraction 0, no --eval-data){named}"
         )
 
 
 def load_judge(reward: str, options: RewardOptions) -> JudgeReward:
-    """The judge of a string. Raises ConfigError."""
+    """Load the judge named by a string. Raises ConfigError."""
     check_judge_string(reward)
     url, model = _split(reward)
     endpoint = Endpoint(

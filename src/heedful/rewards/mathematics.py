@@ -1,7 +1,7 @@
-"""Whether a response's final answer equals the record's as mathematics: numbers, fractions, LaTeX. math-verify does the work.
+"""Compare a response's final answer with the record's as mathematics (numbers, fractions, LaTeX), using math-verify.
 
-It runs in a process of its own (`heedful.rewards.functions`): what a model writes may keep a computer algebra system busy for
-ever, or take all memory.
+It runs in a process of its own (`heedful.rewards.functions`): a model's response may keep a computer algebra system busy
+forever, or take all memory.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from heedful.rewards.results import OneScore, Problem, RewardFunction
 from heedful.rewards.rules import PLAIN, answer_text
 
 LONGEST = 3
-"""Seconds for reading one answer, and for one comparison."""
+"""Time limit in seconds for parsing one answer, and for one comparison."""
 PERCENT = r"(?P<percent>\s*(?:\\?%|[Pp]er ?cent(?:age)?\b|[Pp]ct\b))?"
 FORMULA = re.compile(
     rf"""(?:
@@ -27,17 +27,17 @@ FORMULA = re.compile(
     ){PERCENT}""",
     re.VERBOSE | re.DOTALL,
 )
-"""A formula in a text. As in Pandoc's Markdown a dollar stands next to what it encloses, or both have a space there."""
+"""A formula in a text. As in Pandoc's Markdown there is no space inside the dollars; or there is one inside both."""
 BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 PERCENT_SIGN = re.compile(r"\s*\\?%")
 JOINED = re.compile(r"\$?\s*(?:,?\s*(?:and|or)\b|[,、和与或])\s*\$?")
-"""What may stand between parts of one answer."""
+"""Separators between the parts of one answer."""
 
 
 def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[OneScore | Problem]:
     """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
 
-    The final answer is what stands in the last ``\\boxed{}`` whose braces close, else the last formula (between dollars,
+    The final answer is the content of the last ``\\boxed{}`` with closed braces, else the last formula (between dollars,
     ``\\(`` and ``\\)``, or ``\\[`` and ``\\]``), else the last number; several with only "and", "or" or a comma between them
     are one. ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits
     are read.
@@ -46,8 +46,8 @@ def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any
         completions: the responses.
         answer: the records' column of that name; None, if a record has none, gives None (no score).
 
-    What cannot be read or compared, or takes longer than `LONGEST` seconds, is a `Problem`. A response without any number or
-    formula is wrong, which is 0.
+    An answer that cannot be parsed or compared, or takes longer than `LONGEST` seconds, gives a `Problem`. A response without
+    any number or formula is wrong (0).
     """
     return [
         None if wanted is None else _compared(answer_text(completion), str(wanted))
@@ -59,7 +59,7 @@ VERIFIERS: dict[str, RewardFunction] = {"math": same_mathematics}
 
 
 def make_verifier(name: str) -> RewardFunction:
-    """The function that ``verify:NAME`` names. Raises ConfigError if there is none, or its library is missing."""
+    """The function of ``verify:NAME``. Raises ConfigError if there is none, or its library is missing."""
     if name not in VERIFIERS:
         near = difflib.get_close_matches(name, VERIFIERS, n=1)
         hint = f"; did you mean verify:{near[0]}?" if near else ""
@@ -81,15 +81,15 @@ def _compared(response: str, wanted: str) -> float | Problem:
         return float(verify(right, found, timeout_seconds=LONGEST, raise_on_error=True))
     except TimeoutException:
         return Problem(f"took longer than {LONGEST} s to compare {response[-80:]!r} with {wanted!r:.80}")
-    except Exception as error:  # of a computer algebra system that was given anything
+    except Exception as error:  # a computer algebra system may raise anything on arbitrary text
         why = f"{type(error).__name__}: {error!s:.80}"
         return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
 
 
 def _final(text: str) -> str:
-    """The piece of a response that holds its final answer, in a form in which the library looks at all of it.
+    """The part of a response with its final answer, in a form that the library reads whole.
 
-    The library itself would prefer whatever number or formula follows the word "answer" within 50 characters.
+    The library itself would prefer any number or formula within 50 characters after the word "answer".
     """
     boxes, formulas = _boxes(text), _formulas(text)
     if boxes:
@@ -100,7 +100,7 @@ def _final(text: str) -> str:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """What stands in every ``\\boxed{}`` whose braces close, with its place; a percent sign behind it is taken in."""
+    """The content of every ``\\boxed{}`` with closed braces, with its place; a percent sign after it is included."""
     found, opened = [], []
     for token in BRACES.finditer(text):
         if token[0].endswith("{") and token[0] != "\\{":
@@ -123,7 +123,7 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
 
 
 def _last_joined(text: str, pieces: list[tuple[int, int, str]]) -> list[str]:
-    """The last piece, and those before it with nothing but a comma or an "and" in between."""
+    """The last piece, and those before it with only a comma or an "and" in between."""
     first = len(pieces) - 1
     while first and JOINED.fullmatch(text, pieces[first - 1][1], pieces[first][0]):
         first -= 1
@@ -131,7 +131,7 @@ def _last_joined(text: str, pieces: list[tuple[int, int, str]]) -> list[str]:
 
 
 def _read(wanted: str) -> list[Any]:
-    """A record's answer: what follows the last ``####`` (GSM8K), a formula with or without dollars around it, a number."""
+    """Parse a record's answer: the text after the last ``####`` (GSM8K), a formula with or without dollars, or a number."""
     from math_verify import parse
 
     text = wanted.translate(PLAIN).rpartition("####")[2].strip()

@@ -1,4 +1,4 @@
-"""Reward models as reward functions. They take text, so any tokenizer and any architecture will do."""
+"""Reward models as reward functions. They take text, so any tokenizer and any architecture work."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,22 +28,22 @@ from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, plain_resp
 
 
 class Machine(TypedDict):
-    """Where and how reward models run, and how they read."""
+    """Device, precision and limits of reward models."""
 
     device: torch.device
     compute_dtype: torch.dtype
     """The precision of matrix products."""
     micro_batch: NotRequired[MicroBatch]
-    """The most rows and tokens that are read at a time; rows also limit an HTTP request."""
+    """Maximal rows and tokens per forward pass; rows also limit an HTTP request."""
     stored: NotRequired[torch.dtype]
-    """Of matrices; left out, it is what suits the device."""
+    """Dtype of stored matrices; the default depends on the device."""
     special_tokens: NotRequired[SpecialTokens]
-    """How special tokens in raw text are read."""
+    """How special tokens in raw text are encoded."""
 
 
 MICRO_BATCH = MicroBatch(32)
 MEASURED = 1000
-"""Prompts over which two tokenizers are compared, at most."""
+"""Maximal number of prompts to compare two tokenizers on."""
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def score_rows(
 ) -> list[float]:
     """Score encoded rows in batches of similar length. Returns one score per row, in the order given.
 
-    ``adaptive`` remembers what memory has room for; None forgets it.
+    ``adaptive`` keeps the micro-batch that fits into memory for later calls; None does not.
     """
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
@@ -74,15 +74,15 @@ def score_rows(
 class ModelReward(Distributed):
     """A frozen reward model as a reward function.
 
-    With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
-    cut by length, and the score is marked as `Truncated`; without it, such a response is a RewardError.
+    A response longer than the model's limit is a RewardError. With ``reads_beginnings`` its beginning is scored instead, as a
+    truncated response, and the score is marked as `Truncated`.
 
     Args:
         model: the reward model.
-        inputs: how it reads a prompt with a response.
-        micro_batch: the most rows and tokens at a time.
+        inputs: encodes a prompt with a response.
+        micro_batch: maximal rows and tokens at a time.
 
-    Calling it raises DataError if a text has a token that the model has no row of embeddings for.
+    A call raises DataError if a text has a token without a row of embeddings in the model.
     """
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
@@ -90,7 +90,7 @@ class ModelReward(Distributed):
         self.inputs = inputs
         self.micro_batch = micro_batch
         self.adaptive = AdaptiveMicroBatch()
-        """What memory has room for."""
+        """The micro-batch that fits into memory."""
         self.reads_beginnings = False
 
     def __call__(
@@ -166,18 +166,18 @@ def check_context(
     max_new_tokens: int,
     can_leave_out: bool = False,
 ) -> None:
-    """Refuse a reward model that cannot read the longest prompt with the longest response.
+    """Raise ConfigError if a reward model cannot read the longest prompt with the longest response.
 
-    A response's length in the reward model's tokens is ``max_new_tokens`` times how many of its tokens the prompts have for
-    one of the policy's: exactly 1 for the same tokenizer. A text may need more, if it is unlike the prompts or the policy
-    splits it in another way than its tokenizer would.
+    A response's length in the reward model's tokens is estimated as ``max_new_tokens`` times the ratio of its tokens to the
+    policy's on the prompts, which is exactly 1 for the same tokenizer. A text may need more if it differs from the prompts
+    or if the policy splits it in another way than its tokenizer.
 
     Args:
         rewards: any rewards; only reward models are checked.
         prompts: every prompt that may be answered.
         renderer: of the policy's tokenizer.
         max_new_tokens: the longest response, in the policy's tokens.
-        can_leave_out: there is ``--max-prompt-tokens``, by which ``--too-long drop`` leaves prompts out. Cutting them would
+        can_leave_out: the command has ``--max-prompt-tokens``, so ``--too-long drop`` can drop prompts. Truncating them would
             not help: rewards see the whole prompt.
 
     Raises ConfigError with the setting that would fit, and CheckpointError for a prompt that a chat template refuses.
@@ -209,7 +209,7 @@ def check_context(
 
 
 def _tokens_for_one(inputs: RewardInputs, renderer: Renderer, prompts: Sequence[Prompt]) -> float:
-    """How many tokens the texts have for a reward model, for each one that they have for the policy."""
+    """Ratio of a reward model's number of tokens to the policy's, over the prompts."""
     texts = [plain_text(prompt.prompt) for prompt in prompts]
     theirs, ours = (
         sum(len(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids) for text in texts)

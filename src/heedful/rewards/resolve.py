@@ -28,7 +28,7 @@ AnyReward = str | Reward | RewardFunction
 TOKEN = "HEEDFUL_REWARD_TOKEN"
 """The environment variable with the token of http rewards."""
 IN_PROCESS = ("python:", "rule:regex:", "verify:")
-"""The beginnings of rewards that run in a process of their own: what a user or a model wrote may keep them busy for ever."""
+"""Prefixes of rewards that run in a process of their own, because a user's code or a model's text may block them forever."""
 
 
 def is_address(reward: str) -> bool:
@@ -66,7 +66,7 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
 
 
 def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Refuse settings of requests and of processes if there are none, and a token that is not there. Raises ConfigError."""
+    """Raise ConfigError for settings of requests or processes without such a reward, and for a missing token."""
     check_judges(wanted, options)
     has_judge = any(map(is_judge, wanted))
     has_http = any(isinstance(reward, str) and is_address(reward) for reward in wanted)
@@ -75,7 +75,7 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
     asked = f"rewards over http and judges, {none} http://HOST:PORT/PATH"
     process = f"python: functions, rule:regex and verify:math, {none} python:FILE.py:FUNCTION"
     if has_http:
-        check_secret(TOKEN, "the token that the server expects")
+        check_secret(TOKEN, "the server's token")
     if not has_http and not has_judge:
         refuse(options, "reward_retry_minutes", "reward_concurrency", because=f"is about {asked}")
     if not has_process:
@@ -102,7 +102,7 @@ def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine:
 
 
 def load_judges(flag: str, wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
-    """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
+    """Load rewards for judging (``flag``). Raises ConfigError and RewardError that name ``flag``, and CheckpointError."""
     try:
         judges = resolve_rewards(wanted, options, **machine)
     except (ConfigError, RewardError) as error:
@@ -119,7 +119,7 @@ def resolve_rewards(
 
     Args:
         rewards: strings as in ``--rewards``, functions or `Reward` objects.
-        limits: how long and with how much memory functions may run, and how long servers are asked.
+        limits: time and memory limits of functions, and retry limits of servers.
 
     Raises ConfigError, CheckpointError or RewardError.
     """

@@ -1,4 +1,4 @@
-"""What a reward function may return, read into plain numbers, and what kinds of reward functions there are; no torch."""
+"""Convert the results of reward functions to plain numbers; the kinds of reward functions; no torch."""
 
 import math
 from abc import ABC, abstractmethod
@@ -26,33 +26,33 @@ class Problem(str):
 
 
 class Truncated(float):
-    """The score of a response of which a reward model could read only the beginning."""
+    """The score of a response that a reward model could read only in part: its beginning."""
 
 
 RewardFunction = Callable[..., Sequence[OneScore | Problem]]
 
 
 class Remote(ABC):
-    """A reward function that is computed in another process or on a server, so that others can be called meanwhile."""
+    """A reward function in another process or on a server, so that it can run at the same time as others."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End a call that another thread waits for."""
+        """Cancel a call in another thread."""
 
     def has_answered_before(self) -> None:
-        """Mark it as reachable in an earlier part of this run: if it does not answer now, it is asked again for longer."""
+        """Mark it as reachable earlier in this run: then failed requests are retried for longer."""
         return
 
 
 class Distributed:
-    """A reward function whose calls several ranks share: each computes some of the scores, and all have them.
+    """A reward function whose calls are shared by the ranks: each computes some of the scores, and all get them.
 
-    Others are called by rank 0 only.
+    Other reward functions are called only by rank 0.
     """
 
 
 class Share(float):
-    """A share of so many things; shares of several calls are put together by what they are of."""
+    """A fraction ``count / of`` that keeps both numbers, so that the fractions of several calls merge exactly."""
 
     __slots__ = ("count", "of")
     count: int
@@ -72,11 +72,11 @@ class Measured:
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
-        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`."""
+        """Metrics of the last call, by their names in docs/metrics.md; fractions are `Share`."""
 
 
 def merge_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What several calls measured: sums of counts, the longest of times (``time/``), and shares of all that they are of."""
+    """Merge the metrics of several calls: counts are summed, times (``time/``) are maxima, fractions are over all calls."""
     found: dict[str, list[float]] = {}
     for call in calls:
         for name, value in call.items():
@@ -92,17 +92,17 @@ def merge_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class ResultError(Exception):
-    """A function returned something that is not a list with one score per response; the text follows the reward's name."""
+    """A function did not return a list with one score per response; the text follows the reward's name."""
 
 
 class CallError(Exception):
-    """A call of a reward function gave no scores. The text says why; it follows the reward's name."""
+    """A call of a reward function gave no scores. The text has the reason; it follows the reward's name."""
 
 
 def read_scores(result: Any) -> list[OneScore | Problem]:
-    """Read what a reward function returned: per response a finite number, None, a list of them, or what is wrong with it.
+    """Convert a reward function's result: per response a finite number, None, a list of numbers, or a `Problem`.
 
-    Numbers may be of Python, numpy or torch; arrays and tensors become lists of their rows. A `Problem` stays one. Raises
+    Numbers may be of Python, numpy or torch; arrays and tensors become lists of their rows. A `Problem` is kept. Raises
     ResultError if the result is not a list: a set or a dictionary has no order.
     """
     scores = list(result) if getattr(result, "shape", ()) else result

@@ -37,7 +37,7 @@ def response_text(completion: Any) -> str:
 
 
 def answer_text(completion: Any) -> str:
-    """Return the answer in a completion, without its thinking: ``""`` if its thought never ended."""
+    """Return the answer in a completion, without its thinking: ``""`` if the thinking never ends."""
     return split_thinking(response_text(completion))[1] or ""
 
 
@@ -51,7 +51,7 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
         completions: the responses.
         expected: the records' column of that name; None, if a record has none, gives None (no score).
 
-    Raises ValueError if an expected text is nothing but spaces and punctuation.
+    Raises ValueError if an expected text has only spaces and punctuation.
     """
     scores: list[float | None] = []
     for completion, wanted in zip(completions, expected, strict=True):
@@ -76,8 +76,8 @@ def final_number(text: str) -> Decimal | None:
 
     It is the first number after the last ``####``; without that, the last number in the last ``\\boxed{}`` that contains one;
     without that, the last number of the text. Signs, thousands separated by commas, decimals, powers of ten (1.5e3) and
-    full-width digits are read. A currency sign before the number is ignored, and so is whatever follows it, such as a unit or
-    a full stop. Fractions and number words are not read.
+    full-width digits are read. A currency sign before the number and any text after it, such as a unit, are ignored.
+    Fractions and number words are not read.
     """
     text = text.translate(PLAIN).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     _, marker, after = text.rpartition("####")
@@ -167,7 +167,7 @@ RULES: dict[str, RewardFunction] = {
 
 
 def make_rule(spec: str) -> RewardFunction:
-    """Return the rule that ``NAME`` or ``NAME:ARGUMENT`` names. Raises ConfigError for an unknown rule or wrong argument."""
+    """Return the rule of ``NAME`` or ``NAME:ARGUMENT``. Raises ConfigError for an unknown rule or wrong argument."""
     name, separator, argument = spec.partition(":")
     if name not in RULES and name not in WITH_ARGUMENT:
         near = difflib.get_close_matches(name, [*RULES, *WITH_ARGUMENT], n=1)
@@ -220,7 +220,7 @@ WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
     "regex": ("regex:PATTERN", _make_matches),
     "repetition": ("repetition:N", _make_repetition),
 }
-"""The rules that take an argument: how they are written, and the function that makes them."""
+"""The rules with an argument: the form of the argument, and the function that makes them."""
 
 
 def _normalised(text: str) -> str:

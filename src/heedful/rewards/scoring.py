@@ -2,10 +2,10 @@
 
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
 score per response; this is the signature of TRL's reward functions. Prompts and completions are strings if the prompt is raw
-text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``thinking_parts`` and ``answer_parts`` are what
-stands in ``<think>`` and after it. ``columns`` are the other fields of the prompt's record. A function needs to name only the
-arguments that it uses. The score None means "does not apply to this response". A list of
-numbers, one for each of a response's ``completion_ids``, is a dense score.
+text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``thinking_parts`` and ``answer_parts`` are the
+texts inside ``<think>`` and after it. ``columns`` are the other fields of the prompt's record. A function needs to name only
+the arguments that it uses. The score None means "does not apply to this response". A list of numbers, one for each of a
+response's ``completion_ids``, is a dense score.
 """
 
 import inspect
@@ -42,9 +42,9 @@ from heedful.types import Completion, Text
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "score", "score_tokens"]
 
 RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
-"""Arguments that every reward function may have; no column may have one of these names."""
+"""Arguments available to every reward function; columns must not have these names."""
 MOST_CALLS = 16
-"""The most further calls of a function that failed, to find the responses that it fails on. That suffices for one in 256."""
+"""Maximal calls after a failed one, to find the responses that it fails on; enough to find one in 256."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Reward:
 
 @dataclass(frozen=True)
 class Ensemble(Sequence[Reward]):
-    """Rewards and how their weighted scores are combined (`combine_scores`). A plain list of rewards is summed."""
+    """Rewards with the combination of their weighted scores (`combine_scores`). A plain list of rewards is summed."""
 
     rewards: tuple[Reward, ...]
     combine: Combination = "sum"
     max_failed: float = 0.0
-    """The largest share of responses on which a reward may fail. 0 makes every failure an error."""
+    """Maximal share of responses on which a reward may fail. 0 makes every failure an error."""
     already_reported: set[str] = field(default_factory=set, compare=False, repr=False)
-    """What failed calls gave as their reason, so that each is reported once."""
+    """Reasons of failures so far, so that each is reported once."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.rewards[index]
@@ -81,19 +81,19 @@ class Scores:
     totals: list[float]
     """The combined score of each response; a dense one is summed over its tokens. NaN if a reward failed on it."""
     tokens: list[list[float]] | None
-    """The part of each total that belongs to tokens: one number for each of a response's ids. None if no reward is dense."""
+    """The dense part of each total: one number for each of a response's ids. None if no reward is dense."""
     means: dict[str, float]
     """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
     failed: tuple[int, ...] = ()
-    """The responses without a score, because a reward failed on them. They have no part in ``means``."""
+    """The responses without a score, because a reward failed on them. They are not in ``means``."""
     unread: tuple[int, ...] = ()
-    """The responses of which a reward model could read only the beginning."""
+    """The responses too long for a reward model, which read only their beginning."""
     note: str | None = None
-    """What went wrong, if anything that was not reported before."""
+    """A note on failures, if they were not reported before."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
-    """What each reward by its name gave each response, before weighting; None if it does not apply, or failed."""
+    """Scores of each response by the reward's name, before weighting; None if it does not apply, or failed."""
     measured: dict[str, float] = field(default_factory=dict)
-    """Metrics that rewards have of their own calls, such as the tokens that a judge read."""
+    """Metrics of the rewards' own calls, such as the tokens read by a judge."""
 
     @property
     def scored(self) -> list[int]:
@@ -106,7 +106,7 @@ class Scores:
         return self.select(self.scored)
 
     def select(self, rows: Sequence[int]) -> "Scores":
-        """The scores of these responses, which all have one; ``means`` and ``measured`` stay those of all."""
+        """The scores of these responses, which must all have one; ``means`` and ``measured`` stay those of all responses."""
         tokens = None if self.tokens is None else [self.tokens[row] for row in rows]
         totals = [self.totals[row] for row in rows]
         parts = {name: [column[row] for row in rows] for name, column in self.parts.items()}
@@ -120,7 +120,7 @@ class Scores:
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
     """Score completions as `score_tokens` does, with every failure an error.
 
-    `heedful.score` is the same of a batch that an engine generated: it also loads rewards by name, and gives a tensor.
+    `heedful.score` does the same for a batch of an engine: it also loads rewards by name, and returns a tensor.
 
     Returns the total of each completion and the mean of each reward by name.
     """
@@ -136,7 +136,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     never 0, but NaN in ``totals``, and its row is in ``failed``.
 
     Args:
-        rewards: rewards whose scores are summed, or an `Ensemble`, which says how to combine them and how many may fail.
+        rewards: rewards whose scores are summed, or an `Ensemble` with a combination and a limit of failures.
         completions: the responses to score.
 
     Raises RewardError, naming the reward and a sample, if more fail than ``max_failed`` allows, or a reward needs a column
@@ -235,7 +235,7 @@ def _total(one: OneScore) -> float:
 
 
 def _measured(rewards: Sequence[Reward]) -> dict[str, float]:
-    """What rewards measured of their last calls; the names of several have the reward's at their end."""
+    """Metrics of the rewards' last calls; with several rewards, the metric's name ends with the reward's."""
     functions: dict[str, Any] = {reward.name: reward.function for reward in rewards}
     measured = {name: function.measured for name, function in functions.items() if isinstance(function, Measured)}
     return {
@@ -249,7 +249,7 @@ def _measured(rewards: Sequence[Reward]) -> dict[str, float]:
 
 
 class _Failure(NamedTuple):
-    """Why a response has no score, or why a call of several failed."""
+    """The reason why a response has no score, or why a call with several responses failed."""
 
     reason: str
     where: str
@@ -281,9 +281,9 @@ def _failure(reward: Reward, problem: Any, completion: Completion) -> _Failure:
 def _note(
     ensemble: Ensemble, failures: Mapping[int, _Failure], recovered: Sequence[_Failure], count: int
 ) -> str | None:
-    """A note on responses without a score, or on a call that failed though calls with fewer responses did not, if it is new.
+    """A note on responses without a score, or on a failed call that succeeded with fewer responses; None if not new.
 
-    Raises RewardError if more failed than may.
+    Raises RewardError if more failed than allowed.
     """
     failed = list(failures.values()) or recovered[:1]
     if failed and not ensemble.max_failed:
@@ -303,7 +303,7 @@ def _note(
 
 
 def sample(completion: Completion) -> str:
-    """A prompt and its response, as messages name them."""
+    """A prompt and its response, for messages."""
     prompt = completion.prompt.prompt
     text = prompt if isinstance(prompt, str) else prompt[-1].content
     return f"the prompt {text!r:.80} ({completion.prompt.source}), response {completion.response!r:.120}"
@@ -312,13 +312,13 @@ def sample(completion: Completion) -> str:
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 Called = tuple[list[OneScore | Problem], Problem | None]
-"""A score or a problem for each response, and why the call with all of them failed, if it did."""
+"""A score or a problem for each response, and the reason if the call with all of them failed."""
 
 
 def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
-    """Call several rewards as `call_reward` does. Those that are `Remote` run at the same time.
+    """Call several rewards as `call_reward` does. `Remote` ones run at the same time.
 
-    Of several ranks, the first calls them, but for those whose calls are shared (`Distributed`). All have the results.
+    Rank 0 calls them, except those with shared calls (`Distributed`). All ranks get the results.
     """
     if ranks.size() == 1:
         return _call_here(named, completions)
@@ -331,7 +331,7 @@ def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Seque
 
 
 def _call_here(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
-    """The same, in this process. What ends the wait, such as Ctrl-C, ends the calls of the others."""
+    """The same, in this process. An interrupt of the wait, such as Ctrl-C, cancels all calls."""
     functions: list[Any] = [function for _, function in named] if len(named) > 1 else []
     remote = {i: function for i, function in enumerate(functions) if isinstance(function, Remote)}
     is_over = threading.Event()
@@ -355,23 +355,23 @@ def call_reward(
     """Score responses with one function.
 
     If the call fails (an exception, a timeout, a crash), the function is called again with halves of the responses, with
-    halves of the halves that fail, and so on, at most `MOST_CALLS` times: one bad response must not cost the scores of the
-    others. What then still fails together has the same problem. A judge is not called again.
+    halves of the failed halves, and so on, at most `MOST_CALLS` times: one bad response must not cost the scores of the
+    others. Responses that then still fail together get the same problem. A judge is not called again.
 
     Args:
         name: of the reward, for messages.
         function: a reward function.
         completions: the responses.
-        is_over: set by another thread when nobody wants the scores any more, so that parts are not called.
+        is_over: set by another thread when the scores are no longer needed; then no further parts are called.
 
-    Raises RewardError if it is called wrongly, or returns something that is not one entry per response; and what heedful
-    itself raises in it, such as MachineError for a judge's cache that cannot be written.
+    Raises RewardError if its arguments do not fit, or it does not return one entry per response; and heedful's own errors,
+    such as MachineError for a judge's cache that cannot be written.
     """
     arguments = _arguments(name, function, completions)
     scores: list[OneScore | Problem] = [None] * len(completions)
 
     def attempt(rows: range) -> Problem | None:
-        """Fill in the scores of some responses. Returns why their call failed, if it did."""
+        """Fill in the scores of some responses. Returns the reason if their call failed."""
         hit("reward.call")
         if is_over is not None and is_over.is_set():
             raise RewardError(f"reward {name}: its call was given up")
@@ -410,11 +410,11 @@ def call_reward(
 
 
 def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[OneScore | Problem]:
-    """What the function returns, read. Raises CallError, ResultError, RewardError, and CancelledError if it was stopped."""
+    """Call the function and convert its result. Raises CallError, ResultError, RewardError, CancelledError if stopped."""
     try:
         found = function(**arguments)
         return read_scores(Background().run(found) if inspect.iscoroutine(found) else found)
-    except (HeedfulError, CallError, ResultError):  # the first says what to do, and it is not to call again
+    except (HeedfulError, CallError, ResultError):  # a HeedfulError has its own advice; calling again does not help
         raise
     except (Exception, SystemExit) as error:
         if isinstance(function, Remote) and isinstance(error, CancelledError):
@@ -425,7 +425,7 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
 
 
 def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:
-    """A score; a problem if it is one per token, but not for each token of its response."""
+    """The score; a `Problem` if it is dense and its length is not that of the response."""
     if not isinstance(score, list) or len(score) == len(completion.ids):
         return score
     return Problem(
@@ -435,7 +435,7 @@ def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScor
 
 
 def _arguments(name: str, function: RewardFunction, completions: Sequence[Completion]) -> dict[str, list[Any]]:
-    """The arguments that the function names, or all of them if it takes ``**kwargs``; one entry per response each."""
+    """The arguments named by the function, or all if it takes ``**kwargs``; each has one entry per response."""
     chats = [not isinstance(c.prompt.prompt, str) for c in completions]
     names = {name for c in completions for name in c.prompt.columns}
     reserved = sorted(names & set(RESERVED))
@@ -475,9 +475,9 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
 
 
 def _as_messages(prompt: Text) -> Any:
-    """A prompt as reward functions see it: a string, or a list of dictionaries with role and content.
+    """A prompt for reward functions: a string, or a list of dictionaries with role and content.
 
-    Tools that the conversation offers are in the first one.
+    The conversation's tools are in the first one.
     """
     if isinstance(prompt, str):
         return prompt

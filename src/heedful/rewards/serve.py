@@ -1,8 +1,8 @@
 """Serve a reward model over HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol).
 
-One process with two threads: uvicorn's event loop receives requests, checks them and lets them wait; the main thread scores
-them one after the other, in the order in which they came. Each request is a batch of its own, never scored together with
-another: the last bits of a score depend on the rows beside it, and those of a run must not depend on when its requests come.
+One process with two threads: uvicorn's event loop receives, checks and queues requests; the main thread scores them one
+after the other, in order of arrival. Each request is a batch of its own: the last bits of a score depend on the other rows of
+its batch, and a run's scores must not depend on the timing of its requests.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from heedful.serving.guard import Refusal, host_refusal
 from heedful.types import MicroBatch
 
 RETRY_AFTER = 1
-"""Seconds after which a client that was sent away may try again."""
+"""Retry-After in seconds for a refused client."""
 END_SECONDS = 0.5
-"""How long clients may take their last answers when the server ends."""
+"""Seconds for clients to receive their last answers when the server ends."""
 QUIET_SECONDS = 10.0
-"""The least time between two lines about requests that failed."""
+"""Minimal seconds between two lines about failed requests."""
 MOST_LEFT = 8
-"""How many times ``--max-queue`` requests the queue may hold if those are counted whose clients have left."""
+"""Limit of the queue as a multiple of ``--max-queue``, counting requests whose clients have left."""
 SHORTEST_LIMIT = 100_000
-"""A text of so many characters is always tokenised, whatever the model can read."""
+"""A text of up to this many characters is always tokenised, whatever the model's limit."""
 
 Answer = tuple[int, dict[str, Any]]
 """The status and the content of an answer."""
@@ -72,11 +72,11 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = _s
 
     Args:
         config: the model, the address and the limits.
-        announce: is called with a line of text when the server is ready (with its address), and when it has ended.
+        announce: called with a line of text when the server is ready (with its address), and when it has ended.
 
-    Raises ConfigError if the server cannot listen at the address, there is no token where ``config.token_env`` says, or the
-    system allows too few open files; CheckpointError if there is no such reward model; MemoryFullError if memory cannot hold
-    it; MachineError if the GPU fails for good.
+    Raises ConfigError if the server cannot listen at the address, the variable ``config.token_env`` is not set, or the system
+    allows too few open files; CheckpointError if there is no such reward model; MemoryFullError if it does not fit into
+    memory; MachineError if the GPU fails for good.
     """
     token = None if config.token_env is None else _token(config.token_env)
     connections = _connections(config)
@@ -107,18 +107,18 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = _s
 
 
 class RequestQueue:
-    """Requests that wait, in the order in which they came. An event loop adds them, another thread takes them."""
+    """Waiting requests in order of arrival. An event loop adds them, another thread takes them."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[bytearray, Future[Answer]] | None] = queue.SimpleQueue()
         self._is_closed = False
 
     def __len__(self) -> int:
-        """How many are in the queue, with those whose clients have left."""
+        """Number of requests in the queue, including those whose clients have left."""
         return self._waiting.qsize()
 
     def add(self, body: bytearray) -> "Future[Answer]":
-        """Let a request wait for its turn, until which its answer may be cancelled."""
+        """Add a request to the queue. Its answer can be cancelled until it is taken."""
         answer: Future[Answer] = Future()
         if self._is_closed:
             answer.set_result(ENDING)
@@ -133,7 +133,7 @@ class RequestQueue:
         return request
 
     def close(self) -> None:
-        """Answer all that wait that the server ends, and let nobody wait any more."""
+        """Answer all waiting requests that the server is ending, and accept no more."""
         self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while request := self._waiting.get_nowait():
@@ -143,9 +143,9 @@ class RequestQueue:
 
 
 def score_requests(requests: RequestQueue, reward: ModelReward, *, max_characters: int) -> None:
-    """Answer one request after the other, until there are no more or this thread is interrupted.
+    """Answer one request after the other, until the queue is closed or this thread is interrupted.
 
-    Raises MachineError if the GPU fails for good. Whatever ends it, the request at hand is answered that the server ends.
+    Raises MachineError if the GPU fails for good. At any end, the current request is answered that the server is ending.
     """
     log = _Log()
     while (request := requests.take()) is not None:
@@ -159,7 +159,7 @@ def score_requests(requests: RequestQueue, reward: ModelReward, *, max_character
 
 @contextlib.contextmanager
 def running(server: Server, requests: RequestQueue, listening: Any) -> Iterator[None]:
-    """Let a thread receive requests while the context lasts."""
+    """Receive requests in a thread during the context."""
 
     def receive() -> None:
         try:
@@ -179,7 +179,7 @@ def running(server: Server, requests: RequestQueue, listening: Any) -> Iterator[
 
 
 class Front:
-    """The web application: checks requests, and lets those wait for which there is room."""
+    """The web application: checks requests and queues them as long as there is room."""
 
     def __init__(self, config: ServeRewardConfig, requests: RequestQueue, *, token: str | None) -> None:
         self.config, self.requests, self.token = config, requests, token
@@ -219,13 +219,13 @@ class Front:
             self.held -= len(body)
 
     def _sender_refusal(self, headers: Mapping[str, str]) -> Refusal | None:
-        """Refuse a request that lacks the token, or whose body is not said to be JSON."""
+        """Refuse a request without the right token, or without the content type of JSON."""
         if self.token is not None:
             given = headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
                 wrong = "with another one" if given else "without it"
                 return 401, (
-                    f"this server asks for a token, and the request came {wrong}; send `Authorization: Bearer TOKEN`"
+                    f"this server needs a token, and the request came {wrong}; send `Authorization: Bearer TOKEN`"
                 )
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
@@ -233,7 +233,7 @@ class Front:
         return None
 
     def _lack_of_room(self, length: int, received: int = 0) -> Refusal | None:
-        """Refuse a request of which so many more bytes are to come, if it cannot be kept."""
+        """Refuse a request with ``length`` more bytes to come if there is no room for it."""
         if received + length > self.max_request_bytes:
             return 413, f"the request is larger than {self.max_request_bytes} bytes; send fewer responses at a time"
         is_full = self.unanswered > self.config.max_queue or len(self.requests) > MOST_LEFT * self.config.max_queue
@@ -245,7 +245,7 @@ class Front:
         return None
 
     async def _read(self, request: Request, body: bytearray) -> Refusal | None:
-        """Read a request's body, and count what is held. Raises ClientDisconnect."""
+        """Read a request's body, and count its bytes in ``held``. Raises ClientDisconnect."""
         try:
             async for piece in request.stream():
                 refusal = self._lack_of_room(len(piece), len(body))
@@ -269,7 +269,7 @@ class Front:
         finally:
             self.unanswered -= 1
             left.cancel()
-            if waiting.cancel():  # it is still in the queue, but its body need not be
+            if waiting.cancel():  # it stays in the queue, but its body is released
                 self.held -= len(body)
                 body.clear()
         if not answered.done():
@@ -296,7 +296,7 @@ def _refused(status: int, message: str) -> Response:
 def public_name(model: str) -> str:
     """Return a model's name without the folders above it: ``reward/final`` for ``/somebody/runs/reward/final``.
 
-    It begins with the run if the folder is one of a run's. Names on the Hub or ModelScope stay as they are.
+    For a folder inside a run it begins with the run's name. Names on the Hub or ModelScope stay unchanged.
     """
     path = Path(model).expanduser()
     if not path.is_dir():
@@ -330,14 +330,14 @@ def _token(variable: str) -> str:
         )
     if not is_visible_ascii(token):
         raise ConfigError(
-            f"--token-env {variable}: the token must consist of ASCII letters, digits and signs, without spaces and line "
-            "breaks, because it is sent in a header"
+            f"--token-env {variable}: the token must have only ASCII letters, digits and signs, no spaces or line breaks, "
+            "because it is sent in a header"
         )
     return token
 
 
 def _connections(config: ServeRewardConfig) -> int:
-    """Return how many connections there may be at a time. Raises ConfigError."""
+    """Return the maximal number of connections. Raises ConfigError."""
     possible, needed = files_allowed() - SPARE_FILES, config.least_connections
     if possible < needed:
         raise ConfigError(
@@ -348,7 +348,7 @@ def _connections(config: ServeRewardConfig) -> int:
 
 
 class _Log:
-    """Writes lines to standard error, but not more often than every `QUIET_SECONDS`."""
+    """Writes lines to standard error, at most one per `QUIET_SECONDS`."""
 
     def __init__(self) -> None:
         self._next, self._left_out = 0.0, 0
@@ -362,17 +362,17 @@ class _Log:
         say(f"{redact(harmless(text))}{more}")
 
 
-# One request, whatever is wrong with it -----------------------------------------------------------------------------------
+# One request, valid or not ------------------------------------------------------------------------------------------------
 
 
 class RequestError(ValueError):
-    """A request that does not follow the protocol; the message says where."""
+    """A request that does not follow the protocol; the message has the place."""
 
 
 def answer(reward: ModelReward, body: bytes | bytearray, *, max_characters: int, log: Callable[[str], None]) -> Answer:
-    """Answer one request. ``log`` is told what is wrong with the server; what is wrong with the request is only answered.
+    """Answer one request. ``log`` gets faults of the server; faults of the request are only answered.
 
-    Raises MachineError if the GPU can compute nothing any more in this process.
+    Raises MachineError if the GPU can no longer be used in this process.
     """
     try:
         prompts, completions, truncated = read_request(body, max_characters=max_characters)
@@ -385,8 +385,7 @@ def answer(reward: ModelReward, body: bytes | bytearray, *, max_characters: int,
     except Exception as error:
         if _is_end_of_device(error):
             raise MachineError(
-                f"the GPU can compute nothing any more in this process ({type(error).__name__}: {error}); start the server "
-                "again"
+                f"the GPU can no longer be used in this process ({type(error).__name__}: {error}); start the server again"
             ) from error
         log(f"scoring failed: {type(error).__name__}: {error}")
         return 500, {"error": "scoring failed; the server's log says why"}
@@ -397,10 +396,10 @@ def answer(reward: ModelReward, body: bytes | bytearray, *, max_characters: int,
 
 
 def longest_text(reward: ModelReward) -> int:
-    """Return the most characters that a text may have to be tokenised at all: more cannot be short enough for the model.
+    """Return the maximal characters of a text to tokenise: a longer text cannot fit into the model's context.
 
-    No token stands for more characters than its own name has, unless a tokenizer drops or merges what it does not know,
-    which `SHORTEST_LIMIT` leaves room for.
+    No token covers more characters than its own name has, unless a tokenizer drops or merges unknown characters; the margin
+    for these is `SHORTEST_LIMIT`.
     """
     longest_token = max(map(len, reward.inputs.tokenizer.get_vocab()))
     return max(SHORTEST_LIMIT, reward.model.max_length * longest_token)
@@ -411,7 +410,7 @@ def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[
     try:
         content = json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON that can be read: {error}") from error
+        raise RequestError(f"the request is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise RequestError(f'the request must be a JSON object with "prompts" and "completions", got {_short(content)}')
     for key in ("prompts", "completions"):
@@ -433,14 +432,14 @@ def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[
 
 
 def _integer(digits: str) -> int:
-    """Python code within a long list of numbers, in which other threads have their turn: json's C code gives them none."""
+    """Parse an integer in Python, so that other threads run during a long list of numbers; json's C code blocks them."""
     return int(digits)
 
 
 def _check_text(place: str, text: Any, max_characters: int) -> None:
     """Check that a text is a string or a list of messages, not too long, and can be written as UTF-8.
 
-    Raises RequestError, and DataError for thinking, tools or calls that do not have the form that heedful sends.
+    Raises RequestError, and DataError for thinking, tools or calls in another form than heedful sends.
     """
     is_chat = isinstance(text, list) and bool(text) and all(map(_is_message, text))
     if not isinstance(text, str) and not is_chat:
@@ -450,8 +449,7 @@ def _check_text(place: str, text: Any, max_characters: int) -> None:
     written = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
     if len(written) > max_characters:
         raise RequestError(
-            f"{place} has {len(written)} characters; the reward model cannot read more than {max_characters}, "
-            "whatever they are"
+            f"{place} has {len(written)} characters; the reward model can read at most {max_characters} of any text"
         )
     try:
         written.encode()
@@ -469,12 +467,12 @@ def _is_message(message: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """The beginning of a value's repr, without making all of it, which may be long."""
+    """The beginning of a value's repr, without building all of a long one."""
     return f"{reprlib.repr(value):.80}"
 
 
 def _is_end_of_device(error: Exception) -> bool:
-    """Whether every later call on the GPU would fail in this process too, as after an illegal access to its memory."""
+    """Whether every later GPU call of this process would fail too, as after an illegal memory access."""
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)

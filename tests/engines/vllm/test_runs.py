@@ -192,9 +192,9 @@ def test_a_run_waits_for_a_server_that_comes_back(server, settings, tmp_path):
         ({"sampler": (), "sampler_sleep": True}, "--sampler-sleep True belongs to --sampler"),
         ({"top_p": 0.9}, "--top-p 0.9 draws from another distribution .* --importance token-truncate"),
         ({"top_k": 5}, "--top-k 5 draws from another"),
-        ({"async_steps": 1}, "learns from responses of older weights, and nothing corrects for it; add --importance"),
+        ({"async_steps": 1}, "trains on responses of older weights without a correction; add --importance"),
         ({"async_steps": 1, "dynamic_sampling_rounds": 1, **CORRECTED}, "does not go with --dynamic-sampling-rounds"),
-        ({"async_steps": 1, "sampler_sleep": True, **CORRECTED}, "--sampler-sleep has servers sleep"),
+        ({"async_steps": 1, "sampler_sleep": True, **CORRECTED}, "with --sampler-sleep servers sleep"),
         (
             {"async_steps": 2, "sampler_weights": "nccl", **CORRECTED},
             "use --sampler-weights folder, or --async-steps 1",

@@ -301,7 +301,9 @@ def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, dra
 
 def test_a_token_that_cannot_be_sent(server, connected, policy, monkeypatch):
     monkeypatch.setenv("HEEDFUL_SAMPLER_TOKEN", "密码")
-    with pytest.raises(ConfigError, match="HEEDFUL_SAMPLER_TOKEN holds something else than visible ASCII") as error:
+    with pytest.raises(
+        ConfigError, match="HEEDFUL_SAMPLER_TOKEN contains other characters than visible ASCII"
+    ) as error:
         connected(server(), policy=policy)
     assert "密码" not in str(error.value)
 

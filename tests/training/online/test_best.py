@@ -133,7 +133,7 @@ def test_a_function_in_python_chooses(config, length):
 
 def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: what the policy is trained on"
+        ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: a reward used in training"
     ):
         config(rewards=("rule:digits", "rule:json"), selection_rewards=(judge, "rule:digits"))
     with pytest.raises(

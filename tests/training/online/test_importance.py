@@ -191,7 +191,7 @@ def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalis
         ({"importance_normalise": True}, "--importance-normalise True belongs to --importance, which is none"),
         (
             {"importance": "token-truncate", "importance_low": 0.5},
-            "--importance-low 0.5 leaves tokens out, but --importance token-truncate only cuts weights down",
+            "--importance-low 0.5 masks tokens, but --importance token-truncate only truncates weights",
         ),
         (
             {"importance": "token-mask", "importance_low": 5.0},

@@ -262,7 +262,7 @@ def test_a_judge_that_compares_goes_with_another_choice_of_the_best(settings, ch
 
 def test_a_judge_that_compares_does_not_choose_the_best(settings, chat_server):
     settings |= {"samples_per_prompt": 2, "judge_mode": "ranking", "selection_rewards": (chat_server.judge,)}
-    with pytest.raises(ConfigError, match="--selection-rewards judges held-out responses one by one"):
+    with pytest.raises(ConfigError, match="--selection-rewards scores held-out responses one by one"):
         train_ppo(PPOConfig(**settings), rewards=[gold_judge])
 
 

@@ -129,7 +129,7 @@ def test_an_engine_of_ones_own_samples_what_is_learned_from(settings, tmp_path):
         ),
         ({"advantage": "@missing"}, r"--advantage: .*我的\.py has no function 'missing'; it has centred, .*"),
         ({"policy_loss": "python:/nowhere.py:f"}, r"--policy-loss: the file /nowhere.py of .* does not exist"),
-        ({"advantage": "python:in Python:gone"}, r"--advantage: gone was given in Python .*; give it again"),
+        ({"advantage": "python:in Python:gone"}, r"--advantage: gone was given as a Python object .*; give it again"),
     ],
     ids=lambda x: str(x)[:24],
 )

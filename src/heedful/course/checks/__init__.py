@@ -5,15 +5,15 @@ from typing import Any
 import torch
 
 SHOWN = 60
-"""Characters of a value in a message."""
+"""Maximal number of characters of a value in a message."""
 
 
 def same(came_out: Any, expected: Any, asked: str, *, tolerance: float = 1e-4) -> None:
-    """Raise AssertionError with one line unless two values are equal: what was asked, what came out, what was expected.
+    """Raise AssertionError unless two values are equal; one line with the question, the result and the expected value.
 
     Args:
-        came_out: what an answer returned: a tensor, a number, a list of numbers, a text.
-        expected: what is right.
+        came_out: the answer's result: a tensor, a number, a list of numbers, a text.
+        expected: the right result.
         asked: the call, in words, such as "gae_by_hand at gamma 0.9".
         tolerance: absolute and relative, for numbers.
     """

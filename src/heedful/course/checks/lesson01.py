@@ -22,7 +22,7 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    """Which logits predict the response."""
+    """The logits that predict the response."""
     logits = torch.arange(6.0).unsqueeze(1).expand(6, 3)  # each row holds its own position
     for prompt_length in (1, 2, 4):
         came_out = answer(logits, prompt_length)
@@ -34,7 +34,7 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    """Sum over the response, whatever is in the padding."""
+    """Sum over the response, independent of the padding."""
     logprobs = torch.tensor([[-0.5, -1.0, -0.25], [-2.0, 7.0, float("nan")]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     same(answer(logprobs[:1], mask[:1]), [-1.75], "three tokens without padding")

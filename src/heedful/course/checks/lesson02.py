@@ -13,7 +13,7 @@ MASK = torch.tensor([[True, True, True, True], [True, True, False, False]])
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """Each token from the logits before it; mean over the learned tokens, not over all entries and not over texts."""
+    """Each token is predicted by the logits before it; the mean is over learned tokens, not over all entries or texts."""
     logits = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(3))
     ids = torch.tensor([[0, 1, 2, 3, 4, 5], [6, 5, 4, 3, 0, 0]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]], dtype=torch.bool)
@@ -21,7 +21,7 @@ def check_1(answer: Callable[..., Any]) -> None:
     unshifted = -core.token_logprobs(logits, ids)[mask].mean()
     if isinstance(came_out, torch.Tensor) and came_out.numel() == 1:
         assert not abs(float(came_out) - float(unshifted)) < 1e-6, (
-            "the token at position t is predicted by the logits at t - 1, but yours are read at t"
+            "the token at position t is predicted by the logits at t - 1, but you use those at t"
         )
     right = -core.token_logprobs(logits[:, :-1], ids[:, 1:])[mask[:, 1:]].mean()
     same(came_out, right, "the loss of two texts with 4 and 2 learned tokens")

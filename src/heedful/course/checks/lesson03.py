@@ -10,7 +10,7 @@ from heedful.course.checks import same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """Bradley-Terry, also where the sigmoid underflows."""
+    """Bradley-Terry loss, also if the sigmoid underflows."""
     r_w, r_l = torch.tensor([2.0, 0.5, 0.0]), torch.tensor([-1.0, 1.0, 0.0])
     expected, _ = core.pairwise_reward_loss(r_w, r_l)
     same(answer(r_w, r_l), expected, "r_w [2, 0.5, 0], r_l [-1, 1, 0]")
@@ -20,7 +20,7 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    """All pairs of a prompt, averaged; ties make none."""
+    """The mean over all pairs of a prompt; ties make no pair."""
     scores = torch.tensor([0.2, 1.5, -1.0, -0.3])
     for ranks in ([1, 0, 3, 2], [0, 1, 2, 3], [0, 0, 1, 1]):
         expected, _ = core.ranking_reward_loss(scores, torch.tensor(ranks), torch.zeros(4, dtype=torch.long))
@@ -28,7 +28,7 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    """The last real token under any padding."""
+    """The last real token, for any padding."""
     output = torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 4)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]])
     for kind in (mask, mask.bool()):

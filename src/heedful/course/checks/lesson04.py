@@ -40,7 +40,7 @@ def check_2(answer: Callable[..., Any]) -> None:
     came_out = answer(logits.clone(), ref_logits.clone())
     if isinstance(came_out, torch.Tensor) and came_out.shape == mean.shape:
         assert not torch.allclose(came_out, mean, atol=1e-6), (
-            "this is the mean of k2; the bias is what it exceeds the KL by"
+            "this is the mean of k2; the bias is this mean minus the KL"
         )
     same(came_out, mean - _kl(log_p, log_q), "the bias of k2, logits [2, 3, 7]")
 

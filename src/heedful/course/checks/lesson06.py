@@ -31,10 +31,10 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    """Which tokens are clipped."""
+    """The mask of clipped tokens."""
     surrogate = core.clipped_ratio(RATIO.log(), torch.zeros(8), ADVANTAGES, MASK, core.Bounds(0.2, 0.2))
     came_out = answer(RATIO.clone(), ADVANTAGES.clone(), 0.2)
-    for index in (0, 5):  # beyond a bound, on the side that the clip leaves free
+    for index in (0, 5):  # beyond a bound, on the unclipped side
         wrong = isinstance(came_out, torch.Tensor) and came_out.shape == (8,) and bool(came_out[index])
         assert not wrong, (
             f"a token with ratio {RATIO[index]:g} and advantage {ADVANTAGES[index]:g} still learns, but yours is clipped"

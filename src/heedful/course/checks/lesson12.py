@@ -29,7 +29,7 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    """Labels with errors that are worth as many as labels without."""
+    """Number of labels with errors that are worth as much as labels without."""
     for perfect, agreement in ((100, 0.73), (100, 1.0), (30, 0.65), (7, 0.9)):
         expected = math.ceil(perfect / (2 * agreement - 1) ** 2)  # none of these is next to a whole number
         same(answer(perfect, agreement), expected, f"labels_needed({perfect}, {agreement})")

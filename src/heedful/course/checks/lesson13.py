@@ -8,13 +8,13 @@ from heedful.course.checks import same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    """The price of an unlikely text."""
+    """The reward needed to overcome the KL penalty of an unlikely text."""
     for hack, best, beta in ((-60.0, -1.0, 0.1), (-5.0, -5.0, 0.2), (-2.0, -4.0, 1.0)):
         same(answer(hack, best, beta), beta * (best - hack), f"reward_to_win({hack}, {best}, {beta})")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
-    """A rule that a list of all answers does not satisfy."""
+    """A rule that a list of all answers cannot hack."""
     for response, expected, reward in (
         ("4", "4", 0.998),
         (" 4. ", "4", 0.998),
@@ -26,6 +26,6 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    """Where the true reward peaks."""
+    """The KL at the peak of the true reward."""
     for alpha, b in ((1.0, 0.5), (0.6, 0.2), (1.0, 1.0)):
         same(answer(alpha, b), math.exp(2 * (alpha / b - 1)), f"peak_kl({alpha}, {b}), which is d squared")
