@@ -99,7 +99,7 @@ def test_files_that_cannot_be_planned_are_named(heedful, write_text, tmp_path, n
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--shard", "full"), "say among how many (--ranks 8)"),
+        (("--shard", "full"), "give their number (--ranks 8)"),
         (("--shard", "full", "--ranks", "8", "--replicas", "3"), "--replicas 3 does not divide the 8 ranks"),
         (("--ranks", "4", "--replicas", "2"), "--replicas 2 belongs to --shard full"),
         (("--ranks", "9", "--batch-size", "8"), "9 ranks, but a step has 8 rows"),

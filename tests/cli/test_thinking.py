@@ -132,7 +132,7 @@ def test_demonstrations_that_think_where_thinking_is_off(train, refused, written
     path = written("想.jsonl", [CHATS["sft"], thinks])
     refused(
         train("sft", "--thinking", "off", data_file=path, model=thinker()),
-        f"{path}:2: the response thinks",
+        f"{path}:2: the response has thinking",
         "--thinking on",
     )
 

@@ -414,7 +414,10 @@ def test_an_empty_file_sets_nothing(written):
         ("help: [1, 2]", ["{path}:4", "help is not a setting"]),
         ("h: true", ["{path}:4", "h is not a setting"]),
         ("no_overwrite: true", ["{path}:4", "write overwrite: false"]),
-        ("eval_data: ~nosuchuser7/x", ["--eval-data", "~nosuchuser7", "does not exist", "./~nosuchuser7", "{path}:4"]),
+        (
+            "eval_data: ~nosuchuser7/x",
+            ["--eval-data", "~nosuchuser7", "there is no such user", "./~nosuchuser7", "{path}:4"],
+        ),
         ('eval_data: "a\\0b"', ["--eval-data", "NUL", "{path}:4"]),
     ],
 )

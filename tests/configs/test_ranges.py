@@ -372,7 +372,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (ServeRewardConfig, {"max_held_mb": 63}, "--max-held-mb 63 is less than --max-request-mb 64, so the largest"),
         (ServeRewardConfig, {"max_queue": 505}, "--max-connections 512 must be at least 513: those of --max-queue 505"),
         *(
-            (ServeRewardConfig, {"allowed_hosts": ("ok", name)}, "--allowed-hosts .* must be a host name alone")
+            (ServeRewardConfig, {"allowed_hosts": ("ok", name)}, "--allowed-hosts .* must be only a host name")
             for name in ("", "http://a", "a:80", "a b", "盒")
         ),
         *((ServeRewardConfig, {"token_env": name}, "--token-env .* name of an environment") for name in ("", "A=b")),

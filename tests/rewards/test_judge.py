@@ -450,7 +450,7 @@ def test_files_that_are_no_cache(tmp_path):
     with sqlite3.connect(other) as file:
         file.execute("CREATE TABLE answers (x)")
     file.close()
-    for path, said in ((text, "is damaged"), (other, "of something else"), (tmp_path, "is a folder")):
+    for path, said in ((text, "is damaged"), (other, "of another program"), (tmp_path, "is a folder")):
         with pytest.raises(ConfigError, match=f"--judge-cache .*{said}"):
             check_cache(path)
     check_cache(tmp_path / "none" / "yet.sqlite")

@@ -87,8 +87,8 @@ MESSAGE = {"role": "user", "content": "问"}
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
-        (b"", "not JSON"),
-        (b"\xff", "not JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
         (b"[" * 15_000, "recursion depth exceeded"),
         (b'{"prompts": [], "completions": [], "columns": ' + b"1" * 5_000 + b"}", "for integer string"),
         ([], "must be a JSON object"),
