@@ -153,7 +153,7 @@ def test_the_machine_says_how_much_memory_it_has():
         (
             SFTConfig,
             {"weights_dtype": "bfloat16", "lora_rank": 4},
-            "--weights-dtype bfloat16 is about trained matrices",
+            "--weights-dtype bfloat16 is for trained matrices",
         ),
         (
             SFTConfig,
