@@ -484,7 +484,7 @@ def test_overwrite_touches_nothing_but_a_run(train, command, flags, tmp_path):
     (output / "第一章.md").write_text("重要", encoding="utf-8")
     outcome = train(command, *flags, output=output)
     assert outcome.status == 2
-    assert "not a heedful run" in outcome.message
+    assert "not from a heedful run" in outcome.message
     assert [p.name for p in output.iterdir()] == ["第一章.md"]
 
 

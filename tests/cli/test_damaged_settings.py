@@ -187,7 +187,7 @@ def test_what_is_written_at_the_end_is_tried_before_the_first_step(
     else:
         outcome = train(command, *(["--critic", "separate"] if command == "ppo" else []))
     assert outcome.status == 2, outcome.err
-    said = "its tokenizer_config.json or tokenizer.json could not be saved again (不能写)"
+    said = "its tokenizer_config.json or tokenizer.json cannot be saved again (不能写)"
     assert said in outcome.message
     assert "Traceback" not in outcome.err
     assert "loss" not in outcome.out

@@ -127,7 +127,7 @@ def test_what_transformers_loads_by_itself_is_left_to_it(seeing, kind, loaded):
 def test_without_a_class_for_its_text_it_is_refused(seeing, load):
     folder, _ = seeing("qwen3_vl")
     with pytest.raises(
-        CheckpointError, match=r"is a qwen3_vl model.*no causal language model for its text part \(qwen3_vl"
+        CheckpointError, match=r"is a multimodal qwen3_vl model.*no causal language model for its text part \(qwen3_vl"
     ):
         load(folder)
 

@@ -155,7 +155,7 @@ def test_a_run_writes_down_what_its_adapters_stand_on(run, tiny):
     models = json.loads((second / "environment.json").read_text(encoding="utf-8"))["models"]
     assert set(models) == {str(first / "final"), str(Path(tiny("qwen3")).resolve())}
     assert len(set(models.values())) == 2
-    with pytest.raises(ConfigError, match="made from"):
+    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
         run(SFTConfig, "first", model=str(second / "final"), overwrite=True)
 
 

@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_run_is_never_deleted(sft, tmp_path):
     precious = tmp_path / "thesis"
     precious.mkdir()
     (precious / "chapter1.txt").write_text("important", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not a heedful run"):
+    with pytest.raises(ConfigError, match="not from a heedful run"):
         sft(output=precious, overwrite=True)
     assert (precious / "chapter1.txt").read_text(encoding="utf-8") == "important"
 
