@@ -1,0 +1,203 @@
+"""Alarms: what ruins a run without an error, each with a name, a cause and a cure (docs/alarms.md)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from heedful.errors import TrainingError
+from heedful.training import alarm_signs as signs
+from heedful.training.alarm_signs import History, Limits, Sign
+
+FILE = "alarms.jsonl"
+"""Of a run's folder: a line for each alarm."""
+PAGE = "docs/alarms.md"
+QUIET = 50
+"""An alarm speaks again only once it has been over for so many steps."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A thing that goes wrong in training."""
+
+    cause: str
+    cure: str
+    sign: Callable[[History], Sign | None]
+
+
+class Raised(NamedTuple):
+    """An alarm that has spoken: a line of alarms.jsonl."""
+
+    step: int
+    alarm: str
+    message: str
+    evidence: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        """For the terminal."""
+        return f"step {self.step}: {self.alarm}: {self.message} ({PAGE}#{self.alarm})"
+
+
+ALARMS: Mapping[str, Alarm] = {
+    "end-token-lost": Alarm(
+        "the policy learned that not to end pays, or the end token is not in what it learns from",
+        "Set --missing-eos-penalty, or check that the reward scores the end token (heedful doctor)",
+        signs.end_token_lost,
+    ),
+    "responses-cut": Alarm(
+        "responses are longer than --max-new-tokens",
+        "Raise it if they should come to an end",
+        signs.responses_cut,
+    ),
+    "length-drift": Alarm(
+        "the reward pays for length, more or less of it",
+        "Read samples.jsonl; if length is what pays, correct the reward, raise --kl-coef or set --overlong-buffer",
+        signs.length_drift,
+    ),
+    "repetition": Alarm(
+        "the reward pays for repeated text",
+        "Read samples.jsonl; add --rewards rule:repetition, or raise --kl-coef",
+        signs.repetition,
+    ),
+    "entropy-collapse": Alarm(
+        "the policy always says the same, so it finds nothing better any more",
+        "Lower --learning-rate, raise --kl-coef, or set --entropy-coef or --target-entropy",
+        signs.entropy_collapse,
+    ),
+    "kl-budget": Alarm(
+        "the updates are larger than what --kl-coef holds back",
+        "Raise --kl-coef or lower --learning-rate; --max-kl sets the limit",
+        signs.kl_budget,
+    ),
+    "ratio-tail": Alarm(
+        "the learning rate is too high, or the sampler is not the policy that learns",
+        "Lower --learning-rate or --ppo-epochs, or set --approx-kl-limit",
+        signs.ratio_tail,
+    ),
+    "critic-dead": Alarm(
+        "the critic does not learn: its learning rate is too low, or it reads the wrong tokens",
+        "Raise --value-learning-rate, or set --critic-warmup-steps",
+        signs.critic_dead,
+    ),
+    "critic-diverging": Alarm(
+        "the critic's learning rate is too high, or the rewards' scale changes",
+        "Lower --value-learning-rate, set --score-norm-samples or --score-clip",
+        signs.critic_diverging,
+    ),
+    "scores-tied": Alarm(
+        "the reward does not tell responses apart, or the policy answers all alike",
+        "Raise --samples-per-prompt or --temperature, or use a reward that tells responses apart",
+        signs.scores_tied,
+    ),
+    "ties-unfilled": Alarm(
+        "prompts are too easy or too hard",
+        "Raise --dynamic-sampling-rounds or --samples-per-prompt, or use prompts that are neither too easy nor too hard",
+        signs.ties_unfilled,
+    ),
+    "scores-jump": Alarm(
+        "the reward changed its scale, or the policy found an error in it",
+        "If the reward did not change its scale on purpose, look at samples.jsonl",
+        signs.scores_jump,
+    ),
+    "scores-unread": Alarm(
+        "responses are longer, in a reward model's tokens, than it can read",
+        "Lower --max-new-tokens or use a reward model that reads more",
+        signs.scores_unread,
+    ),
+    "judge-falling": Alarm(
+        "the policy exploits errors of the reward",
+        "Use best/, which the judge chose; raise --kl-coef, or end the run earlier",
+        signs.judge_falling,
+    ),
+    "stale-sampler": Alarm(
+        "the sampler has older weights, another precision or other settings than the policy, or masks do not fit",
+        "Check that the servers take the weights after each step; set --importance token-truncate if they cannot",
+        signs.stale_sampler,
+    ),
+    "reference-moves": Alarm(
+        "the reference shares the weights of the policy, so the KL penalty holds nothing back",
+        "Name a frozen model by --reference",
+        signs.reference_moves,
+    ),
+    "skipped-updates": Alarm(
+        "losses or gradients are not finite",
+        "Read skipped.jsonl; lower --learning-rate, or try --dtype float32",
+        signs.skipped_updates,
+    ),
+    "responses-masked": Alarm(
+        "all responses are longer than --max-new-tokens",
+        "Raise --max-new-tokens",
+        signs.responses_masked,
+    ),
+    "weights-light": Alarm(
+        "the sampler draws what the policy hardly would, or --top-k and --top-p leave much out",
+        "--importance-normalise divides them by their mean; --importance token-truncate, or less of --top-k and --top-p, keeps "
+        "them larger",
+        signs.weights_light,
+    ),
+    "nothing-learned": Alarm(
+        "the learning rate is too low or the KL penalty too high; if scores fall, a sign or a penalty is wrong",
+        "Compare reward/score_mean with reward/shaped_mean and reference/kl in metrics.jsonl",
+        signs.nothing_learned,
+    ),
+    "chosen-falling": Alarm(
+        "DPO lowers both responses of a pair, the rejected one more",
+        "Add --nll-coef, raise --beta or lower --learning-rate",
+        signs.chosen_falling,
+    ),
+}  # fmt: skip
+"""By their names; docs/alarms.md has the same."""
+
+
+class Alarms:
+    """A run's alarms: what they have seen and said. Part of its state.
+
+    Args:
+        limits: what the settings say.
+        stop_on: names of alarms that end the run.
+    """
+
+    def __init__(self, limits: Limits, stop_on: Sequence[str] = ()) -> None:
+        self.history = History(limits)
+        self.stop_on = {*stop_on, *(["kl-budget"] if limits.max_kl is not None else [])}
+        self.raised: list[Raised] = []
+        self._held: dict[str, int] = {}
+        """The last step at which each alarm held."""
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+        """Look at a step's metrics. Returns the alarms that speak now."""
+        self.history.add(step, metrics)
+        return self._look(step)
+
+    def see_evaluation(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+        """Look at the metrics of an evaluation. Returns the alarms that speak now."""
+        self.history.add_evaluation(metrics)
+        return self._look(step)
+
+    def _look(self, step: int) -> list[Raised]:
+        speaks = []
+        for name, alarm in ALARMS.items():
+            sign = alarm.sign(self.history)
+            if sign is None:
+                continue
+            if name not in self._held or step - self._held[name] > QUIET:
+                speaks.append(Raised(step, name, f"{sign.what}. {alarm.cure}", sign.evidence))
+            self._held[name] = step
+        self.raised += speaks
+        return speaks
+
+    def check(self) -> None:
+        """Raise TrainingError if an alarm holds that is to end the run."""
+        for name in sorted(self.stop_on):
+            sign = ALARMS[name].sign(self.history)
+            if sign is not None:
+                raise TrainingError(f"{name}: {sign.what}. {ALARMS[name].cure} ({PAGE}#{name})")
+
+    def state_dict(self) -> dict[str, Any]:
+        history = {name: value for name, value in vars(self.history).items() if name != "limits"}
+        return {"history": history, "raised": [list(one) for one in self.raised], "held": dict(self._held)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = History(self.history.limits, **state["history"])
+        self.raised = [Raised(*one) for one in state["raised"]]
+        self._held = dict(state["held"])
