@@ -188,6 +188,14 @@ def test_nan_and_absent_metrics_are_no_measurements():
     assert nothing.raised == []
 
 
+def test_a_run_may_measure_one_thing_alone_or_all_but_one():
+    """No alarm stumbles over what is missing, nor speaks of it."""
+    sick = {name: value for changes, _ in JUST.values() for name, value in changes.items()}
+    for name in sick:
+        run({}, healthy={name: sick[name]}, steps=60)
+        run({}, healthy={other: value for other, value in sick.items() if other != name}, steps=60)
+
+
 def test_an_alarm_speaks_again_only_after_it_was_over_for_long():
     alarms, sick = Alarms(Limits(steps=10_000)), {"rollout/repeated_frac": 0.9}
     for step in range(1, 400):

@@ -312,7 +312,7 @@ def scores_tied(history: History) -> Sign | None:
             {name: last[-1]},
         )
     means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
-    if not means or any(std > 1e-6 * abs(mean) for mean, std in zip(means, spreads, strict=True)):
+    if not means or not spreads or any(std > 1e-6 * abs(mean) for mean, std in zip(means, spreads, strict=True)):
         return None
     return Sign(
         f"all responses of a step scored equally ({means[-1]:.4g}): there is nothing to learn",
@@ -432,7 +432,9 @@ def nothing_learned(history: History) -> Sign | None:
         )
     start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
     spread = history.start("reward/score_std", FALL_STEPS)
-    if history.step < 2 * FALL_STEPS or not start or not last or fmean(start) - fmean(last) < FALL * fmean(spread):
+    if history.step < 2 * FALL_STEPS or not start or not last or not spread:
+        return None
+    if fmean(start) - fmean(last) < FALL * fmean(spread):
         return None
     return Sign(
         f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "

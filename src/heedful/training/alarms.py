@@ -1,6 +1,6 @@
 """Alarms: what ruins a run without an error, each with a name, a cause and a cure (docs/alarms.md)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,8 +131,8 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "weights-light": Alarm(
         "the sampler draws what the policy hardly would, or --top-k and --top-p leave much out",
-        "--importance-normalise divides them by their mean; --importance token-truncate, or less of --top-k and --top-p, keeps "
-        "them larger",
+        "--importance-normalise divides them by their mean; --importance token-truncate, or less of --top-k and --top-p, "
+        "keeps them larger",
         signs.weights_light,
     ),
     "nothing-learned": Alarm(
@@ -147,6 +147,8 @@ ALARMS: Mapping[str, Alarm] = {
     ),
 }  # fmt: skip
 """By their names; docs/alarms.md has the same."""
+OFFLINE = ("skipped-updates", "chosen-falling")
+"""Those of trainers that learn from data."""
 
 
 class Alarms:
@@ -155,10 +157,11 @@ class Alarms:
     Args:
         limits: what the settings say.
         stop_on: names of alarms that end the run.
+        names: of those that look.
     """
 
-    def __init__(self, limits: Limits, stop_on: Sequence[str] = ()) -> None:
-        self.history = History(limits)
+    def __init__(self, limits: Limits, stop_on: Sequence[str] = (), names: Collection[str] = ALARMS) -> None:
+        self.history, self.names = History(limits), names
         self.stop_on = {*stop_on, *(["kl-budget"] if limits.max_kl is not None else [])}
         self.raised: list[Raised] = []
         self._held: dict[str, int] = {}
@@ -176,8 +179,8 @@ class Alarms:
 
     def _look(self, step: int) -> list[Raised]:
         speaks = []
-        for name, alarm in ALARMS.items():
-            sign = alarm.sign(self.history)
+        for name in self.names:
+            sign = (alarm := ALARMS[name]).sign(self.history)
             if sign is None:
                 continue
             if name not in self._held or step - self._held[name] > QUIET:

@@ -76,7 +76,7 @@ class Run:
         more_data: inputs besides ``data`` and ``eval_data``, mostly files.
         can_evaluate: whether there is held-out data.
         callbacks: the user's functions to call after steps, evaluations and saves.
-        alarms: watch the metrics; None watches nothing.
+        alarms: the alarms that watch the metrics; None for none.
 
     Raises ConfigError if early stopping has no evaluations, or the folder cannot be used; CheckpointError if the model
     cannot be saved, or an unfinished run has no usable checkpoint; MachineError if the disk is too full.
@@ -116,7 +116,7 @@ class Run:
         self._last_step: Numbers = {}
         self._has_final = False
         self._already_reported: list[str] = []
-        self._alarms = alarms or Alarms(Limits())
+        self._alarms = alarms or Alarms(Limits(), names=())
         self._seconds_before = 0.0
         self._stops = Stops(waits=ranks.size() > 1)
         ranks.on_rank_zero(lambda: check_saving(*learner.parts()))
