@@ -9,8 +9,9 @@ steps), the independent judge of ``--selection-rewards``. Worlds 0 and 1 and see
 responses. The gold judge, which knows the truth, scores every response of every step; no run sees its scores.
 
 A disease is planted in this process alone: by settings, by a wrapper around the reward, or by a function in place of one of
-heedful's. Every run is a line of OUTPUT/runs.jsonl as soon as it is done, with the metrics that alarms read; what has its line is not
-done again. ``table`` plays these metrics to the alarms as they are now, so a threshold that changes needs no new run.
+heedful's. Every run is a line of OUTPUT/runs.jsonl as soon as it is done, with the metrics that alarms read; what has its
+line is not done again. ``table`` plays these metrics to the alarms as they are now: a threshold that changes needs no new
+run.
 """
 
 import argparse
@@ -218,7 +219,9 @@ def off_by_one() -> AbstractContextManager[Any]:
 
     def late(learner: Any, scored: Any) -> Any:
         batch = scored.rollouts.batch
-        shifted = replace(batch, response_mask=pad(batch.response_mask[:, :-1], (1, 0)))
+        mask = pad(batch.response_mask[:, :-1], (1, 0))
+        width = batch.ids.shape[1] - mask.shape[1]
+        shifted = replace(batch, response_mask=mask, attention_mask=batch.attention_mask | pad(mask, (width, 0)))
         return real(learner, replace(scored, rollouts=replace(scored.rollouts, batch=shifted)))
 
     return patch.object(ppo, "make_experience", late)

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ HEALTHY = {
     "reward/score_std": 1.0, "reward/tied_frac": 0.1, "rollout/sampler_mismatch": 1e-6, "reference/kl": 1.0,
     "policy/entropy": 1.0, "policy/approx_kl": 1e-3, "policy/ratio_max": 1.5, "value/explained_variance": 0.4,
 }  # fmt: skip
+PAGE_FILE = Path(__file__).resolve().parents[2] / PAGE
 E = 1e-6
 """Just inside a threshold."""
 JUST = {
@@ -191,9 +193,9 @@ def test_nan_and_absent_metrics_are_no_measurements():
 def test_a_run_may_measure_one_thing_alone_or_all_but_one():
     """No alarm stumbles over what is missing, nor speaks of it."""
     sick = {name: value for changes, _ in JUST.values() for name, value in changes.items()}
-    for name in sick:
-        run({}, healthy={name: sick[name]}, steps=60)
-        run({}, healthy={other: value for other, value in sick.items() if other != name}, steps=60)
+    for name, value in sick.items():
+        run({}, healthy={name: value}, steps=60)
+        run({}, healthy={other: one for other, one in sick.items() if other != name}, steps=60)
 
 
 def test_an_alarm_speaks_again_only_after_it_was_over_for_long():
@@ -253,6 +255,13 @@ def test_what_is_to_end_the_run_does_so_for_as_long_as_it_holds():
         speaks.check()
     assert speaks.raised[0].text.startswith("step 24: repetition: 90% of the responses' 4-grams repeat")
     assert speaks.raised[0].text.endswith(f"or raise --kl-coef ({PAGE}#repetition)")
+
+
+def test_the_page_has_every_alarm_with_its_cause_and_cure():
+    sections = dict(part.split("\n", 1) for part in PAGE_FILE.read_text(encoding="utf-8").split("#### ")[1:])
+    assert list(sections) == list(ALARMS)
+    for name, alarm in ALARMS.items():
+        assert f"- Cause: {alarm.cause}\n- Cure: {alarm.cure}\n" in sections[name]
 
 
 def test_an_unknown_alarm_is_refused_with_the_list():

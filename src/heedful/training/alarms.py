@@ -40,8 +40,8 @@ class Raised(NamedTuple):
 
 ALARMS: Mapping[str, Alarm] = {
     "end-token-lost": Alarm(
-        "the policy learned that not to end pays, or the end token is not in what it learns from",
-        "Set --missing-eos-penalty, or check that the reward scores the end token (heedful doctor)",
+        "not ending pays, or the end token is not learned",
+        "Set --missing-eos-penalty; check that the end token is scored and learned",
         signs.end_token_lost,
     ),
     "responses-cut": Alarm(
@@ -50,38 +50,38 @@ ALARMS: Mapping[str, Alarm] = {
         signs.responses_cut,
     ),
     "length-drift": Alarm(
-        "the reward pays for length, more or less of it",
-        "Read samples.jsonl; if length is what pays, correct the reward, raise --kl-coef or set --overlong-buffer",
+        "the reward pays for length, or for brevity",
+        "Read samples.jsonl; correct the reward, raise --kl-coef or set --overlong-buffer",
         signs.length_drift,
     ),
     "repetition": Alarm(
         "the reward pays for repeated text",
-        "Read samples.jsonl; add --rewards rule:repetition, or raise --kl-coef",
+        "Read samples.jsonl; add --rewards rule:repetition or raise --kl-coef",
         signs.repetition,
     ),
     "entropy-collapse": Alarm(
-        "the policy always says the same, so it finds nothing better any more",
-        "Lower --learning-rate, raise --kl-coef, or set --entropy-coef or --target-entropy",
+        "the policy always says the same and finds nothing better",
+        "Lower --learning-rate, raise --kl-coef, or set --target-entropy",
         signs.entropy_collapse,
     ),
     "kl-budget": Alarm(
-        "the updates are larger than what --kl-coef holds back",
+        "updates are larger than --kl-coef holds back",
         "Raise --kl-coef or lower --learning-rate; --max-kl sets the limit",
         signs.kl_budget,
     ),
     "ratio-tail": Alarm(
-        "the learning rate is too high, or the sampler is not the policy that learns",
+        "the learning rate is too high, or the sampler is not the policy",
         "Lower --learning-rate or --ppo-epochs, or set --approx-kl-limit",
         signs.ratio_tail,
     ),
     "critic-dead": Alarm(
-        "the critic does not learn: its learning rate is too low, or it reads the wrong tokens",
-        "Raise --value-learning-rate, or set --critic-warmup-steps",
+        "the critic's learning rate is too low, or it reads the wrong tokens",
+        "Raise --value-learning-rate or set --critic-warmup-steps",
         signs.critic_dead,
     ),
     "critic-diverging": Alarm(
-        "the critic's learning rate is too high, or the rewards' scale changes",
-        "Lower --value-learning-rate, set --score-norm-samples or --score-clip",
+        "the critic's learning rate is too high, or the rewards change their scale",
+        "Lower --value-learning-rate; set --score-norm-samples or --score-clip",
         signs.critic_diverging,
     ),
     "scores-tied": Alarm(
@@ -91,7 +91,7 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "ties-unfilled": Alarm(
         "prompts are too easy or too hard",
-        "Raise --dynamic-sampling-rounds or --samples-per-prompt, or use prompts that are neither too easy nor too hard",
+        "Raise --dynamic-sampling-rounds or --samples-per-prompt, or use other prompts",
         signs.ties_unfilled,
     ),
     "scores-jump": Alarm(
@@ -100,28 +100,28 @@ ALARMS: Mapping[str, Alarm] = {
         signs.scores_jump,
     ),
     "scores-unread": Alarm(
-        "responses are longer, in a reward model's tokens, than it can read",
+        "responses are longer than a reward model can read",
         "Lower --max-new-tokens or use a reward model that reads more",
         signs.scores_unread,
     ),
     "judge-falling": Alarm(
         "the policy exploits errors of the reward",
-        "Use best/, which the judge chose; raise --kl-coef, or end the run earlier",
+        "Use best/, which the judge chose; raise --kl-coef or stop earlier",
         signs.judge_falling,
     ),
     "stale-sampler": Alarm(
-        "the sampler has older weights, another precision or other settings than the policy, or masks do not fit",
-        "Check that the servers take the weights after each step; set --importance token-truncate if they cannot",
+        "the sampler has older weights, another precision or other settings, or a mask is wrong",
+        "Check the sampler's weights and precision; --importance token-truncate corrects small differences",
         signs.stale_sampler,
     ),
     "reference-moves": Alarm(
-        "the reference shares the weights of the policy, so the KL penalty holds nothing back",
+        "the reference shares the policy's weights, so the KL penalty holds nothing back",
         "Name a frozen model by --reference",
         signs.reference_moves,
     ),
     "skipped-updates": Alarm(
         "losses or gradients are not finite",
-        "Read skipped.jsonl; lower --learning-rate, or try --dtype float32",
+        "Read skipped.jsonl; lower --learning-rate or try --dtype float32",
         signs.skipped_updates,
     ),
     "responses-masked": Alarm(
@@ -130,14 +130,13 @@ ALARMS: Mapping[str, Alarm] = {
         signs.responses_masked,
     ),
     "weights-light": Alarm(
-        "the sampler draws what the policy hardly would, or --top-k and --top-p leave much out",
-        "--importance-normalise divides them by their mean; --importance token-truncate, or less of --top-k and --top-p, "
-        "keeps them larger",
+        "--top-k and --top-p leave much out, or the sampler differs from the policy",
+        "--importance-normalise divides them by their mean; --importance token-truncate keeps them larger",
         signs.weights_light,
     ),
     "nothing-learned": Alarm(
-        "the learning rate is too low or the KL penalty too high; if scores fall, a sign or a penalty is wrong",
-        "Compare reward/score_mean with reward/shaped_mean and reference/kl in metrics.jsonl",
+        "the learning rate is too low; if scores fall, a sign or a penalty is wrong",
+        "Compare reward/score_mean with reward/shaped_mean and reference/kl",
         signs.nothing_learned,
     ),
     "chosen-falling": Alarm(
@@ -145,7 +144,7 @@ ALARMS: Mapping[str, Alarm] = {
         "Add --nll-coef, raise --beta or lower --learning-rate",
         signs.chosen_falling,
     ),
-}  # fmt: skip
+}
 """By their names; docs/alarms.md has the same."""
 OFFLINE = ("skipped-updates", "chosen-falling")
 """Those of trainers that learn from data."""
