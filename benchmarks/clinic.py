@@ -9,7 +9,7 @@ steps), the independent judge of ``--selection-rewards``. Worlds 0 and 1 and see
 responses. The gold judge, which knows the truth, scores every response of every step; no run sees its scores.
 
 A disease is planted in this process alone: by settings, by a wrapper around the reward, or by a function in place of one of
-heedful's. Every run is a line of OUTPUT/runs.jsonl as soon as it is done, with the metrics that alarms read; what has its
+heedful's. Every run is a line of OUTPUT/runs.jsonl as soon as it is done, with its metrics; what has its
 line is not done again. ``table`` plays these metrics to the alarms as they are now: a threshold that changes needs no new
 run.
 """
@@ -50,7 +50,7 @@ from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.display import silence
 from heedful.errors import HeedfulError
 from heedful.files import to_json
-from heedful.training.alarm_signs import JUDGED, WATCHED, Limits
+from heedful.training.alarm_signs import JUDGED, Limits
 from heedful.training.alarms import ALARMS, Alarms, Raised
 
 Row = dict[str, Any]
@@ -170,7 +170,7 @@ def tied() -> AbstractContextManager[Any]:
         return replace(rewards, rewards=tuple(scored))
 
     def coarse(function: Any) -> Any:
-        return lambda **given: [float(score > -12) for score in function(**given)]
+        return lambda **given: [float(score > -7.5) for score in function(**given)]
 
     return patch.object(start, "load_rewards", load)
 
@@ -303,7 +303,9 @@ def run_case(name: str, of: World, output: Path, seed: int) -> Row:
             TRAINERS[case.kind](  # type: ignore[operator]
                 config,
                 case.rewards,
-                on_step=lambda _, found: steps.append({k: found[k] for k in WATCHED if k in found}),
+                on_step=lambda _, found: steps.append(
+                    {k: found[k] for k in found if not k.startswith(("time/", "perf/"))}
+                ),
                 on_evaluation=lambda step, found: evaluations.append({"step": step, **found}),
             )
         except HeedfulError as error:
@@ -327,7 +329,7 @@ def run_all(options: argparse.Namespace) -> None:
     done = {(row["case"], row["seed"]) for row in read_rows(options.output)}
     for half in options.half or HALVES:
         seeds, worlds = HALVES[half]
-        for seed in seeds:
+        for seed in seeds[: options.seeds]:
             here = world(options.output, worlds[seed % len(worlds)])
             for name in options.only or CASES:
                 if (name, seed) in done:
@@ -446,6 +448,7 @@ def main() -> None:
     parser.add_argument("command", choices=["run", "table"])
     parser.add_argument("output", type=Path)
     parser.add_argument("--half", nargs="+", choices=HALVES, help="seeds; all if left out")
+    parser.add_argument("--seeds", type=int, default=8, help="how many of each half")
     parser.add_argument("--only", nargs="+", choices=CASES, help="cases; all if left out")
     parser.add_argument("--picture", type=Path, help="where to draw the gold judge of each disease")
     options = parser.parse_args()
@@ -455,7 +458,7 @@ def main() -> None:
     if options.command == "run":
         run_all(options)
         return
-    seeds = {seed for half in options.half or HALVES for seed in HALVES[half][0]}
+    seeds = {seed for half in options.half or HALVES for seed in HALVES[half][0][: options.seeds]}
     rows = [row for row in read_rows(options.output) if row["seed"] in seeds]
     print(table(rows))
     if options.picture:
