@@ -10,7 +10,7 @@ import pytest
 from heedful import ConfigError, PPOConfig, TrainingError
 from heedful.configs.online import ALARM_NAMES
 from heedful.training.alarm_signs import FIRST, RECENT, STILL_STEPS, Limits
-from heedful.training.alarms import ALARMS, PAGE, QUIET, Alarms
+from heedful.training.alarms import ALARMS, PAGE, QUIET, SIGNS, Alarms
 
 LIMITS = Limits(steps=60, learning_rate=1e-6, max_new_tokens=64)
 HEALTHY = {
@@ -77,7 +77,7 @@ def test_a_healthy_run_is_silent():
 
 def test_every_alarm_is_tried_and_can_be_named():
     offline, others = {"chosen-falling"}, {"judge-falling"}
-    assert set(ALARMS) == set(JUST) | offline | others
+    assert set(ALARMS) == set(SIGNS) == set(JUST) | offline | others
     assert set(ALARM_NAMES) == set(ALARMS) - offline
 
 

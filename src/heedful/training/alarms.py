@@ -21,7 +21,6 @@ class Alarm:
 
     cause: str
     cure: str
-    sign: Callable[[History], Sign | None]
 
 
 class Raised(NamedTuple):
@@ -42,110 +41,113 @@ ALARMS: Mapping[str, Alarm] = {
     "end-token-lost": Alarm(
         "not ending pays, or the end token is not learned",
         "Set --missing-eos-penalty; check that the end token is scored and learned",
-        signs.end_token_lost,
     ),
     "responses-cut": Alarm(
         "responses are longer than --max-new-tokens",
         "Raise it if they should come to an end",
-        signs.responses_cut,
     ),
     "length-drift": Alarm(
         "the reward pays for length, or for brevity",
         "Read samples.jsonl; correct the reward, raise --kl-coef or set --overlong-buffer",
-        signs.length_drift,
     ),
     "repetition": Alarm(
         "the reward pays for repeated text",
         "Read samples.jsonl; add --rewards rule:repetition or raise --kl-coef",
-        signs.repetition,
     ),
     "entropy-collapse": Alarm(
         "the policy always says the same and finds nothing better",
         "Lower --learning-rate, raise --kl-coef, or set --target-entropy",
-        signs.entropy_collapse,
     ),
     "kl-budget": Alarm(
         "updates are larger than --kl-coef holds back",
         "Raise --kl-coef or lower --learning-rate; --max-kl sets the limit",
-        signs.kl_budget,
     ),
     "ratio-tail": Alarm(
         "the learning rate is too high, or the sampler is not the policy",
         "Lower --learning-rate or --ppo-epochs, or set --approx-kl-limit",
-        signs.ratio_tail,
     ),
     "critic-dead": Alarm(
         "the critic's learning rate is too low, or it reads the wrong tokens",
         "Raise --value-learning-rate or set --critic-warmup-steps",
-        signs.critic_dead,
     ),
     "critic-diverging": Alarm(
         "the critic's learning rate is too high, or the rewards change their scale",
         "Lower --value-learning-rate; set --score-norm-samples or --score-clip",
-        signs.critic_diverging,
     ),
     "scores-tied": Alarm(
         "the reward does not tell responses apart, or the policy answers all alike",
         "Raise --samples-per-prompt or --temperature, or use a reward that tells responses apart",
-        signs.scores_tied,
     ),
     "ties-unfilled": Alarm(
         "prompts are too easy or too hard",
         "Raise --dynamic-sampling-rounds or --samples-per-prompt, or use other prompts",
-        signs.ties_unfilled,
     ),
     "scores-jump": Alarm(
         "the reward changed its scale, or the policy found an error in it",
         "If the reward did not change its scale on purpose, look at samples.jsonl",
-        signs.scores_jump,
     ),
     "scores-unread": Alarm(
         "responses are longer than a reward model can read",
         "Lower --max-new-tokens or use a reward model that reads more",
-        signs.scores_unread,
     ),
     "judge-falling": Alarm(
         "the policy exploits errors of the reward",
         "Use best/, which the judge chose; raise --kl-coef or stop earlier",
-        signs.judge_falling,
     ),
     "stale-sampler": Alarm(
         "the sampler has older weights, another precision or other settings, or a mask is wrong",
         "Check the sampler's weights and precision; --importance token-truncate corrects small differences",
-        signs.stale_sampler,
     ),
     "reference-moves": Alarm(
         "the reference shares the policy's weights, so the KL penalty holds nothing back",
         "Name a frozen model by --reference",
-        signs.reference_moves,
     ),
     "skipped-updates": Alarm(
         "losses or gradients are not finite",
         "Read skipped.jsonl; lower --learning-rate or try --dtype float32",
-        signs.skipped_updates,
     ),
     "responses-masked": Alarm(
         "all responses are longer than --max-new-tokens",
         "Raise --max-new-tokens",
-        signs.responses_masked,
     ),
     "weights-light": Alarm(
         "--top-k and --top-p leave much out, or the sampler differs from the policy",
         "--importance-normalise divides them by their mean; --importance token-truncate keeps them larger",
-        signs.weights_light,
     ),
     "nothing-learned": Alarm(
         "the learning rate is too low; if scores fall, a sign or a penalty is wrong",
         "Compare reward/score_mean with reward/shaped_mean and reference/kl",
-        signs.nothing_learned,
     ),
     "chosen-falling": Alarm(
         "DPO lowers both responses of a pair, the rejected one more",
         "Add --nll-coef, raise --beta or lower --learning-rate",
-        signs.chosen_falling,
     ),
 }
 """By their names; docs/alarms.md has the same."""
+SIGNS: Mapping[str, Callable[[History], Sign | None]] = {
+    "end-token-lost": signs.end_token_lost,
+    "responses-cut": signs.responses_cut,
+    "length-drift": signs.length_drift,
+    "repetition": signs.repetition,
+    "entropy-collapse": signs.entropy_collapse,
+    "kl-budget": signs.kl_budget,
+    "ratio-tail": signs.ratio_tail,
+    "critic-dead": signs.critic_dead,
+    "critic-diverging": signs.critic_diverging,
+    "scores-tied": signs.scores_tied,
+    "ties-unfilled": signs.ties_unfilled,
+    "scores-jump": signs.scores_jump,
+    "scores-unread": signs.scores_unread,
+    "judge-falling": signs.judge_falling,
+    "stale-sampler": signs.stale_sampler,
+    "reference-moves": signs.reference_moves,
+    "skipped-updates": signs.skipped_updates,
+    "responses-masked": signs.responses_masked,
+    "weights-light": signs.weights_light,
+    "nothing-learned": signs.nothing_learned,
+    "chosen-falling": signs.chosen_falling,
+}
+"""What each looks at."""
 OFFLINE = ("skipped-updates", "chosen-falling")
 """Those of trainers that learn from data."""
 
@@ -179,11 +181,11 @@ class Alarms:
     def _look(self, step: int) -> list[Raised]:
         speaks = []
         for name in self.names:
-            sign = (alarm := ALARMS[name]).sign(self.history)
+            sign = SIGNS[name](self.history)
             if sign is None:
                 continue
             if name not in self._held or step - self._held[name] > QUIET:
-                speaks.append(Raised(step, name, f"{sign.what}. {alarm.cure}", sign.evidence))
+                speaks.append(Raised(step, name, f"{sign.what}. {ALARMS[name].cure}", sign.evidence))
             self._held[name] = step
         self.raised += speaks
         return speaks
@@ -191,7 +193,7 @@ class Alarms:
     def check(self) -> None:
         """Raise TrainingError if an alarm holds that is to end the run."""
         for name in sorted(self.stop_on):
-            sign = ALARMS[name].sign(self.history)
+            sign = SIGNS[name](self.history)
             if sign is not None:
                 raise TrainingError(f"{name}: {sign.what}. {ALARMS[name].cure} ({PAGE}#{name})")
 
