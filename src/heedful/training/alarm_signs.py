@@ -307,8 +307,9 @@ def scores_tied(history: History) -> Sign | None:
     name = "reward/tied_frac"
     last, unfilled = history.last(name, TIED_STEPS), history.last("rollout/unfilled_frac", 1)
     if last and fmean(last) > TIED and not any(unfilled):
+        which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
         return Sign(
-            f"the responses to {last[-1]:.0%} of the prompts scored equally: these prompts teach nothing",
+            f"all responses to {which} scored equally in the last {TIED_STEPS} steps, which teaches nothing",
             {name: last[-1]},
         )
     means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))

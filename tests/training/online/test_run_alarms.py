@@ -99,7 +99,7 @@ def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, caps
     settings = config(GRPOConfig, **fixed, stop_on=("scores-tied",))
     for step in (3, 4):
         with pytest.raises(
-            TrainingError, match=r"scores-tied: .* 100% of the prompts .*docs/alarms.md#scores-tied"
+            TrainingError, match=r"scores-tied: all responses to each prompt .*docs/alarms.md#scores-tied"
         ) as caught:
             train_ppo(settings, rewards=[tied])
         assert caught.value.status == 4
