@@ -41,7 +41,7 @@ JUST = {
     "skipped-updates": ({"optimizer/skipped_steps": 1.0}, {"optimizer/skipped_steps": 0.0}),
     "responses-masked": ({"rollout/masked_frac": 1.0}, {"rollout/masked_frac": 1 - E}),
     "weights-light": ({"importance/weight_mean": 0.1 - E}, {"importance/weight_mean": 0.1}),
-    "nothing-learned": ({"reward/score_mean": 0.5}, {"reward/score_mean": 0.5 + E}),
+    "nothing-learned": ({"reward/score_mean": 0.7}, {"reward/score_mean": 0.7 + E}),
 }
 TOGETHER = {"end-token-lost": {"responses-cut"}}
 """What a disease is besides."""
@@ -169,6 +169,7 @@ def test_a_judge_that_falls_while_the_reward_rises():
     assert judged([1.0, 2.0, 1.9, 1.8], rises[:4]).raised == [], "one evaluation less"
     assert judged([1.0, 2.0, 1.9, 1.9, 1.7], rises).raised == [], "not each time"
     assert judged([1.0, 2.0, 1.9, 1.8, 1.7], [0.0, 3.0, 2.0, 1.0, 3.0]).raised == [], "the reward is where it was"
+    assert judged([1.0, 2.0, 1.9, 1.85, 1.81], rises).raised == [], "by less than a fifth of its range"
 
 
 def test_dpo_whose_chosen_responses_fall():

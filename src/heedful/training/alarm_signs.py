@@ -298,8 +298,8 @@ TIED, TIED_STEPS = 0.9, 3
 """Mean share of prompts whose responses tie, over so many steps."""
 JUMP, JUMP_AFTER = 10.0, 5
 """The root mean square of the scores is this many times the largest so far, after so many steps."""
-JUDGE_EVALUATIONS = 3
-"""Evaluations in a row in which the judge falls."""
+JUDGE_EVALUATIONS, JUDGE_SHARE = 3, 0.2
+"""Evaluations in a row in which the judge falls, by this share of its range so far at least."""
 
 
 def scores_tied(history: History) -> Sign | None:
@@ -358,12 +358,13 @@ def scores_unread(history: History) -> Sign | None:
 
 def judge_falling(history: History) -> Sign | None:
     """The reward rises while a judge that the policy does not learn from falls."""
-    judged = [one for one in history.evaluations if set(JUDGED) <= set(one)][-JUDGE_EVALUATIONS - 1 :]
-    if len(judged) <= JUDGE_EVALUATIONS:
+    both = [one for one in history.evaluations if set(JUDGED) <= set(one)]
+    if len(both) <= JUDGE_EVALUATIONS:
         return None
-    judge, score = ([one[name] for one in judged] for name in ("eval/judge_mean", "eval/score_mean"))
+    before = [one["eval/judge_mean"] for one in both]
+    judge, score = ([one[name] for one in both[-JUDGE_EVALUATIONS - 1 :]] for name in JUDGED)
     falls = all(later < earlier for earlier, later in pairwise(judge))
-    if not falls or score[-1] <= score[0]:
+    if not falls or score[-1] <= score[0] or judge[0] - judge[-1] < JUDGE_SHARE * (max(before) - min(before)):
         return None
     return Sign(
         f"eval/judge_mean fell from {judge[0]:.4g} to {judge[-1]:.4g} in {JUDGE_EVALUATIONS} evaluations, while "
@@ -380,7 +381,7 @@ LIGHT, LIGHT_STEPS = 0.1, 2
 """Mean importance weight, in each of so many steps."""
 STILL, STILL_STEPS = 0.01, 10
 """Mean KL to the reference over the last so many steps, in nats per response."""
-FALL, FALL_STEPS = 0.5, 10
+FALL, FALL_STEPS = 0.3, 10
 """The scores of the last so many steps are lower than those of the first by this share of their standard deviation."""
 CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
 """DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
