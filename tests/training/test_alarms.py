@@ -29,7 +29,7 @@ JUST = {
     "repetition": ({"rollout/repeated_frac": 0.3}, {"rollout/repeated_frac": 0.3 - E}),
     "entropy-collapse": ({"policy/entropy": 0.1 - E}, {"policy/entropy": 0.1 + E}),
     "kl-budget": ({"reference/kl": 20 + E}, {"reference/kl": 20.0}),
-    "ratio-tail": ({"policy/ratio_max": 30.0}, {"policy/ratio_max": 30 - E}),
+    "ratio-tail": ({"policy/ratio_max": 20.0}, {"policy/ratio_max": 20 - E}),
     "stale-sampler": ({"rollout/sampler_mismatch": 1e-3}, {"rollout/sampler_mismatch": 1e-3 - E}),
     "reference-moves": ({"reference/kl": -2e-4 + E}, {"reference/kl": -2e-4 - E}),
     "critic-dead": ({"value/explained_variance": 0.02}, {"value/explained_variance": 0.02 + E}),
@@ -41,7 +41,7 @@ JUST = {
     "skipped-updates": ({"optimizer/skipped_steps": 1.0}, {"optimizer/skipped_steps": 0.0}),
     "responses-masked": ({"rollout/masked_frac": 1.0}, {"rollout/masked_frac": 1 - E}),
     "weights-light": ({"importance/weight_mean": 0.1 - E}, {"importance/weight_mean": 0.1}),
-    "nothing-learned": ({"reward/score_mean": 0.7}, {"reward/score_mean": 0.7 + E}),
+    "nothing-learned": ({"reward/score_mean": 0.7 - E}, {"reward/score_mean": 0.7 + E}),
 }
 TOGETHER = {"end-token-lost": {"responses-cut"}}
 """What a disease is besides."""
@@ -83,7 +83,7 @@ def test_every_alarm_is_tried_and_can_be_named():
 
 @pytest.mark.parametrize(
     ("name", "sick", "steps"),
-    [("rollout/response_length", 10.0, 5), ("policy/entropy", 0.01, 5), ("policy/ratio_max", 99.0, 5),
+    [("rollout/response_length", 10.0, 5), ("policy/entropy", 0.01, 5), ("policy/ratio_max", 99.0, 2),
      ("rollout/eos_frac", 0.5, 3), ("value/explained_variance", -5.0, 5), ("value/explained_variance", 0.0, 20)],
 )  # fmt: skip
 def test_one_step_is_not_enough(name, sick, steps):
@@ -132,6 +132,17 @@ def test_a_policy_that_stands_still_is_told_at_the_last_step():
     for step in range(1, STILL_STEPS):
         few.see(step, HEALTHY | still)
     assert said(few) == set()
+
+
+def test_scores_that_were_nearly_always_the_same_may_fall_by_little():
+    """A reward that is 1 for nearly all: its spread in the first steps says little about what is noise."""
+    alarms = Alarms(LIMITS)
+    for step in range(1, 50):
+        alarms.see(
+            step, {"reward/score_mean": 1.0 if step < 20 else 0.97, "reward/score_std": 0.01 if step < 20 else 0.17}
+        )
+    assert said(alarms) == set()
+    assert "nothing-learned" not in said(run({}, healthy={"reward/score_mean": 1.0, "reward/score_std": 0.0}))
 
 
 def test_scores_without_any_spread_are_tied_without_groups():

@@ -169,7 +169,7 @@ KL_STEPS = 3
 """KL is above a limit in so many steps in a row: that of one step is a noisy estimate."""
 KL_MOST, KL_PER_TOKEN = 20.0, 0.5
 """Without a limit of the settings: nats per response, and per token of the mean response; both must be exceeded."""
-TAIL, TAIL_STEPS = 30.0, 5
+TAIL, TAIL_STEPS = 20.0, 2
 """The largest probability ratio of a step, in each of so many steps."""
 MISMATCH_TIMES, MISMATCH_LEAST, MISMATCH_MOST, MISMATCH_STEPS = 10.0, 1e-3, 0.3, 3
 """The mismatch of sampler and learner is so many times that of the first step and at least so large; or this large anyway."""
@@ -382,7 +382,8 @@ LIGHT, LIGHT_STEPS = 0.1, 2
 STILL, STILL_STEPS = 0.01, 10
 """Mean KL to the reference over the last so many steps, in nats per response."""
 FALL, FALL_STEPS = 0.3, 10
-"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation."""
+"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation, the
+larger of the two."""
 CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
 """DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
 
@@ -433,10 +434,10 @@ def nothing_learned(history: History) -> Sign | None:
             {"reference/kl": fmean(kl)},
         )
     start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
-    spread = history.start("reward/score_std", FALL_STEPS)
-    if history.step < 2 * FALL_STEPS or not start or not last or not spread:
+    spreads = [see("reward/score_std", FALL_STEPS) for see in (history.start, history.last)]
+    if history.step < 2 * FALL_STEPS or not start or not last or not all(spreads):
         return None
-    if fmean(start) - fmean(last) < FALL * fmean(spread):
+    if fmean(start) - fmean(last) <= FALL * max(map(fmean, spreads)):
         return None
     return Sign(
         f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "
