@@ -327,8 +327,8 @@ def ties_unfilled(history: History) -> Sign | None:
     if not last or not last[0]:
         return None
     return Sign(
-        f"{last[0]:.0%} of the prompts, whose responses all score the same, could not be replaced by others within "
-        "--dynamic-sampling-rounds, and teach nothing (rollout/unfilled_frac)",
+        "dynamic sampling could not replace all prompts whose responses score equally (rollout/unfilled_frac "
+        f"{last[0]:.2g}); they have no gradient",
         {"rollout/unfilled_frac": last[0]},
     )
 
@@ -351,7 +351,7 @@ def scores_unread(history: History) -> Sign | None:
     if not last or not last[0]:
         return None
     return Sign(
-        "a reward model could not read every response to its end and scored the beginning (reward/unread_frac)",
+        "some responses exceed a reward model's context, so it scored only their beginning (reward/unread_frac)",
         {"reward/unread_frac": last[0]},
     )
 
@@ -417,7 +417,7 @@ def weights_light(history: History) -> Sign | None:
     if not last or max(last) >= LIGHT:
         return None
     return Sign(
-        f"the importance weights are below {LIGHT:g} on average ({name} {last[-1]:.2g}), and so is the size of the gradient",
+        f"the mean importance weight is below {LIGHT:g} ({name} {last[-1]:.2g}), which shrinks the gradient as much",
         {name: last[-1]},
     )
 

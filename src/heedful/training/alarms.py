@@ -87,8 +87,8 @@ ALARMS: Mapping[str, Alarm] = {
         "If the reward did not change its scale on purpose, look at samples.jsonl",
     ),
     "scores-unread": Alarm(
-        "responses are longer than a reward model can read",
-        "Lower --max-new-tokens or use a reward model that reads more",
+        "responses exceed a reward model's context",
+        "Lower --max-new-tokens or use a reward model with a longer context",
     ),
     "judge-falling": Alarm(
         "the policy exploits errors of the reward",
@@ -112,7 +112,8 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "weights-light": Alarm(
         "--top-k and --top-p leave much out, or the sampler differs from the policy",
-        "--importance-normalise divides them by their mean; --importance token-truncate keeps them larger",
+        "If it lasts, set --importance-normalise to divide by the mean, use --importance token-truncate, or relax --top-k "
+        "and --top-p",
     ),
     "nothing-learned": Alarm(
         "the learning rate is too low; if scores fall, a sign or a penalty is wrong",
