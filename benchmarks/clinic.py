@@ -57,8 +57,8 @@ Row = dict[str, Any]
 STEPS, BATCH, EVAL_EVERY = 40, 64, 4
 HALVES = {"development": (range(8), (0, 1)), "held-out": (range(8, 16), (2, 3))}
 """The seeds of each half, and its worlds."""
-LOSS = 0.1
-"""The gold judge has lost something if its mean (of three steps) falls by this much from its highest."""
+LOSS, SMOOTH = 0.1, 5
+"""A disease has cost something if the gold judge's mean over the last so many steps is this much below that of the twin."""
 
 
 # Worlds ------------------------------------------------------------------------------------------------------------------
@@ -359,40 +359,42 @@ def replay(row: Row) -> list[Raised]:
     return alarms.raised
 
 
-def half_lost(gold: Sequence[float]) -> int | None:
-    """The step at which the gold judge has lost half of what it will lose; None if it loses less than `LOSS`."""
-    smooth = [fmean(gold[max(0, at - 2) : at + 1]) for at in range(len(gold))]
-    best = max(range(len(smooth)), key=smooth.__getitem__)
-    loss = smooth[best] - smooth[-1]
-    if loss < LOSS:
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means of the last `SMOOTH` values at each place."""
+    return [fmean(values[max(0, at + 1 - SMOOTH) : at + 1]) for at in range(len(values))]
+
+
+def half_lost(ill: Sequence[float], twin: Sequence[float]) -> int | None:
+    """The step from which on the gold judge is below the twin's by half of what it will be; None if that is below `LOSS`.
+
+    Both runs have the same seed; each is smoothed.
+    """
+    gap = [healthy - here for healthy, here in zip(smooth(twin), smooth(ill), strict=False)]
+    if gap[-1] < LOSS:
         return None
-    return next(at for at in range(best, len(smooth)) if smooth[at] <= smooth[best] - loss / 2) + 1
+    return 2 + max((at for at, lost in enumerate(gap) if lost < gap[-1] / 2), default=-1)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: a line for each disease and for each healthy kind."""
     lines = [
-        "| disease | runs | detected | by (runs, median step) | gold at the end | twin | lead time |",
-        "|---|---|---|---|---|---|---|",
+        "| disease | runs | detected | by (runs, median step) | gold at the end, twin's | lost | lead time | doctor |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    twins = {row["seed"]: fmean(row["gold"][-5:]) for row in rows if row["case"] == "ppo"}
+    healthy = {(row["case"], row["seed"]): row for row in rows if row["case"] in HEALTHY}
     for name, case in DISEASES.items():
-        mine = [row for row in rows if row["case"] == name]
+        mine = [row for row in rows if row["case"] == name and (twin_of(case), row["seed"]) in healthy]
         if not mine:
             continue
+        twins = [healthy[twin_of(case), row["seed"]] for row in mine]
         said = [replay(row) for row in mine]
-        leads = [
-            lost - raised[0].step
-            for row, raised in zip(mine, said, strict=True)
-            if raised and (lost := half_lost(row["gold"])) is not None
-        ]
-        losing = sum(half_lost(row["gold"]) is not None for row in mine)
-        lead = f"{median(leads):.0f} ({min(leads)} to {max(leads)}; {losing} lost)" if leads else f"({losing} lost)"
-        ends = fmean(fmean(row["gold"][-5:]) for row in mine)
-        twin = [twins[row["seed"]] for row in mine if row["seed"] in twins]
+        halves = [half_lost(row["gold"], twin["gold"]) for row, twin in zip(mine, twins, strict=True)]
+        leads = [half - one[0].step for half, one in zip(halves, said, strict=True) if half is not None and one]
+        lead = f"{median(leads):.0f} ({min(leads)} to {max(leads)})" if leads else ""
+        doctor = ", ".join(sorted({row["doctor"] for row in mine if row.get("doctor")}))
         lines.append(
-            f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {ends:.2f} | "
-            f"{fmean(twin) if twin else float('nan'):.2f} | {lead} |"
+            f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)}, {end(twins)} | "
+            f"{sum(half is not None for half in halves)} | {lead} | {doctor} |"
         )
     lines += ["", "| healthy runs | runs | with a false alarm | which | gold at the end |", "|---|---|---|---|---|"]
     every: list[list[Raised]] = []
@@ -401,15 +403,25 @@ def table(rows: Sequence[Row]) -> str:
         said = [replay(row) for row in mine]
         every += said
         if mine:
-            ends = fmean(fmean(row["gold"][-5:]) for row in mine)
-            wrong = sum(map(bool, said))
-            lines.append(f"| {name}: {case.what} | {len(mine)} | {wrong} | {by_alarm(said)} | {ends:.2f} |")
+            lines.append(
+                f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)} |"
+            )
     wrong, number = sum(map(bool, every)), len(every)
     if number:
         low, high = share_interval([[float(bool(said))] for said in every])
         share = f"{wrong / number:.1%} (95 % interval {low:.1%} to {high:.1%})"
         lines.append(f"| all | {number} | {wrong}: {share} | {by_alarm(every)} | |")
     return "\n".join(lines)
+
+
+def twin_of(case: Case) -> str:
+    """The healthy kind with the same settings."""
+    return "grpo" if case.kind is GRPOConfig else "ppo"
+
+
+def end(rows: Sequence[Row]) -> str:
+    """The gold judge's mean over the last steps of some runs."""
+    return f"{fmean(fmean(row['gold'][-SMOOTH:]) for row in rows):.2f}"
 
 
 def by_alarm(said: Sequence[Sequence[Raised]]) -> str:
@@ -426,18 +438,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     theme = current_theme()
     page = picture(13, 8, layout="constrained")
     for panel, (name, case) in zip(page.subplots(3, 4, sharex=True, sharey=True).flat, DISEASES.items(), strict=True):
-        for row in (row for row in rows if row["case"] in (name, "ppo")):
-            is_ill = row["case"] == name
-            smooth = [fmean(row["gold"][max(0, at - 2) : at + 1]) for at in range(len(row["gold"]))]
-            colour = theme.negative if is_ill else theme.muted
-            panel.plot(range(1, len(smooth) + 1), smooth, color=colour, lw=1.2 if is_ill else 0.6)
+        for row in (row for row in rows if row["case"] in (name, twin_of(case))):
+            is_ill, gold = row["case"] == name, smooth(row["gold"])
+            panel.plot(
+                range(1, len(gold) + 1),
+                gold,
+                color=theme.negative if is_ill else theme.muted,
+                lw=1.2 if is_ill else 0.6,
+            )
             if is_ill and (said := replay(row)):
-                at = said[0].step
-                panel.plot([at], [smooth[min(at, len(smooth)) - 1]], "o", color=theme.positive, ms=5)
+                panel.plot([said[0].step], [gold[said[0].step - 1]], "o", color=theme.positive, ms=5)
         panel.set_title(f"{name}: {case.what}", fontsize=8)
         panel.grid(visible=True, alpha=0.2)
     page.supxlabel("step")
-    page.supylabel("gold judge (orange: the disease, grey: healthy twins, blue dot: first alarm)")
+    page.supylabel("gold judge")
     as_text(page.findobj())
     save(page, path)
 
