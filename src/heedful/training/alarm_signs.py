@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, variance
 from typing import NamedTuple
 
 FIRST, RECENT = 10, 40
@@ -381,9 +381,9 @@ LIGHT, LIGHT_STEPS = 0.1, 2
 """Mean importance weight, in each of so many steps."""
 STILL, STILL_STEPS = 0.01, 10
 """Mean KL to the reference over the last so many steps, in nats per response."""
-FALL, FALL_STEPS = 0.3, 10
-"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation, the
-larger of the two."""
+FALL, FALL_ERRORS, FALL_STEPS = 0.2, 6.0, 8
+"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation (the
+larger of the two), and by so many standard errors, which the means of the steps tell."""
 CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
 """DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
 
@@ -437,7 +437,8 @@ def nothing_learned(history: History) -> Sign | None:
     spreads = [see("reward/score_std", FALL_STEPS) for see in (history.start, history.last)]
     if history.step < 2 * FALL_STEPS or not start or not last or not all(spreads):
         return None
-    if fmean(start) - fmean(last) <= FALL * max(map(fmean, spreads)):
+    fall, error = fmean(start) - fmean(last), math.sqrt((variance(start) + variance(last)) / FALL_STEPS)
+    if fall <= max(FALL * max(map(fmean, spreads)), FALL_ERRORS * error):
         return None
     return Sign(
         f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "
