@@ -281,7 +281,7 @@ def test_what_is_to_end_the_run_does_so_for_as_long_as_it_holds():
 
 
 def test_the_page_has_every_alarm_with_its_cause_and_cure():
-    sections = dict(part.split("\n", 1) for part in PAGE_FILE.read_text(encoding="utf-8").split("#### ")[1:])
+    sections = dict(part.split("\n", 1) for part in PAGE_FILE.read_text(encoding="utf-8").split("\n## ")[1:])
     assert list(sections) == list(ALARMS)
     for name, alarm in ALARMS.items():
         assert f"- Cause: {alarm.cause}\n- Cure: {alarm.cure}\n" in sections[name]
