@@ -675,6 +675,10 @@ class RolloutConfig(
                 f"--selection-rewards {redact(learned_from[0])} is one of --rewards: a reward used in training cannot judge "
                 "the policy; leave it out of one of the two"
             )
+        if "judge-falling" in self.stop_on and not self.selection_rewards:
+            raise ConfigError(
+                "--stop-on judge-falling needs a judge: add --selection-rewards, or leave judge-falling out"
+            )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
         if self.response_length != "stop":
@@ -871,6 +875,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             because="limits the KL to the reference, which is not measured at --kl-coef 0; leave it out, or set --kl-coef "
             "above 0, such as 1e-6",
         )
+        if "kl-budget" in self.stop_on:
+            raise ConfigError(
+                "--stop-on kl-budget needs the KL to the reference, which is not measured at --kl-coef 0; leave it out, or set "
+                "--kl-coef above 0, such as 1e-6"
+            )
         if self.reference is None and self.reference_device != "same":
             raise ConfigError(
                 f"--reference-device {self.reference_device} has no effect: --kl-coef 0 needs no reference, so none is "
