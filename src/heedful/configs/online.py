@@ -877,8 +877,8 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         )
         if "kl-budget" in self.stop_on:
             raise ConfigError(
-                "--stop-on kl-budget needs the KL to the reference, which is not measured at --kl-coef 0; leave it out or set "
-                "--kl-coef above 0, such as 1e-6"
+                "--stop-on kl-budget needs the KL to the reference, which is not measured at --kl-coef 0; leave it out, or "
+                "set --kl-coef above 0, such as 1e-6"
             )
         if self.reference is None and self.reference_device != "same":
             raise ConfigError(
