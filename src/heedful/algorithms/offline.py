@@ -31,6 +31,7 @@ from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.planning.memory import Lengths
+from heedful.training.alarms import OFFLINE, Alarms, Limits
 from heedful.training.callbacks import Callbacks
 from heedful.training.fsdp import divide, divides
 from heedful.training.memory_preflight import check_memory
@@ -354,6 +355,7 @@ def fit(
         more_data=[offset_data] if offset_data else [],
         can_evaluate=bool(held_out),
         callbacks=callbacks,
+        alarms=Alarms(Limits(beta=config.beta if isinstance(config, DPOConfig) else None), names=OFFLINE),
     ) as run:
         for step in run.steps():
             if run.needs_update(step):

@@ -35,6 +35,12 @@ from heedful.types import MicroBatch
 Advantage = Literal["gae", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce++"]
 PolicyLoss = Literal["clip", "a2c", "cispo"]
 ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
+ALARM_NAMES = (
+    "end-token-lost", "responses-cut", "length-drift", "repetition", "entropy-collapse", "kl-budget", "ratio-tail",
+    "critic-dead", "critic-diverging", "scores-tied", "ties-unfilled", "scores-jump", "scores-unread", "judge-falling",
+    "stale-sampler", "reference-moves", "skipped-updates", "responses-masked", "weights-light", "nothing-learned",
+)  # fmt: skip
+"""What ``stop_on`` may name (`heedful.training.alarms`)."""
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
 HEAD_LEARNING_RATE = 1e-3
@@ -488,6 +494,9 @@ class StepOptions(Settings):
     max_kl: Annotated[float | None, POSITIVE] = None
     """End the run, keeping what it learned, once reference/kl (nats per response) has been above this in 3 steps in a row.
     Set it if nobody watches: far from its reference a policy can mislead a reward model without bound. None is off."""
+    stop_on: tuple[str, ...] = ()
+    """End the run with a checkpoint once one of these alarms holds (docs/alarms.md), such as entropy-collapse judge-falling.
+    Without it alarms only speak. A run that is resumed ends again if its alarm still holds; leave it out to continue."""
     ptx_data: str | None = None
     """SFT data mixed into the PPO loss (PPO-ptx): demonstrations or plain text, in the forms of heedful sft."""
     ptx_coef: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -498,6 +507,9 @@ class StepOptions(Settings):
 
     def check(self) -> None:
         super().check()
+        unknown = sorted(set(self.stop_on) - set(ALARM_NAMES))
+        if unknown:
+            raise ConfigError(f"--stop-on {unknown[0]} is no alarm; choose from {', '.join(ALARM_NAMES)}")
         if self.ptx_data is not None and not self.ptx_coef:
             raise ConfigError("--ptx-data has no effect with --ptx-coef 0; add --ptx-coef, such as 1")
         if self.ptx_coef and self.ptx_data is None:
@@ -662,6 +674,10 @@ class RolloutConfig(
             raise ConfigError(
                 f"--selection-rewards {redact(learned_from[0])} is one of --rewards: a reward used in training cannot judge "
                 "the policy; leave it out of one of the two"
+            )
+        if "judge-falling" in self.stop_on and not self.selection_rewards:
+            raise ConfigError(
+                "--stop-on judge-falling needs a judge: add --selection-rewards, or leave judge-falling out"
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
@@ -859,6 +875,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             because="limits the KL to the reference, which is not measured at --kl-coef 0; leave it out, or set --kl-coef "
             "above 0, such as 1e-6",
         )
+        if "kl-budget" in self.stop_on:
+            raise ConfigError(
+                "--stop-on kl-budget needs the KL to the reference, which is not measured at --kl-coef 0; leave it out, or "
+                "set --kl-coef above 0, such as 1e-6"
+            )
         if self.reference is None and self.reference_device != "same":
             raise ConfigError(
                 f"--reference-device {self.reference_device} has no effect: --kl-coef 0 needs no reference, so none is "

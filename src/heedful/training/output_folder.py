@@ -18,13 +18,13 @@ from heedful.errors import ConfigError
 from heedful.faults import hit
 from heedful.files import blocking_file, read_object, read_record
 from heedful.lock import LOCK, FolderLock, is_locked, owner
-from heedful.training import non_finite
+from heedful.training import alarms, non_finite
 from heedful.training.provenance import differences, inputs, saved_settings, settings_of
 
 MARKER = "run.json"
 """The file that marks a folder as a run."""
 LOGS = ("metrics.jsonl", "samples.jsonl")
-NOT_ALWAYS = (non_finite.FILE,)
+NOT_ALWAYS = (non_finite.FILE, alarms.FILE)
 """Optional logs."""
 MODELS = ("best", "final")
 CONTENTS = {

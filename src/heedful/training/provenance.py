@@ -60,6 +60,7 @@ FREE = (
     "rollouts",
     "sampler_retry_minutes",
     "shard",
+    "stop_on",
     "replicas",
     "sync_every",
     *TRACKING,

@@ -28,6 +28,7 @@ from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
+from heedful.training.alarms import Alarms, Limits, Raised
 from heedful.training.callbacks import NO_CALLBACKS, Callbacks
 from heedful.training.checkpoints import (
     RESUME,
@@ -75,6 +76,7 @@ class Run:
         more_data: inputs besides ``data`` and ``eval_data``, mostly files.
         can_evaluate: whether there is held-out data.
         callbacks: the user's functions to call after steps, evaluations and saves.
+        alarms: the alarms that watch the metrics; None for none.
 
     Raises ConfigError if early stopping has no evaluations, or the folder cannot be used; CheckpointError if the model
     cannot be saved, or an unfinished run has no usable checkpoint; MachineError if the disk is too full.
@@ -96,6 +98,7 @@ class Run:
         more_data: Sequence[str | Artifact] = (),
         can_evaluate: bool,
         callbacks: Callbacks = NO_CALLBACKS,
+        alarms: Alarms | None = None,
     ) -> None:
         if config.early_stopping_patience and not can_evaluate:
             raise ConfigError(
@@ -113,6 +116,7 @@ class Run:
         self._last_step: Numbers = {}
         self._has_final = False
         self._already_reported: list[str] = []
+        self._alarms = alarms or Alarms(Limits(), names=())
         self._seconds_before = 0.0
         self._stops = Stops(waits=ranks.size() > 1)
         ranks.on_rank_zero(lambda: check_saving(*learner.parts()))
@@ -170,6 +174,8 @@ class Run:
             self._first_evaluation, self._last_evaluation = run["first_evaluation"], run["last_evaluation"]
             self._last_step, self._already_reported = run["last_step"], list(run["suppressed"])
             self._stopping.load_state_dict(run["patience"])
+            if "alarms" in run:  # no earlier version kept them
+                self._alarms.load_state_dict(run["alarms"])
             self._seconds_before = run["seconds"]
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(
@@ -199,6 +205,7 @@ class Run:
                 "last_step": self._last_step,
                 "suppressed": list(self._already_reported),
                 "patience": self._stopping.state_dict(),
+                "alarms": self._alarms.state_dict(),
                 "seconds": self._seconds(),
                 "made_from": self._unchanged[0],
             },
@@ -236,7 +243,10 @@ class Run:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """Context of an update, its `log` and its checks; delays requests to stop until it is done."""
+        """Context of an update, its `log` and its checks; delays requests to stop until it is done.
+
+        Raises TrainingError if an alarm ends the run.
+        """
         before = self.done
         self._stops.poll(ranks.largest)
         with self._stops.shield():
@@ -248,6 +258,7 @@ class Run:
         self._stops.poll(ranks.largest)
         if self.done != before:
             self._callbacks.step(self.done, self._last_step)
+            self._alarms.check()
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write and display a step's metrics. ``note`` is an optional message; repeats are suppressed."""
@@ -261,6 +272,7 @@ class Run:
         if note is not None and note not in self._already_reported:
             self._already_reported.append(note)
             self._display.note(f"step {step}: {note}")
+        self._report(self._alarms.see(step, metrics))
         self._mark()
         if step == self.total_steps:
             self._save_final()
@@ -286,7 +298,7 @@ class Run:
     def evaluate(self, step: int, metrics: Numbers) -> None:
         """Write metrics on held-out data, and save the model as ``best/`` if none was better before.
 
-        Does nothing without metrics (nothing is held out).
+        Does nothing without metrics (nothing is held out). Raises TrainingError if an alarm ends the run.
         """
         if not metrics:
             return
@@ -302,8 +314,18 @@ class Run:
             with self._stops.shield():
                 self._save("best")
             self._callbacks.save(step, self.path / "best")
+        self._report(self._alarms.see_evaluation(step, metrics))
         hit("evaluated")
         self._callbacks.evaluation(step, metrics)
+        self._alarms.check()
+
+    def _report(self, raised: Sequence[Raised]) -> None:
+        """Write alarms down and show them, but for those that end the run: its error shows these."""
+        for alarm in raised:
+            if self._folder:
+                self._folder.log_alarm(alarm)
+            if alarm.alarm not in self._alarms.stop_on:
+                self._display.note(alarm.text)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -357,6 +379,7 @@ class Run:
             "last_evaluation": dict(self._last_evaluation),
             "best": {"step": self._stopping.best_step, self.objective: self._stopping.best},
             "last_step": dict(self._last_step),
+            "alarms": [{"step": one.step, "alarm": one.alarm} for one in self._alarms.raised],
         }
         if self._folder:
             self._folder.finish(self.summary)

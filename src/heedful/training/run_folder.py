@@ -27,6 +27,8 @@ from heedful.files import (
 )
 from heedful.lock import FolderLock
 from heedful.redact import redact, without_secrets_of
+from heedful.training import alarms
+from heedful.training.alarms import Raised
 from heedful.training.checkpoints import SCHEMA, Checkpoint, Checkpoints, Writes, checkpoint_path
 from heedful.training.early_stopping import EarlyStopping
 from heedful.training.output_folder import (
@@ -222,6 +224,11 @@ class RunFolder:
         """Write lines of samples.jsonl."""
         for sample in samples:
             _write_line(self._samples, {"step": step, **sample}, without_secrets_of(self._config))
+
+    def log_alarm(self, alarm: Raised) -> None:
+        """Write a line of alarms.jsonl."""
+        with (self.path / alarms.FILE).open("ab") as file:
+            _write_line(file, alarm._asdict())
 
     def log_sizes(self) -> dict[str, int]:
         """Current size of every log in bytes, so that resuming can cut off later lines."""

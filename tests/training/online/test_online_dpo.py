@@ -136,7 +136,7 @@ def test_responses_that_all_tie_teach_nothing(pairs_config):
 
 
 def test_a_run_says_that_it_learns_nothing_from_ties(pairs_config, capsys):
-    train_online_dpo(pairs_config(steps=1), rewards=[nothing])
+    train_online_dpo(pairs_config(steps=3), rewards=[nothing])
     assert "all responses to each prompt scored equally" in capsys.readouterr().err
 
 

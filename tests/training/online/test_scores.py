@@ -166,15 +166,21 @@ def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, le
 
 
 @pytest.mark.parametrize("advantage", often(["grpo", "dr_grpo", "rloo"], ["grpo", "rloo"]))
-def test_a_step_of_ties_is_told_once(settings, capfd, advantage):
+def test_steps_of_ties_are_told_once(settings, capfd, advantage):
     """With a score that rounding could tell apart (0.1 is no binary number), three to a group."""
     config = settings(
-        GRPOConfig, advantage=advantage, kl_coef=0.0, samples_per_prompt=3, rollout_batch_size=9, minibatch_size=9
+        GRPOConfig,
+        advantage=advantage,
+        kl_coef=0.0,
+        samples_per_prompt=3,
+        rollout_batch_size=9,
+        minibatch_size=9,
+        steps=4,
     )
     train_grpo(config, rewards=[lambda completions, **_: [0.1] * len(completions)])
     said = capfd.readouterr().err
     assert said.count("all responses to each prompt scored equally") == 1
-    assert "step 1: all responses" in said
+    assert "step 3: scores-tied: all responses" in said
     assert "--samples-per-prompt or --temperature" in said
     assert not differ(weights(config), load_causal_lm(config.model).state_dict())
 

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from heedful.algorithms.online.critic import has_head
 from heedful.algorithms.online.experience import Experience
+from heedful.algorithms.online.loop import alarms_of
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.settings import refuse
 from heedful.data.in_memory import Records, write_records
+from heedful.display import say
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
@@ -49,13 +51,16 @@ def ppo_steps(
     Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
     """
     with described(config, policy, prompts) as settings:
-        learner = start(settings, rewards, policy).learner
+        learner, alarms = start(settings, rewards, policy).learner, alarms_of(config)
     with contextlib.closing(learner.sampler):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
             yield step, experience, metrics
-            learner.check(metrics)
+            for alarm in alarms.see(step, metrics):
+                say(alarm.text)
+            learner.skips.check()
+            alarms.check()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful import core
 from heedful.algorithms.online.ahead import Ahead
 from heedful.algorithms.online.average import WeightAverage, averaged
-from heedful.algorithms.online.health import Health
 from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.ptx import PretrainingMix
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -72,7 +71,6 @@ class Learner(Generic[C_co]):
     """Rewards that select among evaluated models (``--selection-rewards``); not trained on."""
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
-    health: Health = field(default_factory=Health)
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
     ahead: Ahead | None = None
     """Rollout batches that servers sample during the update; None for synchronous sampling. A resumed run samples them
@@ -158,12 +156,6 @@ class Learner(Generic[C_co]):
                 self.entropy.update(entropy)
         return used
 
-    def check(self, metrics: Mapping[str, float]) -> None:
-        """Raises TrainingError if a step's metrics must end the run."""
-        self.skips.check()
-        longest = self.config.max_new_tokens if self.config.response_length == "stop" else None
-        self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl, longest=longest)
-
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
         """The models to save, without heedful's own heads, and their tokenizer."""
         critic = [] if self.critic is None else [self.critic.trunk]
@@ -202,7 +194,6 @@ class Learner(Generic[C_co]):
             "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
             "prompts": self.prompts.order.state_dict(),
             "random": random_state(self.generator),
-            "health": self.health.state_dict(),
             "skipped_in_a_row": self.skips.in_a_row,
             "rooms": {name: adaptive.state_dict() for name, adaptive in self.adaptives.items()},
         }
@@ -236,7 +227,6 @@ class Learner(Generic[C_co]):
             self.ptx.order.load_state_dict(state["ptx"])
         self.prompts.order.load_state_dict(state["prompts"])
         set_random_state(self.generator, state["random"])
-        self.health.load_state_dict(state["health"])
         self.skips.in_a_row = state["skipped_in_a_row"]
         for name, adaptive in self.adaptives.items():
             adaptive.load_state_dict(state["rooms"].get(name, {}))

@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
 from heedful.algorithms.online.learner import Learner
-from heedful.algorithms.online.metrics import note_of
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
 from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Learned
-from heedful.configs.online import RolloutConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards.resolve import AnyReward
+from heedful.training.alarms import Alarms, Limits
 from heedful.training.callbacks import Callbacks
 from heedful.training.result import TrainingResult
 from heedful.training.run import Run
@@ -55,6 +55,7 @@ def run_online(
             shown=shown,
             can_evaluate=bool(held_out),
             callbacks=callbacks,
+            alarms=alarms_of(config),
             **about,
         ) as run,
     ):
@@ -66,12 +67,23 @@ def run_online(
                 with run.update():
                     metrics, kl = learn(learner, experience)
                     write_rollouts(config, step, scored, kl)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
+                    run.log(step, metrics, note=scored.given.note)
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, kl, config))
-                    learner.check(metrics)
+                    learner.skips.check()
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
-        learner.health.tell_end(config.learning_rate)
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return TrainingResult(run.path, run.summary, config)
+
+
+def alarms_of(config: RolloutConfig) -> Alarms:
+    """A run's alarms, with what its settings say that they compare metrics with."""
+    limits = Limits(
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        max_new_tokens=config.max_new_tokens if config.response_length == "stop" else None,
+        max_kl=config.max_kl,
+        async_steps=config.async_steps if isinstance(config, OnlineConfig) else 0,
+    )
+    return Alarms(limits, config.stop_on)

@@ -1,7 +1,6 @@
 """Metrics of a rollout batch before the update (defined in docs/metrics.md)."""
 
 import time
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -21,45 +20,7 @@ SHOWN = {
     "rollout/eos_frac": "eos",
 }
 """Metrics of the progress bar, with their labels."""
-TIED = (
-    "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
-    "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
-)
-"""Printed once if all groups of a step tie."""
-UNFILLED = (
-    "dynamic sampling could not replace all prompts whose responses score equally (rollout/unfilled_frac); they have no "
-    "gradient. If this persists, raise --dynamic-sampling-rounds or --samples-per-prompt, or use prompts that are neither "
-    "too easy nor too hard"
-)
-"""Printed once if dynamic sampling did not find enough prompts."""
-ALL_MASKED = (
-    "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing; if this persists, raise "
-    "--max-new-tokens"
-)
-"""Printed once if all responses of a step are masked."""
-LIGHT = (
-    "the mean importance weight is below 0.1 (importance/weight_mean), which shrinks the gradient as much; if this "
-    "persists, set --importance-normalise to divide by the mean, use --importance token-truncate, or relax --top-k and "
-    "--top-p"
-)
-"""Printed once if importance weights are near 0."""
-UNREAD = (
-    "some responses exceed a reward model's context, so it scored only their beginning (reward/unread_frac); if this "
-    "persists, lower --max-new-tokens or use a reward model with a longer context"
-)
-"""Printed once if responses exceed a reward model's context."""
 _MEAN, _SQUARE = "policy/ratio_mean", "policy/ratio_square"
-
-
-def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
-    """Note to print on a step, if any; ``problem`` is the note of its rewards (`Scores.note`)."""
-    unfilled = metrics.get("rollout/unfilled_frac", 0) > 0
-    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1 and not unfilled
-    notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
-    notes += [UNFILLED] * unfilled
-    notes += [ALL_MASKED] * (metrics.get("rollout/masked_frac") == 1)
-    notes += [LIGHT] * (metrics.get("importance/weight_mean", 1.0) < 0.1)
-    return "; ".join(notes) or None
 
 
 def rollout_metrics(

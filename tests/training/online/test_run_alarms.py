@@ -1,8 +1,6 @@
 """What ends an online run or is said about it: KL beyond a limit, scores that jump. And what a state must have."""
 
 import copy
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -19,11 +17,11 @@ from heedful import (
     make_tiny_model,
     train_ppo,
 )
-from heedful.algorithms.online.health import JUMP, KL_STEPS, SETTLED, STILL, STILL_STEPS, Health
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
-from jsonl import read_metrics
+from heedful.training.alarm_signs import STILL_STEPS
+from jsonl import read_jsonl, read_metrics
 from trainers import ONLINE
 
 
@@ -57,61 +55,9 @@ def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, len
     assert ONLINE[kind](quiet, rewards=[length])["steps"] == 6
 
 
-def metrics(kl=0.0, mean=1.0, std=0.0):
-    return {"reference/kl": kl, "reward/score_mean": mean, "reward/score_std": std}
-
-
-def test_one_high_estimate_is_noise_and_the_count_is_part_of_the_state():
-    health = Health()
-    for step, kl in enumerate([9.0, 9.0, 1.0, 9.0, 9.0], start=1):
-        health.watch(step, metrics(kl), max_kl=5.0)
-    again = Health()
-    again.load_state_dict(json.loads(json.dumps(health.state_dict())))
-    with pytest.raises(TrainingError, match="at step 6"):
-        again.watch(6, metrics(9.0), max_kl=5.0)
-    free = Health()
-    for step in range(1, 2 * KL_STEPS):
-        free.watch(step, metrics(1e9), max_kl=None)
-
-
-def test_a_step_that_measured_no_kl_does_not_end_the_row():
-    """Its only update was left out, say. Nor does it count; NaN is no measurement either."""
-    health = Health()
-    nothing = {"reward/score_mean": 1.0, "reward/score_std": 0.0}
-    for step, seen in enumerate([metrics(9.0), nothing, metrics(9.0), metrics(math.nan), nothing], start=1):
-        health.watch(step, seen, max_kl=5.0)
-    with pytest.raises(TrainingError, match="at step 6"):
-        health.watch(6, metrics(9.0), max_kl=5.0)
-    health.watch(7, nothing, max_kl=5.0)
-    health.watch(8, metrics(1.0), max_kl=5.0)
-    assert health.kl_above == 0
-
-
 def test_a_limit_of_what_is_not_measured_is_refused(config):
     with pytest.raises(ConfigError, match=r"--max-kl 5\.0 limits the KL to the reference, which is not measured"):
         config(kl_coef=0.0, max_kl=5.0)
-
-
-def test_scores_that_jump_are_told(capsys):
-    """Ten times the largest root mean square so far, once the first steps are over; what only grows is not."""
-    health = Health()
-    for step in range(1, SETTLED + 1):
-        health.watch(step, metrics(mean=0.0, std=2.0 * step), max_kl=None)
-    largest = 2.0 * SETTLED
-    health.watch(SETTLED + 1, metrics(mean=0.6 * JUMP * largest, std=0.79 * JUMP * largest), max_kl=None)
-    assert capsys.readouterr().err == "", "the root mean square is just below ten times"
-    health = Health(largest_scores=largest)
-    health.watch(SETTLED, metrics(mean=-JUMP * largest * 1.1), max_kl=None)
-    assert capsys.readouterr().err == "", "too early"
-    health = Health(largest_scores=largest)
-    health.watch(SETTLED + 1, metrics(mean=0.6 * JUMP * largest, std=0.81 * JUMP * largest), max_kl=None)
-    assert f"step {SETTLED + 1}: the scores are 10.1 times as large as in any step before" in capsys.readouterr().err
-    health.watch(SETTLED + 2, metrics(mean=JUMP * largest), max_kl=None)
-    assert capsys.readouterr().err == "", "told once"
-    nothing_yet = Health()
-    nothing_yet.watch(SETTLED + 1, metrics(mean=0.0), max_kl=None)
-    nothing_yet.watch(SETTLED + 2, metrics(mean=1.0), max_kl=None)
-    assert capsys.readouterr().err == "", "the first success of a sparse reward"
 
 
 def test_a_run_tells_of_scores_that_jump(config, capsys):
@@ -124,7 +70,7 @@ def test_a_run_tells_of_scores_that_jump(config, capsys):
     train_ppo(config(eval_fraction=0.0, steps=8), rewards=[drifts])
     said = capsys.readouterr().err
     assert said.count("times as large as in any step before") == 1
-    assert "step 7: the scores are" in said
+    assert "step 7: scores-jump: the scores are" in said
 
 
 @pytest.mark.parametrize("kind", [GRPOConfig, OnlineDPOConfig])
@@ -136,18 +82,6 @@ def test_a_run_whose_policy_has_hardly_moved_says_which_setting_to_raise(config,
     assert "Raise --learning-rate (it was 1e-09; try 1e-08) or --steps" in said
 
 
-def test_responses_that_are_cut_are_reported_once_with_their_share(capsys):
-    health = Health()
-    for step, ended in enumerate([1.0, 0.95, 0.7, 0.2], start=1):
-        health.watch(step, metrics() | {"rollout/eos_frac": ended}, max_kl=None, longest=64)
-        again = Health()
-        again.load_state_dict(json.loads(json.dumps(health.state_dict())))
-        health = again
-    said = capsys.readouterr().err
-    assert "step 3: 30% of the responses were cut at --max-new-tokens 64, before their end" in " ".join(said.split())
-    assert said.count("were cut") == 1
-
-
 @pytest.mark.parametrize(("response_length", "times"), [("stop", 1), ("fixed", 0)])
 def test_a_run_reports_responses_that_are_cut(config, capsys, length, response_length, times):
     train_ppo(config(eval_fraction=0.0, steps=2, response_length=response_length), rewards=[length])
@@ -155,19 +89,48 @@ def test_a_run_reports_responses_that_are_cut(config, capsys, length, response_l
     assert said.count("of the responses were cut at --max-new-tokens") == times
 
 
-def test_a_policy_that_moves_or_ran_for_few_steps_is_not_said_to_be_still(capsys):
-    moved, few = Health(), Health()
-    for step in range(1, 2 * STILL_STEPS):
-        moved.watch(step, metrics(0.0 if step <= STILL_STEPS else 2.1 * STILL), max_kl=None)
-        again = Health()
-        again.load_state_dict(json.loads(json.dumps(moved.state_dict())))
-        moved = again
-        if step < STILL_STEPS:
-            few.watch(step, metrics(0.0), max_kl=None)
-    moved.tell_end(1e-6)
-    few.tell_end(1e-6)
-    Health().tell_end(1e-6)
-    assert capsys.readouterr().err == ""
+def tied(completions):
+    return [1.0] * len(completions)
+
+
+def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, capsys):
+    """It ends again after the next step for as long as its alarm holds; without the setting it comes to its end."""
+    fixed = {"steps": 5, "eval_fraction": 0.0, "response_length": "fixed"}
+    settings = config(GRPOConfig, **fixed, stop_on=("scores-tied",))
+    for step in (3, 4):
+        with pytest.raises(
+            TrainingError, match=r"scores-tied: all responses to each prompt .*docs/alarms.md#scores-tied"
+        ) as caught:
+            train_ppo(settings, rewards=[tied])
+        assert caught.value.status == 4
+        assert read_metrics(settings.output)[-1]["step"] == step
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"stopped by TrainingError after step {step} of 5; the same command resumes from" in said
+    done = train_ppo(replace(settings, stop_on=()), rewards=[tied])
+    assert done["steps"] == 5
+    (line,) = read_jsonl(settings.output / "alarms.jsonl")
+    assert (line["step"], line["alarm"], line["evidence"]) == (3, "scores-tied", {"reward/tied_frac": 1.0})
+    assert line["message"].endswith("or use a reward that tells responses apart")
+    assert done["alarms"] == [{"step": 3, "alarm": "scores-tied"}]
+
+
+def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path):
+    """Also one that spoke after the checkpoint from which the run continues: its line is forgotten and written again."""
+    whole = config(GRPOConfig, steps=5, eval_fraction=0.0, save_every=2, max_new_tokens=8)
+    train_ppo(whole, rewards=[tied])
+    cut = replace(whole, output=tmp_path / "cut")
+    killed("step.learned:kill@4", lambda: train_ppo(cut, rewards=[tied]))
+    before = read_jsonl(cut.output / "alarms.jsonl")
+    assert [line["alarm"] for line in before] == ["responses-cut", "scores-tied"]
+    assert [line["step"] for line in before] == [1, 3], "the second is after the checkpoint"
+    train_ppo(cut, rewards=[tied])
+    assert read_jsonl(cut.output / "alarms.jsonl") == read_jsonl(whole.output / "alarms.jsonl") == before
+
+
+def test_a_run_without_alarms_has_no_file_of_them(config, length):
+    done = train_ppo(config(eval_fraction=0.0, response_length="fixed", learning_rate=1e-3), rewards=[length])
+    assert done["alarms"] == []
+    assert not (done.folder / "alarms.jsonl").exists()
 
 
 # ---------------------------------------------------------------------------------------------- records and the state

@@ -1,0 +1,459 @@
+"""What alarms see: functions of the metrics of a run so far, which return what is wrong, or None.
+
+They are silent unless they are sure. Their thresholds are the constants above them; docs/clinic.md measures how often they
+are right. What each means, and what to do about it, is in `heedful.training.alarms`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, variance
+from typing import NamedTuple
+
+FIRST, RECENT = 10, 40
+"""How many of a run's first and of its latest steps alarms can see."""
+WATCHED = (
+    "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/unfilled_frac", "rollout/masked_frac",
+    "rollout/sampler_mismatch", "rollout/staleness_mean", "reward/score_mean", "reward/score_std", "reward/tied_frac",
+    "reward/unread_frac", "reward/chosen", "reference/kl", "policy/entropy", "policy/ratio_max", "policy/approx_kl",
+    "value/explained_variance", "importance/weight_mean", "optimizer/skipped_steps",
+)  # fmt: skip
+"""The metrics of a step that alarms read."""
+JUDGED = ("eval/judge_mean", "eval/score_mean")
+"""Those of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run's settings say that alarms compare metrics with."""
+
+    steps: int = 0
+    """Of the whole run."""
+    learning_rate: float = 0.0
+    max_new_tokens: int | None = None
+    """Where responses are cut; None if the policy does not choose where they end."""
+    max_kl: float | None = None
+    async_steps: int = 0
+    beta: float | None = None
+    """Of DPO: implicit rewards are this times a log-ratio."""
+
+
+@dataclass
+class History:
+    """The metrics that alarms read. A metric that is NaN was not measured."""
+
+    limits: Limits
+    step: int = 0
+    first: list[dict[str, float]] = field(default_factory=list)
+    """Of the first `FIRST` steps."""
+    recent: list[dict[str, float]] = field(default_factory=list)
+    """Of the last `RECENT` steps."""
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    """Of the last `RECENT` evaluations."""
+    largest_scores: float = 0.0
+    """The largest root mean square of the scores of a step before the last one."""
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add what a step measured."""
+        if self.recent:
+            self.largest_scores = max(self.largest_scores, score_size(self.recent[-1]))
+        kept = {name: float(metrics[name]) for name in WATCHED if name in metrics}
+        self.step, self.first = step, [*self.first, kept][:FIRST]
+        self.recent = [*self.recent, kept][-RECENT:]
+
+    def add_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Add what an evaluation measured."""
+        kept = {name: float(metrics[name]) for name in JUDGED if name in metrics}
+        self.evaluations = [*self.evaluations, kept][-RECENT:]
+
+    def last(self, name: str, count: int) -> list[float]:
+        """The last ``count`` values of a metric, the oldest first; none if fewer are there."""
+        values = _measured(self.recent, name)[-count:]
+        return values if len(values) == count else []
+
+    def start(self, name: str, count: int) -> list[float]:
+        """The first ``count`` values of a metric; none if fewer are there."""
+        values = _measured(self.first, name)[:count]
+        return values if len(values) == count else []
+
+
+class Sign(NamedTuple):
+    """What an alarm saw."""
+
+    what: str
+    """In words, as the beginning of a message."""
+    evidence: dict[str, float]
+    """The numbers, by the names of metrics."""
+
+
+def _measured(steps: Sequence[Mapping[str, float]], name: str) -> list[float]:
+    return [value for step in steps if not math.isnan(value := step.get(name, math.nan))]
+
+
+def score_size(metrics: Mapping[str, float]) -> float:
+    """Root mean square of the scores of a step."""
+    return math.hypot(metrics.get("reward/score_mean", 0.0), metrics.get("reward/score_std", 0.0))
+
+
+# The responses -----------------------------------------------------------------------------------------------------------
+
+ENDS_LOST, ENDS_STEPS = 0.3, 3
+"""So much less of the responses end by themselves than in the first steps, in each of so many steps."""
+CUT = 0.1
+"""Share of the responses that are cut by their length."""
+DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
+"""Responses are so many times longer, or shorter, than in the first steps, in each of so many steps, by so many tokens."""
+LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
+"""So much of the 4-grams repeat, so much more than in the first steps, in each of so many steps."""
+
+
+def end_token_lost(history: History) -> Sign | None:
+    """Responses no longer end by themselves, as they did at first."""
+    name = "rollout/eos_frac"
+    start, last = history.start(name, ENDS_STEPS), history.last(name, ENDS_STEPS)
+    if history.limits.max_new_tokens is None or not start or not last or fmean(start) - max(last) < ENDS_LOST:
+        return None
+    return Sign(
+        f"{last[-1]:.0%} of the responses end by themselves; in the first {ENDS_STEPS} steps it was {fmean(start):.0%}",
+        {name: last[-1], f"{name} at first": fmean(start)},
+    )
+
+
+def responses_cut(history: History) -> Sign | None:
+    """A tenth of the responses run into the limit of their length."""
+    name, limit = "rollout/eos_frac", history.limits.max_new_tokens
+    last = history.last(name, 1)
+    if limit is None or not last or 1 - last[0] < CUT:
+        return None
+    return Sign(
+        f"{1 - last[0]:.0%} of the responses were cut at --max-new-tokens {limit}, before their end, and are scored as "
+        "unfinished texts",
+        {name: last[0]},
+    )
+
+
+def length_drift(history: History) -> Sign | None:
+    """Responses have become much longer or shorter."""
+    name = "rollout/response_length"
+    start, last = history.start(name, 3), history.last(name, DRIFT_STEPS)
+    if not start or not last:
+        return None
+    first = fmean(start)
+    is_longer, is_shorter = min(last) >= DRIFT * first, max(last) <= first / DRIFT
+    if not (is_longer or is_shorter) or min(abs(value - first) for value in last) < DRIFT_TOKENS:
+        return None
+    return Sign(
+        f"responses have {last[-1]:.3g} tokens on average; in the first 3 steps they had {first:.3g}",
+        {name: last[-1], f"{name} at first": first},
+    )
+
+
+def repetition(history: History) -> Sign | None:
+    """Responses repeat themselves, and did not at first."""
+    name = "rollout/repeated_frac"
+    start, last = history.start(name, 3), history.last(name, LOOPS_STEPS)
+    if not start or not last or min(last) < max(LOOPS, fmean(start) + LOOPS_MORE):
+        return None
+    return Sign(
+        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first 3 steps it was {fmean(start):.0%}",
+        {name: last[-1], f"{name} at first": fmean(start)},
+    )
+
+
+# The policy --------------------------------------------------------------------------------------------------------------
+
+COLLAPSE, COLLAPSE_STEPS = 0.1, 5
+"""The entropy is this share of that of the first steps, or less, in each of so many steps."""
+KL_STEPS = 3
+"""KL is above a limit in so many steps in a row: that of one step is a noisy estimate."""
+KL_MOST, KL_PER_TOKEN = 20.0, 0.5
+"""Without a limit of the settings: nats per response, and per token of the mean response; both must be exceeded."""
+TAIL, TAIL_STEPS = 20.0, 2
+"""The largest probability ratio of a step, in each of so many steps."""
+MISMATCH_TIMES, MISMATCH_LEAST, MISMATCH_MOST, MISMATCH_STEPS = 10.0, 1e-3, 0.3, 3
+"""The mismatch of sampler and learner is so many times that of the first step and at least so large; or this large anyway."""
+REFERENCE_SHARE, REFERENCE_STEPS = 0.01, 10
+"""KL to the reference is this share, or less, of what the updates moved the policy by, over so many steps."""
+
+
+def entropy_collapse(history: History) -> Sign | None:
+    """The policy has become nearly deterministic."""
+    name = "policy/entropy"
+    start, last = history.start(name, 3), history.last(name, COLLAPSE_STEPS)
+    if not start or not last or max(last) > COLLAPSE * fmean(start):
+        return None
+    return Sign(
+        f"policy/entropy is {last[-1]:.2g} nats per token; in the first 3 steps it was {fmean(start):.2g}",
+        {name: last[-1], f"{name} at first": fmean(start)},
+    )
+
+
+def kl_budget(history: History) -> Sign | None:
+    """The policy is too far from its reference."""
+    name, limit = "reference/kl", history.limits.max_kl
+    last = history.last(name, KL_STEPS)
+    if not last:
+        return None
+    if limit is not None:
+        if min(last) <= limit:
+            return None
+        return Sign(
+            f"reference/kl, {last[-1]:.4g} nats per response at step {history.step}, has been above --max-kl {limit:g} in "
+            f"{KL_STEPS} steps in a row: the policy is too far from its reference",
+            {name: last[-1], "max_kl": limit},
+        )
+    lengths = history.last("rollout/response_length", KL_STEPS)
+    if not lengths or min(last) <= max(KL_MOST, KL_PER_TOKEN * max(lengths)):
+        return None
+    return Sign(
+        f"reference/kl is {last[-1]:.4g} nats per response of {lengths[-1]:.3g} tokens: the policy is far from its reference",
+        {name: last[-1], "rollout/response_length": lengths[-1]},
+    )
+
+
+def ratio_tail(history: History) -> Sign | None:
+    """Some tokens' probability ratios are far from 1 in step after step."""
+    name = "policy/ratio_max"
+    last = history.last(name, TAIL_STEPS)
+    if not last or min(last) < TAIL:
+        return None
+    return Sign(f"policy/ratio_max is {last[-1]:.3g}: an update moves single tokens too far", {name: last[-1]})
+
+
+def stale_sampler(history: History) -> Sign | None:
+    """What samples is not the policy that learns."""
+    name, ahead = "rollout/staleness_mean", history.limits.async_steps
+    old = history.last(name, MISMATCH_STEPS)
+    if old and min(old) > ahead:
+        return Sign(
+            f"responses come from weights {old[-1]:.3g} steps old, and --async-steps is {ahead}", {name: old[-1]}
+        )
+    name = "rollout/sampler_mismatch"
+    start, last = history.start(name, 1), history.last(name, MISMATCH_STEPS)
+    if ahead or not start or not last:
+        return None
+    if min(last) < MISMATCH_MOST and min(last) < max(MISMATCH_LEAST, MISMATCH_TIMES * start[0]):
+        return None
+    return Sign(
+        f"rollout/sampler_mismatch is {last[-1]:.2g} nats per token (at first {start[0]:.2g}): the sampler's "
+        "log-probabilities are not those of the policy that learns",
+        {name: last[-1], f"{name} at first": start[0]},
+    )
+
+
+def reference_moves(history: History) -> Sign | None:
+    """Updates move the policy, but not away from its reference: the reference moves with it."""
+    kl = history.last("reference/kl", REFERENCE_STEPS)
+    moves = history.last("policy/approx_kl", REFERENCE_STEPS)
+    lengths = history.last("rollout/response_length", REFERENCE_STEPS)
+    if history.step <= REFERENCE_STEPS or not kl or not moves or not lengths:
+        return None
+    moved = fmean(move * length for move, length in zip(moves, lengths, strict=True))
+    size = fmean(map(abs, kl))
+    if moved <= 0 or size > REFERENCE_SHARE * moved:
+        return None
+    return Sign(
+        f"reference/kl is {size:.1g} nats per response, but a single update moves the policy by {moved:.1g}",
+        {"reference/kl": size, "policy/approx_kl": fmean(moves)},
+    )
+
+
+# The critic --------------------------------------------------------------------------------------------------------------
+
+DEAD, DEAD_STEPS = 0.02, 20
+"""The critic explains no more than this share of the returns' variance, in each of so many steps."""
+DIVERGES, DIVERGES_STEPS = -1.0, 5
+"""The critic's error has twice the variance of the returns, in each of so many steps."""
+
+
+def critic_dead(history: History) -> Sign | None:
+    """The critic has learned nothing of the returns."""
+    name = "value/explained_variance"
+    last = history.last(name, DEAD_STEPS)
+    if history.step < FIRST + DEAD_STEPS or not last or max(last) > DEAD or min(last) < -DEAD:
+        return None
+    return Sign(
+        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in {DEAD_STEPS} steps: the critic has "
+        "learned nothing of the returns",
+        {name: last[-1]},
+    )
+
+
+def critic_diverging(history: History) -> Sign | None:
+    """The critic is much worse than a constant."""
+    name = "value/explained_variance"
+    last = history.last(name, DIVERGES_STEPS)
+    if history.step <= DIVERGES_STEPS or not last or max(last) > DIVERGES:
+        return None
+    return Sign(
+        f"value/explained_variance is {last[-1]:.3g}: the values are worse than a constant, and advantages are noise",
+        {name: last[-1]},
+    )
+
+
+# The scores --------------------------------------------------------------------------------------------------------------
+
+TIED, TIED_STEPS = 0.9, 3
+"""Mean share of prompts whose responses tie, over so many steps."""
+JUMP, JUMP_AFTER = 10.0, 5
+"""The root mean square of the scores is this many times the largest so far, after so many steps."""
+JUDGE_EVALUATIONS, JUDGE_SHARE = 3, 0.2
+"""Evaluations in a row in which the judge falls, by this share of its range so far at least."""
+
+
+def scores_tied(history: History) -> Sign | None:
+    """There is nothing to learn from scores that do not differ."""
+    name = "reward/tied_frac"
+    last, unfilled = history.last(name, TIED_STEPS), history.last("rollout/unfilled_frac", 1)
+    if last and fmean(last) > TIED and not any(unfilled):
+        which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
+        return Sign(
+            f"all responses to {which} scored equally in the last {TIED_STEPS} steps, which teaches nothing",
+            {name: last[-1]},
+        )
+    means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
+    if not means or not spreads or any(std > 1e-6 * abs(mean) for mean, std in zip(means, spreads, strict=True)):
+        return None
+    return Sign(
+        f"all responses of a step scored equally ({means[-1]:.4g}): there is nothing to learn",
+        {"reward/score_std": spreads[-1]},
+    )
+
+
+def ties_unfilled(history: History) -> Sign | None:
+    """Dynamic sampling does not find enough prompts."""
+    last = history.last("rollout/unfilled_frac", 1)
+    if not last or not last[0]:
+        return None
+    return Sign(
+        "dynamic sampling could not replace all prompts whose responses score equally (rollout/unfilled_frac "
+        f"{last[0]:.2g}); they have no gradient",
+        {"rollout/unfilled_frac": last[0]},
+    )
+
+
+def scores_jump(history: History) -> Sign | None:
+    """The reward has changed its scale, or was hacked."""
+    size = score_size(history.recent[-1]) if history.recent else 0.0
+    if history.step <= JUMP_AFTER or not 0 < JUMP * history.largest_scores < size:
+        return None
+    return Sign(
+        f"the scores are {size / history.largest_scores:.3g} times as large as in any step before (root mean square "
+        f"{size:.3g})",
+        {"root mean square of the scores": size, "largest before": history.largest_scores},
+    )
+
+
+def scores_unread(history: History) -> Sign | None:
+    """A reward model sees only the beginning of some responses."""
+    last = history.last("reward/unread_frac", 1)
+    if not last or not last[0]:
+        return None
+    return Sign(
+        "some responses exceed a reward model's context, so it scored only their beginning (reward/unread_frac)",
+        {"reward/unread_frac": last[0]},
+    )
+
+
+def judge_falling(history: History) -> Sign | None:
+    """The reward rises while a judge that the policy does not learn from falls."""
+    both = [one for one in history.evaluations if set(JUDGED) <= set(one)]
+    if len(both) <= JUDGE_EVALUATIONS:
+        return None
+    before = [one["eval/judge_mean"] for one in both]
+    judge, score = ([one[name] for one in both[-JUDGE_EVALUATIONS - 1 :]] for name in JUDGED)
+    falls = all(later < earlier for earlier, later in pairwise(judge))
+    if not falls or score[-1] <= score[0] or judge[0] - judge[-1] < JUDGE_SHARE * (max(before) - min(before)):
+        return None
+    return Sign(
+        f"eval/judge_mean fell from {judge[0]:.4g} to {judge[-1]:.4g} in {JUDGE_EVALUATIONS} evaluations, while "
+        f"eval/score_mean rose from {score[0]:.4g} to {score[-1]:.4g}: the policy exploits its reward",
+        {"eval/judge_mean": judge[-1], "eval/score_mean": score[-1]},
+    )
+
+
+# The updates -------------------------------------------------------------------------------------------------------------
+
+SKIPPED, SKIPPED_OF = 6, 10
+"""Steps with an update that was left out, of so many."""
+LIGHT, LIGHT_STEPS = 0.1, 2
+"""Mean importance weight, in each of so many steps."""
+STILL, STILL_STEPS = 0.01, 10
+"""Mean KL to the reference over the last so many steps, in nats per response."""
+FALL, FALL_ERRORS, FALL_STEPS = 0.2, 6.0, 8
+"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation (the
+larger of the two), and by so many standard errors, which the means of the steps tell."""
+CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
+"""DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
+
+
+def skipped_updates(history: History) -> Sign | None:
+    """Too many updates are left out for numbers that are not finite."""
+    last = [step.get("optimizer/skipped_steps", 0.0) > 0 for step in history.recent[-SKIPPED_OF:]]
+    if sum(last) < SKIPPED:
+        return None
+    return Sign(
+        f"{sum(last)} of the last {len(last)} steps left out an update whose numbers were not finite",
+        {"optimizer/skipped_steps": history.recent[-1].get("optimizer/skipped_steps", 0.0)},
+    )
+
+
+def responses_masked(history: History) -> Sign | None:
+    """Nothing is left to learn from."""
+    last = history.last("rollout/masked_frac", 1)
+    if not last or last[0] < 1:
+        return None
+    return Sign(
+        "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing",
+        {"rollout/masked_frac": last[0]},
+    )
+
+
+def weights_light(history: History) -> Sign | None:
+    """Importance weights make the gradient next to nothing."""
+    name = "importance/weight_mean"
+    last = history.last(name, LIGHT_STEPS)
+    if not last or max(last) >= LIGHT:
+        return None
+    return Sign(
+        f"the mean importance weight is below {LIGHT:g} ({name} {last[-1]:.2g}), which shrinks the gradient as much",
+        {name: last[-1]},
+    )
+
+
+def nothing_learned(history: History) -> Sign | None:
+    """The policy has hardly moved at the end of its run, or its scores fall."""
+    kl = history.last("reference/kl", STILL_STEPS)
+    if history.step == history.limits.steps and kl and abs(fmean(kl)) < STILL and reference_moves(history) is None:
+        rate = history.limits.learning_rate
+        return Sign(
+            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last {STILL_STEPS} steps): "
+            f"the policy has hardly moved, so it has learned next to nothing. Raise --learning-rate (it was {rate:g}; try "
+            f"{10 * rate:g}) or --steps",
+            {"reference/kl": fmean(kl)},
+        )
+    start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
+    spreads = [see("reward/score_std", FALL_STEPS) for see in (history.start, history.last)]
+    if history.step < 2 * FALL_STEPS or not start or not last or not all(spreads):
+        return None
+    fall, error = fmean(start) - fmean(last), math.sqrt((variance(start) + variance(last)) / FALL_STEPS)
+    if fall <= max(FALL * max(map(fmean, spreads)), FALL_ERRORS * error):
+        return None
+    return Sign(
+        f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "
+        "the policy learns the opposite of its reward",
+        {"reward/score_mean": fmean(last), "reward/score_mean at first": fmean(start)},
+    )
+
+
+def chosen_falling(history: History) -> Sign | None:
+    """DPO makes the chosen responses much less likely too."""
+    name, beta = "reward/chosen", history.limits.beta
+    last = history.last(name, CHOSEN_STEPS)
+    if beta is None or not last or max(last) > -CHOSEN_NATS * beta:
+        return None
+    return Sign(
+        f"the chosen responses have become less likely by {-last[-1] / beta:.3g} nats each, as the rejected ones have",
+        {name: last[-1]},
+    )

@@ -1,0 +1,208 @@
+"""Alarms: what ruins a run without an error, each with a name, a cause and a cure (docs/alarms.md)."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from heedful.errors import TrainingError
+from heedful.training import alarm_signs as signs
+from heedful.training.alarm_signs import History, Limits, Sign
+
+FILE = "alarms.jsonl"
+"""Of a run's folder: a line for each alarm."""
+PAGE = "docs/alarms.md"
+QUIET = 50
+"""An alarm speaks again only once it has been over for so many steps."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A thing that goes wrong in training."""
+
+    cause: str
+    cure: str
+
+
+class Raised(NamedTuple):
+    """An alarm that has spoken: a line of alarms.jsonl."""
+
+    step: int
+    alarm: str
+    message: str
+    evidence: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        """For the terminal."""
+        return f"step {self.step}: {self.alarm}: {self.message} ({PAGE}#{self.alarm})"
+
+
+ALARMS: Mapping[str, Alarm] = {
+    "end-token-lost": Alarm(
+        "not ending pays, or the end token is not learned",
+        "Set --missing-eos-penalty; check that the end token is scored and learned",
+    ),
+    "responses-cut": Alarm(
+        "responses are longer than --max-new-tokens",
+        "Raise it if they should come to an end",
+    ),
+    "length-drift": Alarm(
+        "the reward pays for length, or for brevity",
+        "Read samples.jsonl; correct the reward, raise --kl-coef or set --overlong-buffer",
+    ),
+    "repetition": Alarm(
+        "the reward pays for repeated text",
+        "Read samples.jsonl; add --rewards rule:repetition or raise --kl-coef",
+    ),
+    "entropy-collapse": Alarm(
+        "the policy always says the same and finds nothing better",
+        "Lower --learning-rate, raise --kl-coef, or set --target-entropy",
+    ),
+    "kl-budget": Alarm(
+        "updates are larger than --kl-coef holds back",
+        "Raise --kl-coef or lower --learning-rate; --max-kl sets the limit",
+    ),
+    "ratio-tail": Alarm(
+        "the learning rate is too high, or the sampler is not the policy",
+        "Lower --learning-rate or --ppo-epochs, or set --approx-kl-limit",
+    ),
+    "critic-dead": Alarm(
+        "the critic's learning rate is too low, or it reads the wrong tokens",
+        "Raise --value-learning-rate or set --critic-warmup-steps",
+    ),
+    "critic-diverging": Alarm(
+        "the critic's learning rate is too high, or the rewards change their scale",
+        "Lower --value-learning-rate; set --score-norm-samples or --score-clip",
+    ),
+    "scores-tied": Alarm(
+        "the reward does not tell responses apart, or the policy answers all alike",
+        "Raise --samples-per-prompt or --temperature, or use a reward that tells responses apart",
+    ),
+    "ties-unfilled": Alarm(
+        "prompts are too easy or too hard",
+        "Raise --dynamic-sampling-rounds or --samples-per-prompt, or use other prompts",
+    ),
+    "scores-jump": Alarm(
+        "the reward changed its scale, or the policy found an error in it",
+        "If the reward did not change its scale on purpose, look at samples.jsonl",
+    ),
+    "scores-unread": Alarm(
+        "responses exceed a reward model's context",
+        "Lower --max-new-tokens or use a reward model with a longer context",
+    ),
+    "judge-falling": Alarm(
+        "the policy exploits errors of the reward",
+        "Use best/, which the judge chose; raise --kl-coef or stop earlier",
+    ),
+    "stale-sampler": Alarm(
+        "the sampler has older weights, another precision or other settings, or a mask is wrong",
+        "Check the sampler's weights and precision; --importance token-truncate corrects small differences",
+    ),
+    "reference-moves": Alarm(
+        "the reference shares the policy's weights, so the KL penalty holds nothing back",
+        "Name a frozen model by --reference",
+    ),
+    "skipped-updates": Alarm(
+        "losses or gradients are not finite",
+        "Read skipped.jsonl; lower --learning-rate or try --dtype float32",
+    ),
+    "responses-masked": Alarm(
+        "all responses are longer than --max-new-tokens",
+        "Raise --max-new-tokens",
+    ),
+    "weights-light": Alarm(
+        "--top-k and --top-p leave much out, or the sampler differs from the policy",
+        "If it lasts, set --importance-normalise to divide by the mean, use --importance token-truncate, or relax --top-k "
+        "and --top-p",
+    ),
+    "nothing-learned": Alarm(
+        "the learning rate is too low; if scores fall, a sign or a penalty is wrong",
+        "Compare reward/score_mean with reward/shaped_mean and reference/kl",
+    ),
+    "chosen-falling": Alarm(
+        "DPO lowers both responses of a pair, the rejected one more",
+        "Add --nll-coef, raise --beta or lower --learning-rate",
+    ),
+}
+"""By their names; docs/alarms.md has the same."""
+SIGNS: Mapping[str, Callable[[History], Sign | None]] = {
+    "end-token-lost": signs.end_token_lost,
+    "responses-cut": signs.responses_cut,
+    "length-drift": signs.length_drift,
+    "repetition": signs.repetition,
+    "entropy-collapse": signs.entropy_collapse,
+    "kl-budget": signs.kl_budget,
+    "ratio-tail": signs.ratio_tail,
+    "critic-dead": signs.critic_dead,
+    "critic-diverging": signs.critic_diverging,
+    "scores-tied": signs.scores_tied,
+    "ties-unfilled": signs.ties_unfilled,
+    "scores-jump": signs.scores_jump,
+    "scores-unread": signs.scores_unread,
+    "judge-falling": signs.judge_falling,
+    "stale-sampler": signs.stale_sampler,
+    "reference-moves": signs.reference_moves,
+    "skipped-updates": signs.skipped_updates,
+    "responses-masked": signs.responses_masked,
+    "weights-light": signs.weights_light,
+    "nothing-learned": signs.nothing_learned,
+    "chosen-falling": signs.chosen_falling,
+}
+"""What each looks at."""
+OFFLINE = ("skipped-updates", "chosen-falling")
+"""Those of trainers that learn from data."""
+
+
+class Alarms:
+    """A run's alarms: what they have seen and said. Part of its state.
+
+    Args:
+        limits: what the settings say.
+        stop_on: names of alarms that end the run.
+        names: of those that look.
+    """
+
+    def __init__(self, limits: Limits, stop_on: Sequence[str] = (), names: Collection[str] = ALARMS) -> None:
+        self.history, self.names = History(limits), names
+        self.stop_on = {*stop_on, *(["kl-budget"] if limits.max_kl is not None else [])}
+        self.raised: list[Raised] = []
+        self._held: dict[str, int] = {}
+        """The last step at which each alarm held."""
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+        """Look at a step's metrics. Returns the alarms that speak now."""
+        self.history.add(step, metrics)
+        return self._look(step)
+
+    def see_evaluation(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+        """Look at the metrics of an evaluation. Returns the alarms that speak now."""
+        self.history.add_evaluation(metrics)
+        return self._look(step)
+
+    def _look(self, step: int) -> list[Raised]:
+        speaks = []
+        for name in self.names:
+            sign = SIGNS[name](self.history)
+            if sign is None:
+                continue
+            if name not in self._held or step - self._held[name] > QUIET:
+                speaks.append(Raised(step, name, f"{sign.what}. {ALARMS[name].cure}", sign.evidence))
+            self._held[name] = step
+        self.raised += speaks
+        return speaks
+
+    def check(self) -> None:
+        """Raise TrainingError if an alarm holds that is to end the run."""
+        for name in sorted(self.stop_on):
+            sign = SIGNS[name](self.history)
+            if sign is not None:
+                raise TrainingError(f"{name}: {sign.what}. {ALARMS[name].cure} ({PAGE}#{name})")
+
+    def state_dict(self) -> dict[str, Any]:
+        history = {name: value for name, value in vars(self.history).items() if name != "limits"}
+        return {"history": history, "raised": [list(one) for one in self.raised], "held": dict(self._held)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = History(self.history.limits, **state["history"])
+        self.raised = [Raised(*one) for one in state["raised"]]
+        self._held = dict(state["held"])
