@@ -15,6 +15,7 @@ from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOCo
 from heedful.configs.parse import plain_value
 from heedful.errors import CheckpointError, DataError
 from heedful.files import read_object
+from heedful.files import read_record as parsed
 from heedful.lock import is_locked
 from heedful.plot.healthy import HEALTHY, Band
 from heedful.plot.run_metrics import RunCurves, read_algorithm, read_run, short_names
@@ -114,7 +115,12 @@ def read_record(folder: Path, name: str) -> RunRecord:
         state = "running"
     alarms, torn_alarms = read_lines(folder / "alarms.jsonl")
     samples, torn_samples = read_lines(folder / "samples.jsonl")
-    for name_of_log, is_torn in (("alarms.jsonl", torn_alarms), ("samples.jsonl", torn_samples)):
+    torn = {
+        "metrics.jsonl": _ends_torn(folder / "metrics.jsonl"),
+        "alarms.jsonl": torn_alarms,
+        "samples.jsonl": torn_samples,
+    }
+    for name_of_log, is_torn in torn.items():
         if is_torn:
             notes.append(f"The last line of {name_of_log} is only half-written and is left out.")
     return RunRecord(
@@ -156,6 +162,11 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
             ) from error
         records.append(record)
     return records, False
+
+
+def _ends_torn(path: Path) -> bool:
+    last = path.read_bytes().rpartition(b"\n")[2]
+    return bool(last.strip()) and parsed(last) is None
 
 
 def _alarm(line: Mapping[str, Any], folder: Path) -> Alarm:

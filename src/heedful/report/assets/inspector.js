@@ -303,8 +303,9 @@
       if (data.responses.some(one => (one.has >> bit) & 1)) option($("by"), name, name);
     });
     option($("run"), "", "all");
-    data.runs.forEach((name, i) => option($("run"), String(i), name));
-    $("run").parentElement.hidden = data.runs.length === 1;
+    const logged = new Set(data.responses.map(one => one.run));
+    data.runs.forEach((name, i) => logged.has(i) && option($("run"), String(i), name));
+    $("run").parentElement.hidden = logged.size < 2;
     if (!data.responses.some(one => one.divergence !== null)) $("order").querySelector("[value=divergence]").remove();
     $("beside").hidden = !data.compared.length;
     $("controls").hidden = false;
