@@ -130,7 +130,9 @@ def test_numbers_of_any_size_keep_three_digits():
         exact = np.array([1.0, -0.3337, 1e-4, 0.0]) * scale
         packed, factor = _half(exact.tolist())
         high, low = np.frombuffer(packed, "u1").reshape(2, -1).astype("<u2")
-        np.testing.assert_allclose((high << 8 | low).view("<f2") * factor, exact, rtol=5e-4)
+        np.testing.assert_allclose((high << 8 | low).view("<f2").astype(np.float64) * factor, exact, rtol=5e-4)
     packed, factor = _half([math.nan, math.inf, -math.inf, 2.0])
     high, low = np.frombuffer(packed, "u1").reshape(2, -1).astype("<u2")
-    np.testing.assert_array_equal((high << 8 | low).view("<f2") * factor, [math.nan, math.inf, -math.inf, 2.0])
+    np.testing.assert_array_equal(
+        (high << 8 | low).view("<f2").astype(np.float64) * factor, [math.nan, math.inf, -math.inf, 2.0]
+    )

@@ -94,7 +94,10 @@
   }
 
   const watcher = new IntersectionObserver(seen => {
-    for (const { target, isIntersecting } of seen) isIntersecting ? fill(target) : empty(target);
+    for (const { target, isIntersecting, boundingClientRect } of seen) {
+      if (isIntersecting) fill(target);
+      else empty(target, boundingClientRect.height); // as observed: asking for it now would lay the page out each time
+    }
   }, { rootMargin: NEAR });
 
   function draw() {
@@ -143,7 +146,6 @@
       item.append(two);
     } else item.append(tokens(one, place, $("by").value, ""));
     item.style.minHeight = "";
-    watcher.observe(item);
   }
 
   function pairs() { // what each of two models says: log-probs, or values if these colour the page
@@ -151,9 +153,9 @@
     return data.compared.filter(name => name.endsWith(kind)).map(name => [name, name]);
   }
 
-  function empty(item) {
+  function empty(item, height) {
     if (!item.firstChild || item.querySelector('[tabindex="0"]')) return; // the way in by keyboard stays
-    item.style.minHeight = `${item.offsetHeight}px`;
+    item.style.minHeight = `${height}px`;
     item.replaceChildren();
   }
 
