@@ -26,7 +26,7 @@ class Line:
     colour: int = 0
     """The number of its run."""
     kind: str = "training"
-    """training (thin), held-out (with dots), outside (rings only), or yardstick (dashed)."""
+    """training (thin), held-out (with dots), points (no line), outside (rings only), or yardstick (dashed)."""
     labels: Sequence[str] = ()
     """Of the points, beside them."""
 
@@ -136,9 +136,10 @@ def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
     colour = f"c{line.colour % COLOURS}"
     kept = [(x, y) for x, y in line.points if _fits(y, chart)]
     thin = thinned(kept)
-    if line.kind == "outside":
-        rings = [f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"' for x, y in thin]
-        return [f'<circle class="ring {colour}" r="4.5" {place}/>' for place in rings]
+    if line.kind in ("outside", "points"):
+        name, size = ("ring", 4.5) if line.kind == "outside" else ("point", 1.7)
+        places = [f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"' for x, y in thin]
+        return [f'<circle class="{name} {colour}" r="{size}" {place}/>' for place in places]
     path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in thin)
     parts = [f'<polyline class="line {line.kind} {colour}" points="{path}"/>'] if thin else []
     if line.kind != "training" or len(kept) == 1:

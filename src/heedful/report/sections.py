@@ -152,7 +152,7 @@ def yardstick(runs: Sequence[RunRecord], measured: BestOfN | None) -> str:
         if "reward/score_mean" not in {metric for line in run.curves.metrics for metric in line}:
             continue
         for names, kind in (
-            (("reference/kl", "reward/score_mean"), "training"),
+            (("reference/kl", "reward/score_mean"), "points"),
             (("eval/kl", "eval/score_mean"), "held-out"),
         ):
             points = [(line[names[0]], line[names[1]]) for line in run.curves.metrics if set(names) <= set(line)]
@@ -173,7 +173,8 @@ def yardstick(runs: Sequence[RunRecord], measured: BestOfN | None) -> str:
             "There is no yardstick: run heedful evaluate best-of-n on the untrained policy with --output FILE, and add "
             "--best-of-n FILE."
         )
-    said += (
+    said = (
+        f"Small dots are training, a step each; the line with dots is held-out data. {said}"
         " The KL of best-of-n is its upper bound, log n − (n − 1)/n. A run below the dashed line pays more KL for its score "
         "than picking the best of n would."
     )

@@ -70,7 +70,7 @@
     if (!Number.isFinite(number)) return String(number);
     const text = Math.abs(number) >= 1e5 || (number !== 0 && Math.abs(number) < 1e-4)
       ? number.toExponential(2) : String(Number(number.toPrecision(3)));
-    return text.replace("-", MINUS);
+    return text.replaceAll("-", MINUS);
   }
 
   const KEYS = {
