@@ -1,10 +1,8 @@
 """Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
@@ -146,15 +144,10 @@ def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], lengths: S
     numbers = np.empty((0, 0), np.float32) if given is None else given.numbers.float().cpu().numpy()
     place = {row: at for at, row in enumerate(rows)}
     kept = [numbers[place[row], :length] for row, length in enumerate(lengths) if row in place]
-    ends = np.cumsum([0, *(length if row in place else 0 for row, length in enumerate(lengths))], dtype=np.int32)
-    flat = np.concatenate(kept) if kept else np.empty(0, np.float32)
+    ends = np.cumsum([0, *(length if row in place else 0 for row, length in enumerate(lengths))])
+    flat = pa.array(np.concatenate(kept) if kept else np.empty(0, np.float32), pa.float32())
     absent = pa.array([row not in place for row in range(len(lengths))])
-    return pa.ListArray.from_arrays(_array(ends, pa.int32()), _array(flat, pa.float32()), mask=absent)
-
-
-def _array(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Numbers as they are in memory: `pyarrow.array` of them would load pandas."""
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=absent)
 
 
 def _strings(texts: Iterable[str]) -> pa.Array:
