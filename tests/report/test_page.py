@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from heedful.algorithms.online.rollout_files import OF_TOKENS
 from heedful.report.page import LARGEST_PAGE
-from heedful.report.rollouts import QUANTITIES
 from logged_runs import NASTY, unpacked
 
 
@@ -62,10 +62,19 @@ def test_every_number_of_every_token_is_on_the_page(log_run, report):
     assert [header["prompts"][entry[3]] for entry in header["responses"]] == [row["prompt"] for row in rows]
     assert [entry[-1] for entry in header["responses"]] == [row["response_ids"] for row in rows]
     assert "四" in texts, "a character of three tokens is shown whole"
-    for quantity in QUANTITIES:
-        first, *second = quantity.columns
-        exact = np.concatenate([np.array(row[first]) - sum(np.array(row[name]) for name in second) for row in rows])
-        np.testing.assert_allclose(columns[quantity.name], exact, rtol=5e-4, atol=1e-6)  # float16 times a power of two
+    exact = {column: np.concatenate([row[column] for row in rows]) for column in OF_TOKENS}
+    exact["KL"] = exact["old_logprobs"] - exact["ref_logprobs"]
+    named = {
+        "advantage": "advantages",
+        "log-ratio": "log_ratio",
+        "KL": "KL",
+        "reward": "token_rewards",
+        "value": "values",
+    }
+    named |= {"return": "returns", "entropy": "entropy", "log-prob": "old_logprobs"}
+    assert list(columns) == list(named)
+    for name, column in named.items():
+        np.testing.assert_allclose(columns[name], exact[column], rtol=5e-4, atol=1e-6)  # float16 times a power of two
 
 
 def test_what_left_its_band_and_alarms_have_their_times(log_run, report):
@@ -181,10 +190,10 @@ def test_a_large_run_is_sampled_and_says_so(log_run, report):
 
 
 def test_a_long_response_keeps_its_beginning_and_end(log_run, report):
-    page = report(log_run(steps=1, responses=[("q", "a" * 900 + "b" * 600)]))
+    page = report(log_run(steps=1, responses=[("q", "a" * 900 + "b" * 599 + "c")]))
     header, texts, _ = unpacked(page)
     assert header["responses"][0][4] == 1500
-    assert "".join(texts) == "a" * 800 + "b" * 200
+    assert "".join(texts) == "a" * 800 + "b" * 199 + "c"
     assert "the first 800 and the last 200" in page
 
 
