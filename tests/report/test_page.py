@@ -174,7 +174,13 @@ def test_the_yardstick_is_the_first_steps_or_what_was_measured(log_run, report, 
     assert "n=2 0.1931: 2" in page, "of the 6 pairs of 0, 1, 2, 3 the best have the mean 2"
     measured = tmp_path / "best.json"
     measured.write_text(json.dumps({"best_of": [{"k": 1, "kl_bound": 0.0, "score": 7.5}]}), encoding="utf-8")
-    assert "n=1 0: 7.5" in report(run, best_of_n=measured)
+    page = report(run, best_of_n=measured)
+    assert "n=1 0: 7.5" in page
+    assert "measure it anew" not in page
+    content = {"best_of": [{"k": 1, "kl_bound": 0.0, "score": 7.5}], "settings": {"temperature": 0.5}}
+    measured.write_text(json.dumps(content), encoding="utf-8")
+    said = "It sampled at temperature 0.5, ppo at 1.0: measure it anew."
+    assert said in report(run, best_of_n=measured)
 
 
 def test_a_large_run_is_sampled_and_says_so(log_run, report):

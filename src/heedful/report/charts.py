@@ -10,7 +10,7 @@ from heedful.plot.healthy import Band
 from heedful.redact import redact_printed
 
 WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 38
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 38
 """Around the plot, in units of the picture."""
 MOST_POINTS = 400
 """Per line; of a longer one the lowest and the highest value of each part are drawn."""
@@ -133,7 +133,7 @@ def _band(band: Band, frame: _Frame) -> str:
 
 
 def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
-    colour = f"c{line.colour % COLOURS}"
+    colour = "muted" if line.kind == "yardstick" else f"c{line.colour % COLOURS}"
     kept = [(x, y) for x, y in line.points if _fits(y, chart)]
     thin = thinned(kept)
     if line.kind in ("outside", "points"):
@@ -149,7 +149,9 @@ def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
             shown = f"{label} {number(x)}: {number(y)}".strip()
             parts.append(f'<circle class="dot {colour}" r="3" {place}><title>{text(shown)}</title></circle>')
             if label:
-                parts.append(f'<text x="{frame.x(x) + 5:.1f}" y="{frame.y(y) + 13:.1f}">{text(label)}</text>')
+                side, anchor = (-5, "end") if frame.x(x) > WIDTH - LEFT else (5, "start")  # inside the picture
+                place = f'x="{frame.x(x) + side:.1f}" y="{frame.y(y) + 13:.1f}" text-anchor="{anchor}"'
+                parts.append(f"<text {place}>{text(label)}</text>")
     for x, y in line.points:
         if not _fits(y, chart) and line.kind != "outside":
             cross = f"M{frame.x(x) - 3:.1f} {HEIGHT - BOTTOM - 9}l6 6m0 -6l-6 6"

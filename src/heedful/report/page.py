@@ -69,7 +69,7 @@ def build_page(
     config: ReportConfig,
     tokenizers: Tokenizers,
     *,
-    measured: sections.BestOfN | None = None,
+    measured: sections.Measured | None = None,
     version: str = "",
 ) -> tuple[str, Inspected]:
     """Return the page, and what its inspector shows: fewer responses until all is below `LARGEST_PAGE`.
@@ -108,13 +108,15 @@ def build_page(
         most = min(most, len(found.responses))
 
 
-def read_best_of_n(path: Path) -> sections.BestOfN:
-    """The table of ``heedful evaluate best-of-n --output``. Raises DataError."""
+def read_best_of_n(path: Path) -> sections.Measured:
+    """What ``heedful evaluate best-of-n --output`` wrote. Raises DataError."""
     remedy = "--best-of-n names a file that heedful evaluate best-of-n --output wrote"
-    rows = read_object(path, remedy, needs=["best_of"], error=DataError)["best_of"]
+    content = read_object(path, remedy, needs=["best_of"], error=DataError)
     try:
-        return [(int(row["k"]), float(row["kl_bound"]), float(row["score"])) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+        rows = [(int(row["k"]), float(row["kl_bound"]), float(row["score"])) for row in content["best_of"]]
+        temperature = (content.get("settings") or {}).get("temperature")
+        return sections.Measured(rows, None if temperature is None else float(temperature))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: its best_of is no table of k, kl_bound and score; {remedy}") from error
 
 

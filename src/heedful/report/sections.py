@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from heedful.core.best_of_n import expected_best, kl_bound
 from heedful.files import to_json
@@ -36,6 +36,14 @@ FEWEST_OF_N = 4
 """Responses to a prompt from which on a run's own first step is a yardstick."""
 BestOfN = Sequence[tuple[int, float, float]]
 """n, the bound on its KL, the expected score of the best of n."""
+
+
+class Measured(NamedTuple):
+    """What ``heedful evaluate best-of-n`` found."""
+
+    best_of: BestOfN
+    temperature: float | None
+    """At which it sampled; None if the file does not say."""
 
 
 def overview(runs: Sequence[RunRecord]) -> str:
@@ -145,7 +153,7 @@ def _figure(panel: Panel, lines: Sequence[Line], runs: Sequence[RunRecord]) -> s
 # The yardstick ----------------------------------------------------------------------------------------------------------
 
 
-def yardstick(runs: Sequence[RunRecord], measured: BestOfN | None) -> str:
+def yardstick(runs: Sequence[RunRecord], measured: Measured | None) -> str:
     """Reward against KL: what training paid for its score, beside the best of n responses of the untrained policy."""
     lines = []
     for place, run in enumerate(runs):
@@ -161,11 +169,12 @@ def yardstick(runs: Sequence[RunRecord], measured: BestOfN | None) -> str:
     if not lines:
         return ""
     own = {run.name: found for run in runs if (found := best_of_first_step(run))} if measured is None else {}
-    for found in [measured] if measured is not None else list(own.values()):
+    for found in [measured.best_of] if measured is not None else list(own.values()):
         kept = [one for one in found if one[0] & (one[0] - 1) == 0 or one[0] == found[-1][0]]
         lines.append(Line([(kl, score) for _, kl, score in kept], 0, "yardstick", [f"n={n}" for n, _, _ in kept]))
     if measured is not None:
         said = "Dashed: the best of n responses, as heedful evaluate best-of-n measured it."
+        said += _other_temperature(runs, measured)
     elif own:
         said = f"Dashed: the best of n of the first step's responses to a prompt, before any update ({', '.join(own)})."
     else:
@@ -180,6 +189,16 @@ def yardstick(runs: Sequence[RunRecord], measured: BestOfN | None) -> str:
     )
     chart = Chart("reward against KL", "KL to the reference, nats per response", "mean score per response", lines)
     return section("Reward against KL", f'<p>{text(said)}</p><figure class="wide">{draw(chart)}</figure>')
+
+
+def _other_temperature(runs: Sequence[RunRecord], measured: Measured) -> str:
+    """What to say if best-of-n sampled at another temperature than a run; nothing else."""
+    own = measured.temperature
+    others = [run for run in runs if own is not None and run.settings.get("temperature", own) != own]
+    if not others:
+        return ""
+    listed = ", ".join(f"{run.name} at {run.settings['temperature']}" for run in others)
+    return f" It sampled at temperature {own:g}, {listed}: measure it anew."
 
 
 def best_of_first_step(run: RunRecord) -> BestOfN:
