@@ -34,6 +34,7 @@ def asked(url, **headers):
 
 def test_the_page_follows_the_files(served, monkeypatch):
     monkeypatch.setattr("heedful.report.watch.SECONDS", 0.0)
+    monkeypatch.setattr("heedful.report.watch.TIMES", 0.0)
     run, _, url = served
     before = sorted(run.rglob("*"))
     status, page, headers = asked(url)
@@ -53,6 +54,17 @@ def test_the_page_follows_the_files(served, monkeypatch):
     status, said, _ = asked(url)
     assert status == 503
     assert "metrics.jsonl:6 is damaged" in said
+
+
+def test_a_page_is_kept_for_ten_times_as_long_as_it_takes(served):
+    run, watched, _ = served
+    watched.current()
+    known, watched.took = watched.version(), 60.0
+    (run / "summary.json").write_text("{}", encoding="utf-8")
+    watched.made -= 599
+    assert watched.version() == known
+    watched.made -= 2
+    assert watched.version() != known
 
 
 def test_other_names_and_other_pages_are_refused(served):

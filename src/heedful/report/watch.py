@@ -23,6 +23,8 @@ READ = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", "config.yaml", "enviro
 """Files of a run whose changes make the page anew, besides rollouts/."""
 SECONDS = 3.0
 """At least so long a page is kept, whatever changes: a run may log many steps a second."""
+TIMES = 10.0
+"""At least so many times as long as it took to make it, so that training keeps the processor."""
 WAIT_SECONDS = 30.0
 """For a request to arrive."""
 
@@ -42,13 +44,15 @@ class Watched:
     config: ReportConfig
     tokenizers: Tokenizers = field(default_factory=Tokenizers)
     made: float = 0.0
+    took: float = 0.0
+    """Seconds that making it took."""
     known: str = ""
     page: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def version(self) -> str:
         """What tells the files as they are now from those that the page was made of."""
-        if time.monotonic() - self.made < SECONDS and self.known:
+        if self.known and time.monotonic() - self.made < max(SECONDS, TIMES * self.took):
             return self.known
         return version_of([Path(run) for run in self.config.runs])
 
@@ -57,9 +61,11 @@ class Watched:
         with self._lock:
             version = self.version()
             if version != self.known:
+                began = time.monotonic()
                 runs = read_runs([Path(run) for run in self.config.runs])
                 self.page, _ = build_page(runs, self.config, self.tokenizers, version=version)
                 self.known, self.made = version, time.monotonic()
+                self.took = self.made - began
             return self.page
 
 
