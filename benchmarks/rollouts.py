@@ -9,6 +9,7 @@ nothing, and pairs differ by more than what they measure: then the share is the 
 """
 
 import argparse
+import gc
 import shutil
 import statistics
 import tempfile
@@ -79,6 +80,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # as the command does once it has loaded its libraries
     shares: list[float] = []
     differences: list[tuple[float, ...]] = []
     with tempfile.TemporaryDirectory() as name:
