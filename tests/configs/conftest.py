@@ -46,8 +46,9 @@ from heedful.configs.plan import (
     PlanRewardConfig,
     PlanSFTConfig,
 )
+from heedful.configs.report import LookConfig, ReportConfig, WatchConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
-from heedful.configs.tools import PushConfig, ReportConfig, RunsConfig, SampleConfig, ServePolicyConfig, TinyConfig
+from heedful.configs.tools import PushConfig, RunsConfig, SampleConfig, ServePolicyConfig, TinyConfig
 from heedful.configs.tracking import TrackConfig
 
 RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}
@@ -75,6 +76,8 @@ LEAST = {
     PushConfig: {"run": "运行/一", "to": "org/name", "license": "mit"},
     TasksConfig: {"model": "模型", "tasks": ("gsm8k",)},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
+    LookConfig: {"run": "运行/一"},
+    WatchConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},
     ServeRewardConfig: {"model": "评分"},
     AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},

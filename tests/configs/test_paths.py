@@ -17,8 +17,8 @@ from heedful import (
     WinRateConfig,
 )
 from heedful.configs.parse import parse, to_yaml
+from heedful.configs.report import ReportConfig
 from heedful.configs.settings import PATHS, REWARDS
-from heedful.configs.tools import ReportConfig
 
 NO_PATHS = {
     "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change",

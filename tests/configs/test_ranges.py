@@ -32,8 +32,9 @@ from heedful import (
     WinRateConfig,
 )
 from heedful.cli.main import COMMANDS
+from heedful.configs.report import ReportConfig
 from heedful.configs.settings import Range
-from heedful.configs.tools import ReportConfig, TinyConfig
+from heedful.configs.tools import TinyConfig
 
 NAN, INFINITE = math.nan, math.inf
 
@@ -353,8 +354,8 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             {"runs": ()},
             "no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo",
         ),
-        (ReportConfig, {"output": "curves.txt"}, r"--output curves.txt must end in .png, .svg or .pdf"),
-        (ReportConfig, {"output": "curves"}, r"--output curves must end in .png"),
+        (ReportConfig, {"output": "curves.txt"}, r"--output curves.txt must end in .html, .png, .svg or .pdf"),
+        (ReportConfig, {"output": "curves"}, r"--output curves must end in .html"),
         (DemoConfig, {"output": ""}, "--output must name a folder for the demo"),
         (DemoConfig, {"output": "."}, "--output must name a folder for the demo"),
         (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),

@@ -2,7 +2,10 @@
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
+
+from heedful.algorithms.online.rollout_files import OF_TOKENS
 
 SHORT, FEW = ("sft", "ppo"), 2
 """Cases and steps of the tests that are not exhaustive."""
@@ -45,6 +48,17 @@ def trained(results, inputs, tmp_path_factory):
 
 
 @pytest.fixture
+def tokens_of():
+    """``tokens_of(run)``: by the name of a column of rollouts/, the numbers of all tokens."""
+
+    def of(run):
+        rows = [row for path in sorted((run / "rollouts").iterdir()) for row in pq.read_table(path).to_pylist()]
+        return {name: [number for row in rows for number in row[name] or ()] for name in OF_TOKENS}
+
+    return of
+
+
+@pytest.fixture
 def check(comparing, training):
     """``check(one, several, names)``: the runs of these cases in two folders have the same metrics, weights and samples."""
 
@@ -68,6 +82,15 @@ def check(comparing, training):
 def test_two_ranks_train_as_one_does(trained, check):
     """In float32, and with every part of PPO: adaptive KL, score norm, ptx, averaged weights, value and entropy terms."""
     check(trained(1, SHORT, steps=FEW), trained(2, SHORT, steps=FEW), SHORT, steps=FEW)
+
+
+def test_two_ranks_write_the_numbers_of_every_token(trained, tokens_of):
+    """Those of the passes that each made of its own responses, the last of several."""
+    one, two = (tokens_of(trained(ranks, SHORT, steps=FEW) / "ppo") for ranks in (1, 2))
+    for name in OF_TOKENS:
+        assert one[name], name
+        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-4), name
+    assert len(set(one["log_ratio"])) > 100
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
+from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
 from heedful.algorithms.online.metrics import SHOWN, pass_metrics, rollout_metrics, score_metrics, tied_frac
@@ -67,6 +68,14 @@ class DPOExperience(NamedTuple):
     """KL to the reference per response, ``[batch]``; zero before a pass."""
     seconds: float
     """Duration of sampling, scoring and teacher-forced passes."""
+
+    def token_numbers(self) -> dict[str, TokenNumbers]:
+        """What policy and reference read, by the names of the columns of ``rollouts/``."""
+        rows = torch.arange(len(self.ref_logprobs))
+        read = {"ref_logprobs": self.ref_logprobs}
+        if self.old is not None:
+            read |= {"old_logprobs": self.old.logprobs, "entropy": self.old.entropy}
+        return {name: TokenNumbers(rows, numbers) for name, numbers in read.items()}
 
 
 def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> DPOExperience:
@@ -142,6 +151,8 @@ def dpo_loss(
     outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first)
     if is_first:
         update.add(_first_pass(outputs, experience, rows, update))
+    old_logprobs = outputs.logprobs.detach() if experience.old is None else experience.old.logprobs[rows]
+    update.note_ratio(rows, outputs.logprobs, old_logprobs)
     ours, theirs = (
         torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, experience.ref_logprobs[rows])
     )
@@ -181,6 +192,7 @@ def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, 
     mask = experience.scored.batch.response_mask
     kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
     update.set_kl(rows, kl)
+    update.note_first_pass(rows, outputs)
     seen = experience.scored.rollouts.sampler_logprobs[rows]
     return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
 

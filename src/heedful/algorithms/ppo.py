@@ -110,6 +110,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         states=None if old is None else old.states,
         sampler_logprobs=scored.rollouts.sampler_logprobs,
         is_finite=finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
+        entropy=None if old is None else old.entropy,
     )
     return experience.only(~scored.rollouts.truncated) if cfg.mask_truncated else experience
 
@@ -195,6 +196,7 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
     if old_logprobs is None:  # the policy is still the one that sampled
         old_logprobs = new.logprobs.detach()
         update.add_first_pass(new, part, counts)
+    update.note_ratio(part.rows, new.logprobs, old_logprobs)
     loss, metrics = objective_loss(
         new.logprobs, old_logprobs, part.advantages, mask, config=cfg, reduction=counts.reduction
     )

@@ -189,7 +189,13 @@ COMMANDS = {
     "push": Command(
         "configs.tools:PushConfig", "cli.commands:push", "upload a run's model to the Hugging Face Hub, with a card"
     ),
-    "report": Command("configs.tools:ReportConfig", "cli.commands:report_curves", "draw the learning curves of runs"),
+    "report": Command(
+        "configs.report:ReportConfig",
+        "cli.commands:report_runs",
+        "a page about runs: curves, lineage, alarms, each token's numbers",
+    ),
+    "look": Command("configs.report:LookConfig", "report.terminal:look", "show a run's responses token by token"),
+    "watch": Command("configs.report:WatchConfig", "report.watch:watch", "serve the page of a run while it goes on"),
     "chat": Command("configs.tools:ChatConfig", "cli.commands:chat", "talk to a model in the terminal"),
     "course": Command(
         "configs.course:CourseConfig",
@@ -216,7 +222,7 @@ SHOWN = {
     "learning": ("course",),
     "more ways to train": ("a2c", "online-dpo", "kto"),
     "people who label": ("label", "sample", "round"),
-    "runs": ("runs", "report", "track", "push"),
+    "runs": ("runs", "report", "look", "watch", "track", "push"),
     "memory and models": ("plan", "merge", "tiny"),
     "servers": ("serve-reward", "serve-policy"),
 }

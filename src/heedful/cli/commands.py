@@ -17,12 +17,12 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
+from heedful.configs.report import PICTURES, ReportConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.tools import (
     DemoConfig,
     MergeConfig,
     PushConfig,
-    ReportConfig,
     RunsConfig,
     SampleConfig,
     TinyConfig,
@@ -203,12 +203,20 @@ def push(config: PushConfig) -> None:
         _print(line)
 
 
-def report_curves(config: ReportConfig) -> None:
-    """Draw learning curves and print the picture's path."""
-    from heedful import plot
+def report_runs(config: ReportConfig) -> None:
+    """Write the page about runs, or draw only their curves, and print where it is."""
     from heedful.evaluate.output import check_result_file
 
-    check_result_file(config.output, what="a picture")
+    is_page = config.output.suffix.lower() not in PICTURES
+    check_result_file(config.output, what="a page" if is_page else "a picture")
+    if is_page:
+        from heedful.report.page import write_report
+
+        for line in write_report(config):
+            _print(line)
+        return
+    from heedful import plot
+
     plot.curves(list(config.runs), path=config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
 

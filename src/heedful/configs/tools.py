@@ -188,28 +188,6 @@ class RunsConfig(Settings):
             raise ConfigError(f"{self.folder} is not a folder; name one that holds runs: heedful runs FOLDER")
 
 
-FORMATS = (".png", ".svg", ".pdf")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(Settings):
-    """Draw the learning curves of runs; those of the same algorithm overlay."""
-
-    runs: tuple[str, ...]
-    """Folders of runs, such as runs/sft runs/ppo."""
-    output: Path = Path("curves.png")
-    """Picture to write: .png, .svg or .pdf."""
-
-    POSITIONAL = ("runs",)
-
-    def check(self) -> None:
-        super().check()
-        if not self.runs:
-            raise ConfigError("no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo")
-        if self.output.suffix.lower() not in FORMATS:
-            raise ConfigError(f"--output {self.output} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-
-
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")

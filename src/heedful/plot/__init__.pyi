@@ -6,5 +6,5 @@ from .objective import clip_region as clip_region
 from .run_curves import curves as curves
 from .style import Picture as Picture
 from .token_bands import experience as experience
-from .token_bands import token_texts as token_texts
 from .token_bands import tokens as tokens
+from .whole_tokens import token_texts as token_texts

@@ -142,6 +142,8 @@ def _read_metrics(path: Path) -> list[dict[str, float]]:
             metrics.append({name: math.nan if value is None else float(value) for name, value in record.items()})
             int(record["step"])
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
+                break  # a last line without an end is half-written: the run goes on, or was killed
             raise DataError(
                 f"{path}:{number} is damaged: expected an object of numbers with a step, got {line:.80}; delete the line "
                 "to draw the rest"

@@ -24,6 +24,7 @@ from heedful.plot.style import (
     save,
     text_width,
 )
+from heedful.plot.whole_tokens import SHOWN, token_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,12 +36,6 @@ MARGIN, GAP, LINE_GAP = 12.0, 1.5, 14.0
 TOKEN_SIZE, NUMBER_SIZE, LABEL_SIZE, TITLE_SIZE = 12.0, 8.5, 9.0, 11.0
 TOKEN_HEIGHT, BAND_HEIGHT, TITLE_HEIGHT = 24.0, 16.0, 26.0
 NARROWEST = 16.0
-SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"})
-"""Symbols for white space."""
-PART = "‥"
-"""Symbol for a token that ends inside a character; the token that completes the character shows it."""
-LONGEST_CHARACTER = 4
-"""Number of bytes of a UTF-8 character."""
 
 
 def tokens(
@@ -151,23 +146,6 @@ def experience(
         prompt = experience.completions[row].prompt.prompt
         title = prompt if isinstance(prompt, str) else prompt[-1].content
     return tokens(token_texts(ids, tokenizer), values, title=title, limits=limits, path=path)
-
-
-def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Return the text of each token, special tokens included.
-
-    A character of several tokens, such as a Chinese one in a byte-level tokenizer, is the text of the last of them; the
-    others are ‥. Invalid bytes are �.
-    """
-    texts: list[str] = []
-    begun: list[int] = []
-    for token in ids:
-        begun.append(token)
-        text = tokenizer.decode(begun, skip_special_tokens=False)
-        is_part = text.endswith("\N{REPLACEMENT CHARACTER}") and len(begun) < LONGEST_CHARACTER
-        texts.append(PART if is_part else text)
-        begun = begun if is_part else []
-    return texts[: len(texts) - len(begun)] + ["\N{REPLACEMENT CHARACTER}"] * len(begun)
 
 
 def _check(tokens: Sequence[str], bands: Mapping[str, Sequence[float | None]]) -> None:

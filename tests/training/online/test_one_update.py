@@ -61,7 +61,7 @@ def trained(settings, passes):
         prompts = next(learner.prompts)
         algorithm = online_dpo if isinstance(settings, OnlineDPOConfig) else ppo
         scored = rollout(learner, prompts)
-        metrics, kl_of_step = algorithm.learn(learner, algorithm.make_experience(learner, scored))
+        metrics, kl_of_step, _ = algorithm.learn(learner, algorithm.make_experience(learner, scored))
         lines.append(timeless(metrics))
         kl += [row["kl"] for row in sample_rows(scored, kl_of_step, settings) if "kl" in row]
     weights = torch.cat(

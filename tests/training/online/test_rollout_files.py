@@ -8,22 +8,37 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import load_dataset
+from transformers import AutoModelForCausalLM
 
 from cases import often
-from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, train_grpo, train_ppo
+from heedful import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
+from heedful.algorithms.online.rollout_files import OF_TOKENS
+from heedful.data.batches import collate
 from heedful.data.chat import Renderer
-from heedful.models import load_tokenizer
+from heedful.engines.teacher_forced import token_outputs
+from heedful.models import load_policy, load_tokenizer
+from heedful.types import MicroBatch
 from trainers import ONLINE
 
 COLUMNS = [
     "step", "prompt", "response", "prompt_ids", "response_ids", "logprobs", "score", "rewards", "shaped_score", "kl",
-    "length", "finish_reason", "source", "weights_version", "staleness",
+    "length", "finish_reason", "source", "weights_version", "staleness", *OF_TOKENS,
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def varied():
+    """A reward that hardly two responses share."""
+
+    def varied(completions, **_):
+        return [float(sum(map(ord, completion)) % 101) for completion in completions]
+
+    return varied
 
 
 def rows_of(run):
@@ -142,3 +157,126 @@ def test_a_run_that_was_killed_has_every_response_once(config, length, killed, t
     (folder / "step-000009.parquet").write_bytes((folder / "step-000003.parquet").read_bytes())
     train_ppo(cut, [length])
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+
+
+def columns_of(rows):
+    return {name: [row[name] for row in rows] for name in OF_TOKENS}
+
+
+def known(columns):
+    return {name for name, lists in columns.items() if any(one is not None for one in lists)}
+
+
+CASES = {
+    "ppo": (PPOConfig, {"ppo_epochs": 2}, set(OF_TOKENS)),
+    "one-update": (PPOConfig, {"ppo_epochs": 1, "value_epochs": 1}, set(OF_TOKENS)),
+    "critic": (PPOConfig, {"critic": "separate"}, set(OF_TOKENS)),
+    "grpo": (GRPOConfig, {"kl_coef": 0.0}, set(OF_TOKENS) - {"ref_logprobs", "values", "returns"}),
+    "rloo": (GRPOConfig, {"advantage": "rloo", "kl_in": "reward"}, set(OF_TOKENS) - {"values", "returns"}),
+    "a2c": (A2CConfig, {}, set(OF_TOKENS)),
+    "online-dpo": (OnlineDPOConfig, {}, {"old_logprobs", "ref_logprobs", "entropy", "log_ratio"}),
+    "online-dpo-twice": (OnlineDPOConfig, {"ppo_epochs": 2}, {"old_logprobs", "ref_logprobs", "entropy", "log_ratio"}),
+}
+
+
+@pytest.mark.parametrize("name", often(CASES, ["one-update"]))
+def test_each_algorithm_has_the_columns_that_it_knows(name, config, varied):
+    kind, changes, columns = CASES[name]
+    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
+    settings = config(kind, rollouts="all", eval_fraction=0.0, learning_rate=1e-2, **changes)
+    train(settings, [varied])
+    rows = rows_of(settings.output)
+    found = columns_of(rows)
+    assert known(found) == columns
+    for column in columns:
+        kept = [(row, one) for row, one in zip(rows, found[column], strict=True) if one is not None]
+        assert len(kept) == len(rows)
+        assert all(len(one) == len(row["response_ids"]) for row, one in kept)
+    for row in rows:
+        if row["ref_logprobs"] is not None:
+            kl = sum(a - b for a, b in zip(row["old_logprobs"], row["ref_logprobs"], strict=True))
+            assert kl == pytest.approx(row["kl"], abs=1e-4)
+        assert all(a <= 0 < b for a, b in zip(row["old_logprobs"], row["entropy"], strict=True))
+        assert row["old_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
+    moved = any(ratio != 0 for row in rows for ratio in row["log_ratio"])
+    assert moved == (changes.get("ppo_epochs") == 2 or name in {"critic"})
+
+
+@pytest.mark.exhaustive
+def test_advantages_follow_from_the_other_columns(config, varied):
+    """By core's own formulas, response by response: GAE of the written rewards and values, then whitened as a batch."""
+    settings = config(PPOConfig, rollouts="all", eval_fraction=0.0, steps=1, gae_lambda=0.9, kl_coef=0.3)
+    train_ppo(settings, [varied])
+    rows = rows_of(settings.output)
+    width = max(row["length"] for row in rows)
+
+    def padded(name):
+        return torch.tensor([row[name] + [0.0] * (width - row["length"]) for row in rows])
+
+    mask = torch.tensor([[t < row["length"] for t in range(width)] for row in rows])
+    advantages, returns = core.gae(padded("token_rewards"), padded("values"), mask, gamma=1.0, gae_lambda=0.9)
+    torch.testing.assert_close(padded("advantages")[mask], core.whiten(advantages, mask)[mask], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(padded("returns")[mask], returns[mask], rtol=1e-5, atol=1e-5)
+    placed = core.kl_shaped_rewards(
+        core.spread_scores(torch.tensor([row["shaped_score"] for row in rows], dtype=torch.float32), None, mask),
+        padded("old_logprobs"),
+        padded("ref_logprobs"),
+        mask,
+        kl_coef=0.3,
+    )
+    torch.testing.assert_close(padded("token_rewards")[mask], placed[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_five_tokens_by_hand(config, varied):
+    """Of step 2: plain transformers on the checkpoint of step 1, a token at a time, and on the reference."""
+    settings = config(
+        rollouts="all", eval_fraction=0.0, save_every=1, save_total_limit=3, learning_rate=1e-2, temperature=0.7
+    )
+    train_ppo(settings, [varied])
+    row = next(row for row in rows_of(settings.output) if row["step"] == 2 and row["length"] >= 5)
+    policies = {
+        "old_logprobs": settings.output / "checkpoints" / "step-000001",
+        "ref_logprobs": Path(settings.model),
+    }
+    for column, folder in policies.items():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for t in range(5):
+            ids = row["prompt_ids"] + row["response_ids"][:t]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, -1]
+            logprobs = (logits / 0.7).log_softmax(-1)
+            assert row[column][t] == pytest.approx(float(logprobs[row["response_ids"][t]]), abs=1e-5)
+            if column == "old_logprobs":
+                assert row["entropy"][t] == pytest.approx(float(-(logprobs.exp() * logprobs).sum()), abs=1e-5)
+    head = load_policy(
+        str(policies["old_logprobs"]), with_value_head=True, device=torch.device("cpu"), compute_dtype=torch.float32
+    )
+    batch = collate([row["prompt_ids"]], [row["response_ids"]], pad_id=0)
+    values = token_outputs(head.eval(), batch, temperature=0.7, micro_batch=MicroBatch(1)).values[0]
+    assert row["values"] == pytest.approx(values.tolist(), abs=1e-5)
+    assert any(abs(value) > 1e-3 for value in row["values"])
+
+
+@pytest.mark.exhaustive
+def test_the_ratio_is_that_of_the_last_pass(config, varied):
+    """In one pass over two minibatches the first has not moved. In two passes all has, and the second counts."""
+    once = config(rollouts="all", eval_fraction=0.0, steps=1, minibatch_size=4, ppo_epochs=1, learning_rate=1e-2)
+    train_ppo(once, [varied])
+    ratios = [max(map(abs, row["log_ratio"])) for row in rows_of(once.output)]
+    assert sorted(ratio > 1e-4 for ratio in ratios) == [False] * 4 + [True] * 4
+
+
+@pytest.mark.exhaustive
+def test_what_is_not_learned_from_has_no_numbers(config):
+    def broken(completions, **_):
+        return [None if i % 4 == 3 else float(len(c)) for i, c in enumerate(completions)]
+
+    settings = config(
+        rollouts="all", max_failed_rewards=0.5, eval_fraction=0.0, mask_truncated=True, max_new_tokens=100, seed=3
+    )
+    train_ppo(settings, [broken])
+    rows = rows_of(settings.output)
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    for row in rows:
+        is_learned = row["score"] is not None and row["finish_reason"] == "stop"
+        assert all((row[name] is not None) == is_learned for name in OF_TOKENS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,14 @@ from heedful.data.batches import Batch
 from heedful.distributed.sharding import Passes
 from heedful.engines.teacher_forced import micro_batches
 from heedful.types import Completion, MicroBatch
+
+
+class TokenNumbers(NamedTuple):
+    """A number for each token of some responses of a rollout batch, to be written down (``--rollouts all``)."""
+
+    rows: Int[Tensor, " some"]
+    """Places of the responses in the rollout batch."""
+    numbers: Float[Tensor, "some time"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Experience:
     """Log-probs recorded during sampling; only for metrics."""
     is_finite: Bool[Tensor, " batch"]
     """False where a response's rewards, log-probs or values are not finite; for messages."""
+    entropy: Float[Tensor, "batch time"] | None = None
+    """Of the policy that sampled, in nats; None if ``old_logprobs`` is. To be looked at."""
 
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
@@ -65,6 +75,19 @@ class Experience:
         """
         broken = (~self.is_finite).nonzero().squeeze(1)
         return [self.completions[row].prompt.source for row in (broken if len(broken) else rows).tolist()]
+
+    def token_numbers(self) -> dict[str, TokenNumbers]:
+        """What the update holds constant, by the names of the columns of ``rollouts/``; without what there is not."""
+        numbers = {
+            "old_logprobs": self.old_logprobs,
+            "ref_logprobs": self.ref_logprobs,
+            "values": self.old_values,
+            "token_rewards": self.rewards,
+            "advantages": self.advantages,
+            "returns": self.returns,
+            "entropy": self.entropy,
+        }
+        return {name: TokenNumbers(self.rows, one) for name, one in numbers.items() if one is not None}
 
     def select(self, rows: Tensor) -> "Experience":
         """The rows in the given order, without texts and metrics."""

@@ -2,9 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
+from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
 from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
@@ -17,8 +18,16 @@ from heedful.training.callbacks import Callbacks
 from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 
+
+class HasTokenNumbers(Protocol):
+    """What an update learns from."""
+
+    def token_numbers(self) -> dict[str, TokenNumbers]:
+        """What it knows of each token, by the columns of ``rollouts/``."""
+
+
 C = TypeVar("C", bound=RolloutConfig)
-E = TypeVar("E")
+E = TypeVar("E", bound=HasTokenNumbers)
 
 
 def run_online(
@@ -65,8 +74,8 @@ def run_online(
                 scored = rollout(learner, next(learner.prompts))
                 experience = make_experience(learner, scored)
                 with run.update():
-                    metrics, kl = learn(learner, experience)
-                    write_rollouts(config, step, scored, kl)
+                    metrics, kl, token_numbers = learn(learner, experience)
+                    write_rollouts(config, step, scored, kl, experience.token_numbers() | token_numbers)
                     run.log(step, metrics, note=scored.given.note)
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, kl, config))

@@ -1,11 +1,13 @@
 """Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
+from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
@@ -15,6 +17,17 @@ from heedful.redact import without_secrets_of
 from heedful.training.output_folder import real_path
 
 FOLDER = "rollouts"
+OF_TOKENS = (
+    "old_logprobs",
+    "ref_logprobs",
+    "values",
+    "token_rewards",
+    "advantages",
+    "returns",
+    "entropy",
+    "log_ratio",
+)
+"""Columns with a number for each of ``response_ids``; runs of earlier versions have none of them."""
 
 
 def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
@@ -28,7 +41,9 @@ def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
             path.unlink()
 
 
-def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Tensor) -> None:
+def write_rollouts(
+    config: RolloutConfig, step: int, scored: ScoredBatch, kl: Tensor, token_numbers: Mapping[str, TokenNumbers]
+) -> None:
     """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
 
     Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
@@ -40,6 +55,17 @@ def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Te
     null: the score and KL of a response on which a reward failed, what a reward gave that did not apply, the KL of a run
     that measures none.
 
+    Columns with a number for each of ``response_ids``, float32, in nats where they are logarithms:
+
+    - ``old_logprobs``: ``log pi_old``, of the policy before the update, with the temperature;
+    - ``ref_logprobs``: ``log ref``, of the reference; ``entropy``: that of ``pi_old`` at the token;
+    - ``values``: ``V_t``, the critic's, of the text before the token; ``returns``: ``R_t``, what it learns;
+    - ``token_rewards``: ``r_t``, scores and penalties where they fall, minus the price of the KL;
+    - ``advantages``: ``A_t``, as the loss takes them (whitened, weighed);
+    - ``log_ratio``: ``log pi - log pi_old`` in the last pass over the token, before that pass's optimizer step.
+
+    They are null where a run has none (no critic, no reference) and for a response that was not learned from.
+
     To be called before the step is logged: if it fails, the step is done again.
 
     Raises OSError, such as for a full disk.
@@ -49,12 +75,20 @@ def write_rollouts(config: RolloutConfig, step: int, scored: ScoredBatch, kl: Te
     folder = real_path(config.folder) / FOLDER
     folder.mkdir(exist_ok=True)
     content = pa.BufferOutputStream()
-    table = _table(step, scored, kl if config.needs_reference else None, hide=without_secrets_of(config))
+    known_kl = kl if config.needs_reference else None
+    table = _table(step, scored, known_kl, token_numbers, hide=without_secrets_of(config))
     pq.write_table(table, content, compression="zstd")
     write_bytes(folder / _name(step), content.getvalue().to_pybytes())
 
 
-def _table(step: int, scored: ScoredBatch, kl: Tensor | None, *, hide: Callable[[str], str]) -> pa.Table:
+def _table(
+    step: int,
+    scored: ScoredBatch,
+    kl: Tensor | None,
+    token_numbers: Mapping[str, TokenNumbers],
+    *,
+    hide: Callable[[str], str],
+) -> pa.Table:
     rollouts, completions, given = scored.sampled.rollouts, scored.sampled.completions, scored.sampled.given
     responses, batch = rollouts.responses(with_stop=True), rollouts.batch
     width = batch.ids.shape[1] - batch.response_mask.shape[1]
@@ -91,7 +125,29 @@ def _table(step: int, scored: ScoredBatch, kl: Tensor | None, *, hide: Callable[
         versions = rollouts.versions.tolist()
         columns["weights_version"] = pa.array(versions, pa.int32())
         columns["staleness"] = pa.array([step - 1 - version for version in versions], pa.int32())
+    lengths = [len(ids) for ids in responses]
+    of_learned = [place for place, one in enumerate(completions) if id(one) in learned]
+    for name in OF_TOKENS:
+        columns[name] = _of_tokens(token_numbers.get(name), of_learned, lengths)
     return pa.table(columns)
+
+
+def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], lengths: Sequence[int]) -> pa.Array:
+    """A list of numbers per sampled response, as long as its tokens; null for those that have none.
+
+    Args:
+        given: by the response's place among those that are learned from.
+        of_learned: the place of each of those among all that were sampled.
+        lengths: tokens of each that was sampled.
+    """
+    rows = [] if given is None else [of_learned[row] for row in given.rows.tolist()]
+    numbers = np.empty((0, 0), np.float32) if given is None else given.numbers.float().cpu().numpy()
+    place = {row: at for at, row in enumerate(rows)}
+    kept = [numbers[place[row], :length] for row, length in enumerate(lengths) if row in place]
+    ends = np.cumsum([0, *(length if row in place else 0 for row, length in enumerate(lengths))])
+    flat = pa.array(np.concatenate(kept) if kept else np.empty(0, np.float32), pa.float32())
+    absent = pa.array([row not in place for row in range(len(lengths))])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=absent)
 
 
 def _strings(texts: Iterable[str]) -> pa.Array:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful import core
-from heedful.algorithms.online.experience import Counts, Experience
+from heedful.algorithms.online.experience import Counts, Experience, TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -32,6 +32,8 @@ class Learned(NamedTuple):
     metrics: dict[str, float]
     kl: Tensor
     """KL to the reference per response, ``[batch]``."""
+    token_numbers: dict[str, TokenNumbers]
+    """What the update's own passes gave, by the columns of ``rollouts/``; nothing if these are not kept."""
 
 
 class Update:
@@ -56,6 +58,11 @@ class Update:
         self._before: Metrics = {}
         self._mixed: list[str] = []
         self._read: list[Tensor] = []
+        self._keeps_numbers = learner.config.rollouts == "all"
+        self._numbers: list[tuple[int, str, TokenNumbers]] = []
+        """What passes gave, each with the number of optimizer steps before it."""
+        self._ratios: list[tuple[int, str, TokenNumbers]] = []
+        """Those of the minibatch that is being learned from."""
 
     @property
     def has_moved(self) -> bool:
@@ -83,7 +90,7 @@ class Update:
 
     @contextlib.contextmanager
     def _attempt(self, attempt: Attempt) -> Iterator[MicroBatch]:
-        self.approx_kl, self._mixed, self._read = 0.0, [], []
+        self.approx_kl, self._mixed, self._read, self._ratios = 0.0, [], [], []
         with attempt as limit:
             yield limit
             self.sums.add_ranks()
@@ -99,8 +106,21 @@ class Update:
         if part.ref_logprobs is not None:
             kl = core.response_kl(new.logprobs.detach(), part.ref_logprobs, part.mask)
             self.set_kl(part.rows, kl)
+        self.note_first_pass(part.rows, new)
         seen = part.sampler_logprobs
         self.add(pass_metrics(new, seen, kl, part.mask, num_tokens=counts.tokens, num_responses=counts.responses))
+
+    def note_first_pass(self, rows: Tensor, new: TokenOutputs) -> None:
+        """Keep what the pass of the policy that sampled gave for some responses, if the settings ask for it."""
+        if self._keeps_numbers:
+            for name, numbers in {"old_logprobs": new.logprobs, "entropy": new.entropy}.items():
+                self._numbers.append((0, name, TokenNumbers(rows.cpu(), numbers.detach().cpu())))
+
+    def note_ratio(self, rows: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> None:
+        """Keep the log-ratio of each token of a pass, if the settings ask for it. A step that is left out drops it."""
+        if self._keeps_numbers:
+            numbers = TokenNumbers(rows.cpu(), (logprobs.detach() - old_logprobs).cpu())
+            self._ratios.append((len(self.steps), "log_ratio", numbers))
 
     def set_kl(self, rows: Tensor, kl: Tensor) -> None:
         """Fill in the KL of some responses."""
@@ -149,6 +169,7 @@ class Update:
         )
         self.steps.append(result)
         self.visited -= result.is_left_out
+        self._numbers += [] if result.is_left_out else self._ratios
         if learner.average is not None and math.isfinite(result.norm):  # else the step was skipped
             learner.average.update()
 
@@ -167,7 +188,20 @@ class Update:
         metrics = with_effective_frac(metrics) | {"time/update": time.perf_counter() - self.started}
         device = self.learner.policy.device
         speed = online_performance(metrics, float(learned_tokens), device, sampled_tokens=sampled_tokens)
-        return Learned(metrics | speed, self.kl)
+        return Learned(metrics | speed, self.kl, self._token_numbers())
+
+    def _token_numbers(self) -> dict[str, TokenNumbers]:
+        """What the passes of all ranks gave; of several over the same response the last."""
+        if not self._keeps_numbers:
+            return {}
+        parts = sorted((part for of_rank in ranks.gather(self._numbers) for part in of_rank), key=lambda part: part[0])
+        found: dict[str, TokenNumbers] = {}
+        for name in dict.fromkeys(name for _, name, _ in parts):
+            rows = torch.cat([numbers.rows for _, other, numbers in parts if other == name])
+            numbers = torch.cat([numbers.numbers for _, other, numbers in parts if other == name])
+            last = {row: place for place, row in enumerate(rows.tolist())}
+            found[name] = TokenNumbers(torch.tensor(list(last)), numbers[list(last.values())])
+        return found
 
 
 def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:

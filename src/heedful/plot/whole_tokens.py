@@ -1,0 +1,31 @@
+"""The text of each token, so that a character of several tokens is shown whole; torch- and matplotlib-free."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"})
+"""Symbols for white space."""
+PART = "‥"
+"""Symbol for a token that ends inside a character; the token that completes the character shows it."""
+LONGEST_CHARACTER = 4
+"""Number of bytes of a UTF-8 character."""
+
+
+def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Return the text of each token, special tokens included.
+
+    A character of several tokens, such as a Chinese one in a byte-level tokenizer, is the text of the last of them; the
+    others are ‥. Invalid bytes are �.
+    """
+    texts: list[str] = []
+    begun: list[int] = []
+    for token in ids:
+        begun.append(token)
+        text = tokenizer.decode(begun, skip_special_tokens=False)
+        is_part = text.endswith("\N{REPLACEMENT CHARACTER}") and len(begun) < LONGEST_CHARACTER
+        texts.append(PART if is_part else text)
+        begun = begun if is_part else []
+    return texts[: len(texts) - len(begun)] + ["\N{REPLACEMENT CHARACTER}"] * len(begun)

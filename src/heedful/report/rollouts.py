@@ -1,0 +1,301 @@
+"""Logged responses (``--rollouts all``): a survey of all of them, a sample that a page can hold, each token's numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from heedful.errors import CheckpointError, DataError
+
+Floats = npt.NDArray[np.float64]
+
+
+class Quantity(NamedTuple):
+    """A number of each token."""
+
+    name: str
+    columns: tuple[str, ...]
+    """Of the files; of two, the first minus the second."""
+    meaning: str
+
+
+QUANTITIES = (
+    Quantity("advantage", ("advantages",), "A, as the loss takes it"),
+    Quantity("log-ratio", ("log_ratio",), "new minus old log-prob, in the last pass over the token"),
+    Quantity("KL", ("old_logprobs", "ref_logprobs"), "log-prob minus that of the reference, in nats"),
+    Quantity("reward", ("token_rewards",), "score and penalties where they fall, minus the price of the KL"),
+    Quantity("value", ("values",), "what the critic expects, of the text before the token"),
+    Quantity("return", ("returns",), "what the critic learns"),
+    Quantity("entropy", ("entropy",), "of the policy at the token, in nats"),
+    Quantity("log-prob", ("old_logprobs",), "of the token before the update, in nats"),
+)
+NEEDED = ("step", "prompt", "response", "prompt_ids", "response_ids", "score")
+"""Columns without which a file is not of heedful."""
+EXTREMES = 40
+"""How many responses with the highest of each number a sample always has."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """A logged response."""
+
+    step: int
+    row: int
+    """Within its step, from 0."""
+    prompt: str
+    text: str
+    prompt_ids: list[int]
+    ids: list[int]
+    score: float | None
+    rewards: Mapping[str, float | None]
+    kl: float | None
+    finish: str
+    source: str
+    numbers: Mapping[str, list[float] | None]
+    """By the name of a quantity, one for each of ``ids``; None where the run has none."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Numbers of every response of a run, an entry each, in the order of the steps; NaN where there is none."""
+
+    step: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    score: Floats
+    kl: Floats
+    ratio: Floats
+    """The largest magnitude of a token's log-ratio."""
+    advantage: Floats
+    """That of a token's advantage."""
+    divergence: Floats
+    """By how much the score rose while one of several rewards fell (`_divergence`)."""
+    paths: Sequence[Path]
+    """The file of each step."""
+    steps: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def rollout_files(run: Path) -> dict[int, Path]:
+    """The files of a run's responses, by their steps."""
+    found = {}
+    for path in sorted((run / "rollouts").glob("step-*.parquet")):
+        number = path.stem.removeprefix("step-")
+        if number.isdecimal():
+            found[int(number)] = path
+    return found
+
+
+def read_step(path: Path, rows: Sequence[int] | None = None) -> list[Response]:
+    """Read the responses of a step, or some of its rows. Raises DataError if the file is damaged or is none of heedful's."""
+    table = _table(path)
+    places = list(range(len(table))) if rows is None else list(rows)
+    if places and max(places) >= len(table):
+        raise DataError(f"{path} has {len(table)} responses, and row {max(places)} was asked for")
+    records = table.take(pa.array(places, pa.int64())).to_pylist()
+    return [_response(record, row, path) for record, row in zip(records, places, strict=True)]
+
+
+def read_texts(path: Path) -> list[dict[str, Any]]:
+    """Read only step, prompt, response, score and KL of a step's responses. Raises DataError."""
+    columns = ["step", "prompt", "response", "score", "kl"]
+    return [{name: row.get(name) for name in columns} for row in _table(path, columns).to_pylist()]
+
+
+def survey(run: Path) -> Survey:
+    """Look at every response of a run, a file at a time. Raises DataError."""
+    files = rollout_files(run)
+    parts = [_survey_step(step, path) for step, path in files.items()]
+    columns: dict[str, npt.NDArray[Any]] = {
+        name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0, np.int64) for name in _SURVEYED
+    }
+    names = dict.fromkeys(name for part in parts for name in part if name.startswith(REWARD))
+    missing = [np.full(len(part["step"]), np.nan) for part in parts]
+    rewards = [
+        np.concatenate([part.get(name, gap) for part, gap in zip(parts, missing, strict=True)]) for name in names
+    ]
+    prompts = columns.pop("prompt")
+    divergence = _divergence(prompts, columns["score"], rewards)
+    return Survey(**columns, divergence=divergence, paths=list(files.values()), steps=list(files))
+
+
+def sample(found: Survey, *, most: int, most_tokens: int, longest: int, seed: int) -> list[int]:
+    """Choose responses that a page can hold, in ascending order: all; or the extremes and a random part of the others.
+
+    Args:
+        found: all responses of a run.
+        most: how many at most.
+        most_tokens: of all that are chosen together; a response counts at most ``longest``.
+        longest: how many tokens of a response are shown.
+        seed: of the random part.
+
+    The extremes are the `EXTREMES` responses with the largest KL, ratio, advantage, divergence of score and another reward,
+    and the highest and the lowest score; fewer if they alone would take more than half of the room.
+    """
+    costs = np.minimum(found.tokens, longest)
+    if len(found) <= most and costs.sum() <= most_tokens:
+        return list(range(len(found)))
+    orders = [
+        np.argsort(np.where(np.isnan(numbers), -np.inf, numbers), kind="stable")[::-1]
+        for numbers in (found.kl, found.ratio, found.advantage, found.score, -found.score, found.divergence)
+    ]
+    extremes = [int(order[place]) for place in range(min(EXTREMES, len(found))) for order in orders]
+    others = np.random.default_rng(seed).permutation(len(found)).tolist()
+    chosen: set[int] = set()
+    left = most_tokens
+    for pool, share in ((extremes, 0.5), (others, 1.0)):
+        for index in pool:
+            if len(chosen) >= most * share:
+                break
+            if index not in chosen and left - costs[index] >= most_tokens * (1 - share):
+                chosen.add(index)
+                left -= int(costs[index])
+    return sorted(chosen)
+
+
+def read_chosen(found: Survey, chosen: Sequence[int]) -> list[Response]:
+    """Read the chosen responses, each file once, in the order of the choice, which is ascending. Raises DataError."""
+    responses = []
+    for step, path in zip(found.steps, found.paths, strict=True):
+        rows = [int(found.row[index]) for index in chosen if found.step[index] == step]
+        if rows:
+            responses += read_step(path, rows)
+    return responses
+
+
+def without_rollouts(run: Path) -> CheckpointError:
+    """What to say of a run that kept no responses."""
+    return CheckpointError(f"{run} has no responses in rollouts/; train with --rollouts all to keep them")
+
+
+_SURVEYED = ("step", "row", "tokens", "prompt", "score", "kl", "ratio", "advantage")
+REWARD = "reward "
+"""Before the name of a reward in what is known of a step."""
+
+
+def _survey_step(step: int, path: Path) -> dict[str, npt.NDArray[Any]]:
+    table = _table(path, [*NEEDED, "rewards", "kl", "log_ratio", "advantages"])
+    count = len(table)
+    numbers = {name: _floats(table, name) for name in ("score", "kl")}
+    return {
+        "step": np.full(count, step),
+        "row": np.arange(count),
+        "tokens": _lengths(table["response_ids"]),
+        "prompt": np.array([hash(prompt) for prompt in table["prompt"].to_pylist()], np.int64),
+        **numbers,
+        "ratio": _largest(table, "log_ratio"),
+        "advantage": _largest(table, "advantages"),
+        **_rewards(table),
+    }
+
+
+def _rewards(table: pa.Table) -> dict[str, Floats]:
+    """What each reward gave, if there are several; NaN where one did not apply."""
+    parts = {} if "rewards" not in table.column_names else dict(_fields(table["rewards"].combine_chunks()))
+    return {f"{REWARD}{name}": _numpy(column) for name, column in parts.items()} if len(parts) > 1 else {}
+
+
+def _fields(rewards: pa.StructArray) -> list[tuple[str, pa.Array]]:
+    return [(rewards.type.field(place).name, rewards.field(place)) for place in range(rewards.type.num_fields)]
+
+
+def _divergence(prompt: npt.NDArray[np.int64], score: Floats, rewards: Sequence[Floats]) -> Floats:
+    """By how much the score rose since the prompt's first response while one of several rewards fell; NaN if neither.
+
+    Both in standard deviations of the run, and the smaller of the two counts.
+    """
+    first: dict[int, int] = {}
+    since = np.array([first.setdefault(key, place) for place, key in enumerate(prompt.tolist())], np.int64)
+    found = np.full(len(score), np.nan)
+    for reward in rewards:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rise = (score - score[since]) / np.nanstd(score)
+            fall = (reward[since] - reward) / np.nanstd(reward)
+            both = np.minimum(rise, fall)
+        found = np.fmax(found, np.where(both > 0, both, np.nan))
+    return found
+
+
+def _table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a file, or those of some columns that it has. Raises DataError."""
+    try:
+        with pq.ParquetFile(path) as file:
+            has = file.schema_arrow.names
+            lacks = [name for name in NEEDED if name not in has]
+            if lacks:
+                raise DataError(
+                    f"{path} has no column {lacks[0]}, so it is not of heedful's --rollouts all; move it away"
+                )
+            return file.read(has if columns is None else [name for name in columns if name in has])
+    except (pa.ArrowException, OSError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged: {why:.200}; delete it to see the other steps") from error
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    lengths: npt.NDArray[np.int64] = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return lengths
+
+
+def _floats(table: pa.Table, name: str) -> Floats:
+    if name not in table.column_names:
+        return np.full(len(table), np.nan)
+    return _numpy(table[name].combine_chunks())
+
+
+def _numpy(column: pa.Array) -> Floats:
+    numbers: Floats = column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    return numbers
+
+
+def _largest(table: pa.Table, name: str) -> Floats:
+    """The largest magnitude of each row's numbers; NaN for a row without any."""
+    found = np.full(len(table), np.nan)
+    if name not in table.column_names:
+        return found
+    column = table[name].combine_chunks()
+    lengths = _lengths(table[name])
+    values = np.abs(column.flatten().to_numpy(zero_copy_only=False).astype(np.float64))
+    starts = np.cumsum(lengths) - lengths
+    if (lengths > 0).any():
+        found[lengths > 0] = np.fmax.reduceat(values, starts[lengths > 0])
+    return found
+
+
+def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
+    ids = record["response_ids"]
+    columns = {name: record.get(name) for quantity in QUANTITIES for name in quantity.columns}
+    if columns["old_logprobs"] is None:
+        columns["old_logprobs"] = record.get("logprobs")  # as sampling saw them: earlier versions kept only these
+    for name, numbers in columns.items():
+        if numbers is not None and len(numbers) != len(ids):
+            raise DataError(f"{path}: row {row} has {len(numbers)} {name} for {len(ids)} tokens; delete the file")
+    return Response(
+        step=record["step"],
+        row=row,
+        prompt=record["prompt"],
+        text=record["response"],
+        prompt_ids=record["prompt_ids"],
+        ids=ids,
+        score=record["score"],
+        rewards=record.get("rewards") or {},
+        kl=record.get("kl"),
+        finish=record.get("finish_reason") or "",
+        source=record.get("source") or "",
+        numbers={quantity.name: _numbers(quantity, columns) for quantity in QUANTITIES},
+    )
+
+
+def _numbers(quantity: Quantity, columns: Mapping[str, list[float | None] | None]) -> list[float] | None:
+    found = [columns[name] for name in quantity.columns]
+    if any(numbers is None for numbers in found):
+        return None
+    first, *rest = ([np.nan if x is None else x for x in numbers or ()] for numbers in found)
+    return first if not rest else [a - b for a, b in zip(first, rest[0], strict=True)]

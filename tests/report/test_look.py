@@ -1,0 +1,71 @@
+"""heedful look: tokens above their numbers, in the width that there is; without colour nothing is lost."""
+
+import re
+
+import pyarrow.parquet as pq
+import pytest
+from rich.cells import cell_len
+
+from logged_runs import NASTY
+
+
+@pytest.fixture
+def look(heedful, monkeypatch):
+    """``look(run, *flags, width=80)`` is what is printed."""
+
+    def printed(run, *flags, width=80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        outcome = heedful("look", str(run), *flags)
+        assert outcome.status == 0, outcome.err
+        return outcome.out
+
+    return printed
+
+
+def test_every_number_of_a_row(log_run, look):
+    run = log_run()
+    said = look(run, "--step", "2", "--row", "1")
+    row = pq.read_table(run / "rollouts" / "step-000002.parquet").to_pylist()[1]
+    assert "row 1 · score +10.00 · KL +0.40 · 5 tokens · ended" in said
+    table = [line.split() for line in said.splitlines() if re.match(r" +\d+  ", line)]
+    assert [line[1] for line in table] == list("hello")
+    for place, name in {
+        2: "advantages",
+        3: "log_ratio",
+        5: "token_rewards",
+        6: "values",
+        7: "returns",
+        8: "entropy",
+    }.items():
+        assert [line[place] for line in table] == [shown(number) for number in row[name]]
+    kl = [a - b for a, b in zip(row["old_logprobs"], row["ref_logprobs"], strict=True)]
+    assert [line[4] for line in table] == [shown(number) for number in kl]
+
+
+def shown(number):
+    return f"{number:+.2f}" if abs(number) >= 0.01 else f"{number:+.0e}"
+
+
+def test_the_largest_numbers_come_first(log_run, look):
+    run = log_run(steps=1, responses=[(f"q{i}", f"answer {i}") for i in range(6)])
+    rows = pq.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()
+    order = sorted(range(6), key=lambda row: -max(map(abs, rows[row]["entropy"])))
+    said = look(run, "--by", "entropy", "--count", "4")
+    assert [int(row) for row in re.findall(r"^row (\d)", said, re.MULTILINE)] == order[:4]
+    assert "4 of 6 responses; coloured by entropy" in said
+
+
+@pytest.mark.parametrize("width", [30, 100])
+def test_lines_fit_the_width(log_run, look, width):
+    """Chinese characters take two columns; numbers stand below their tokens."""
+    said = look(log_run(steps=1, responses=[("问", "天地玄黄，宇宙洪荒。" * 4)]), width=width)
+    body = said.split("问\n")[1].splitlines()
+    assert max(map(cell_len, body)) <= width
+    assert "".join(line for line in body[::2]).replace(" ", "").replace("‥", "") == "天地玄黄，宇宙洪荒。" * 4
+    assert len(re.findall(r"[+-]\d", said.split("问\n")[1])) == 120, "a number per token, three tokens per character"
+
+
+def test_what_a_terminal_would_obey_is_shown_as_a_code(log_run, look):
+    said = look(log_run(steps=1, responses=[(text, text) for text in NASTY]), "--count", "9")
+    assert not re.search("[\x1b\x07\u202e\u2066]", said)
+    assert r"\x1b[31m" in said
