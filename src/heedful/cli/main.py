@@ -223,8 +223,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(version("heedful"))
         return 0
     name = words.pop(0)
-    if name == "plan" and words and words[0].endswith((".yaml", ".yml")):
-        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0])))
+    if name in ("plan", "doctor") and words and words[0].endswith((".yaml", ".yml")):
+        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0]), name))
     is_whole = name in COMMANDS and (not words or words[0].startswith("-"))
     if name in GROUPS and not is_whole:
         found = _command_of_group(name, words)
