@@ -12,6 +12,7 @@ from heedful.core.agreement import correlation
 from heedful.data.chat import Renderer
 from heedful.doctor.findings import Finding, ending, finding
 from heedful.rewards import Reward
+from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
 from heedful.rewards.results import OneScore, Problem, Remote
 from heedful.rewards.scoring import call_rewards, sample
@@ -128,7 +129,9 @@ def white_space(scored: Scored, completions: Sequence[Completion], renderer: Ren
 
     A server or judge is not asked again: that may cost money.
     """
-    if isinstance(scored.reward.function, Remote) or len(scored.totals) < FEWEST:
+    function = scored.reward.function
+    is_on_a_server = isinstance(function, Remote) and not isinstance(function, FunctionProcess)
+    if is_on_a_server or len(scored.totals) < FEWEST:
         return None
     spaced = [_spaced(completion, renderer) for completion in completions]
     before = {row: total for total, row in scored.totals}
@@ -149,9 +152,8 @@ def white_space(scored: Scored, completions: Sequence[Completion], renderer: Ren
 
 
 def _spaced(completion: Completion, renderer: Renderer) -> Completion:
-    response = f" {completion.response}\n"
-    ids = renderer.encoder.within(response) if len(completion.ids) else ()
-    return replace(completion, response=response, ids=ids)
+    ids = [*renderer.encoder.within(" "), *completion.ids, *renderer.encoder.within("\n")]
+    return replace(completion, response=f" {completion.response}\n", ids=ids)
 
 
 @torch.no_grad()
@@ -159,7 +161,7 @@ def reads_early(scored: Scored, completions: Sequence[Completion]) -> Finding | 
     """Does the last token of a finished response change nothing in a reward model's score? Encoders read no end."""
     reward = scored.reward.function
     finished = [completion for completion in completions if not completion.truncated][:FEWEST]
-    if not isinstance(reward, ModelReward) or reward.model.reads is None or not finished:
+    if not isinstance(reward, ModelReward) or reward.model.reads is None or not finished or constant(scored):
         return None
     rows = [
         reward.inputs.encode(completion.prompt.prompt, completion.response, max_length=reward.model.max_length)
