@@ -23,10 +23,12 @@ NEAR_THE_MEAN = 0.01
 resize_token_embeddings, which draws new rows at about 1e-5 of the usual distance."""
 ROWS_FOR_MEDIAN = 4096
 """Rows of an embedding, spread evenly, that say what is usual: all of a large one would take a second."""
-WIDEST_RATE = {"sft": 0.8, "online": 0.45}
-"""The highest learning rate of all weights times the model's hidden size that is not remarked on, about 1.7 times the highest
-of any recipe that was measured (demo SFT 5e-3 * 96 = 0.48; digits PPO 3e-4 * 768 = 0.23). Stable rates fall about as
-1 / width (Yang et al. 2022, muP). Learning from a policy's own responses, or against a reference, wants less."""
+MEASURED_RATE = {"sft": 0.48, "online": 0.23}
+"""The highest learning rate of all weights, times the model's hidden size, of the recipes that were measured: SFT of the demo
+(5e-3 * 96), PPO on numbers (3e-4 * 768). Rates that are stable fall about as 1 / width (Yang et al. 2022, muP). Learning
+from a policy's own responses, or against a reference, wants less than SFT."""
+ABOVE_MEASURED = 2.0
+"""A rate that is higher than this times the highest that was measured is remarked on."""
 SLOW_ADAPTERS = 2.0
 """Adapters whose rate is at most this times the trainer's default for all weights have probably been given that rate."""
 
@@ -131,14 +133,14 @@ def learning_rate(config: TrainingOptions, hidden_size: int) -> Finding | None:
         )
     is_online = isinstance(config, RolloutConfig | DPOConfig | KTOConfig)
     assert is_online or isinstance(config, SFTConfig | RewardConfig)
-    most = WIDEST_RATE["online" if is_online else "sft"] / hidden_size * (ADAPTER_RATE if has_adapters else 1)
-    if rate <= most:
+    factor = ADAPTER_RATE if has_adapters else 1
+    measured = MEASURED_RATE["online" if is_online else "sft"] / hidden_size * factor
+    if rate <= ABOVE_MEASURED * measured:
         return None
     return finding(
         "learning-rate",
         "warn",
         f"--learning-rate {rate:g} is high for a model of width {hidden_size}",
-        f"runs at up to about {most:.1g} were stable at this width; the default is "
-        f"{default * (ADAPTER_RATE if has_adapters else 1):g}",
-        fix=f"leave --learning-rate out, or lower it below {most:.1g}",
+        f"the recipes that were measured stay below {measured:.1g} at this width; the default is {default * factor:g}",
+        fix=f"leave --learning-rate out, or lower it to {measured:.1g}",
     )
