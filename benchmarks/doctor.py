@@ -2,8 +2,8 @@
 
     python benchmarks/doctor.py --rows 100000
 
-Records have prompts of 40 and answers of 200 tokens, a tenth of them held out. Nothing is encoded or trained here: the trainer
-has done the former when it calls the checks.
+Records have prompts of 40 and answers of 200 tokens, a tenth of them held out. Encoding them is not counted: the trainer has
+done it when it calls the checks.
 """
 
 import argparse

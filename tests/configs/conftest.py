@@ -114,14 +114,14 @@ LEAST = {
     PlanKTOConfig: {"model": "4B"},
     PlanGRPOConfig: {"model": "4B"},
     PlanOnlineDPOConfig: {"model": "4B"},
-    DoctorSFTConfig: RUN,
-    DoctorRewardConfig: RUN,
-    DoctorPPOConfig: RUN,
-    DoctorA2CConfig: RUN,
-    DoctorDPOConfig: RUN,
-    DoctorKTOConfig: RUN,
-    DoctorGRPOConfig: RUN,
-    DoctorOnlineDPOConfig: RUN,
+    DoctorSFTConfig: MEASURE,
+    DoctorRewardConfig: MEASURE,
+    DoctorPPOConfig: MEASURE,
+    DoctorA2CConfig: MEASURE,
+    DoctorDPOConfig: MEASURE,
+    DoctorKTOConfig: MEASURE,
+    DoctorGRPOConfig: MEASURE,
+    DoctorOnlineDPOConfig: MEASURE,
 }
 
 WITHIN = (PlanSFTConfig, PlanPPOConfig, DoctorSFTConfig)

@@ -60,6 +60,10 @@ class Examination:
         """Take up what checks found; a failure that ``--allow`` names is a warning."""
         self.findings += [one for one in found if one is not None]
 
+    def has(self, check: str) -> bool:
+        """Whether a check has found something."""
+        return any(one.check == check for one in self.findings)
+
     def measure(self, seconds: float, steps: int) -> None:
         """Note how long a step took, and what that foretells."""
         self.measured = {
@@ -102,7 +106,6 @@ def examine(config: DoctorConfig) -> Examination:
     What heedful refuses anyway is a finding too. Raises MachineError, MemoryFullError.
     """
     with tempfile.TemporaryDirectory(prefix="heedful-doctor-") as folder:
-        # --allow is for the findings; here nothing may end the examination
         settings = replace(config, output=Path(folder) / "run", resume="auto", overwrite=False)
         examination = Examination(settings, config.output)
         try:
@@ -113,9 +116,14 @@ def examine(config: DoctorConfig) -> Examination:
         except HeedfulError as error:
             if error.status == MachineError.status:
                 raise
-            why = "Training ends with this message."
-            examination.add(Finding(REFUSED, "fail", f"{type(error).__name__}: {redact(str(error))}", "", why, ""))
+            examination.add(refused(error))
     return examination
+
+
+def refused(error: HeedfulError) -> Finding:
+    """What heedful itself refuses, whatever is allowed."""
+    why = "The training command would end with this message."
+    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why, "as the message says")
 
 
 def examine_offline(examination: Examination, config: Any) -> None:
@@ -149,7 +157,7 @@ def examine_online(examination: Examination, config: Any) -> None:
                 rewards.constant(one),
                 rewards.length_alone(one, completions),
                 rewards.white_space(one, completions, learner.sampler.renderer),
-                rewards.reads_early(one, completions),
+                None if examination.has("score-position") else rewards.reads_early(one, completions),
             )
         started = time.perf_counter()
         algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))

@@ -1,13 +1,13 @@
 """Checks of texts as token ids: where they begin and end, what of them is learned, what was cut, what is held out."""
 
+import copy
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from heedful.data.chat import Renderer
+from heedful.data.chat import ChatTemplate, Renderer
 from heedful.data.fitting import Counts
-from heedful.data.messages import as_dict
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.types import Demonstration, Message, Ranking, Response
@@ -27,6 +27,10 @@ MANY_SHARED = 0.01
 """Of the held-out prompts. Below it, numbers move by less than a hundredth, whatever was learned by heart."""
 RENDERED = 8
 """Conversations that are rendered with the template's markers; a template renders all of them alike."""
+MARKER = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+"""What transformers reads for `return_assistant_tokens_mask`, and renders as nothing."""
+BEGIN, END = "\ue100", "\ue101"
+"""Characters for private use, in the places of markers."""
 
 
 def end_token(
@@ -100,14 +104,15 @@ def generation_mask(records: Sequence[HasPrompt], renderer: Renderer) -> Finding
     Templates without markers say nothing, and white space and the end of the turn may be on either side.
     """
     templates = renderer.tokenizer.chat_template
-    if not isinstance(templates, str) or "generation %}" not in templates.replace("generation -%}", "generation %}"):
+    if not isinstance(templates, str) or MARKER.search(templates) is None:
         return None
+    template = _with_signs(renderer)
     parted: list[tuple[str, str, str]] = []
     chats = [(one, answer) for one in records if not isinstance(one.prompt, str) and (answer := _answer_of(one))]
     looked_at = chats[:RENDERED]
     for record, answer in looked_at:
         learned = renderer.decode(renderer.response_ids(answer, prompt=record.prompt))
-        marked = _marked(record, answer, renderer)
+        marked = _marked(record, answer, template)
         if _bare(learned, renderer) != _bare(marked, renderer):
             parted.append((record.source, learned, marked))
     if 2 * len(parted) < len(looked_at) or not parted:
@@ -179,17 +184,22 @@ def _answer_of(record: HasPrompt) -> Response | None:
     return record.responses[0] if isinstance(record, Ranking) else None
 
 
-def _marked(record: HasPrompt, answer: Response, renderer: Renderer) -> str:
-    """What the template marks as the last answer of a conversation, rendered as transformers does."""
-    turn = Message("assistant", answer) if isinstance(answer, str) else answer
-    messages = [as_dict(message) for message in (*record.prompt, turn) if isinstance(message, Message)]
-    texts, spans = render_jinja_template(
-        [messages],
-        chat_template=renderer.tokenizer.get_chat_template(),
-        return_assistant_tokens_mask=True,
-        **renderer.tokenizer.special_tokens_map,
+def _with_signs(renderer: Renderer) -> ChatTemplate:
+    """The chat template with signs that are printed where its generation markers are."""
+    tokenizer = copy.copy(renderer.tokenizer)
+    tokenizer.chat_template = MARKER.sub(
+        lambda found: f"{{%{found[1]} if true %}}{END if found[2] else BEGIN}{{% endif {found[3]}%}}",
+        tokenizer.get_chat_template(),
     )
-    return texts[0][slice(*spans[0][-1])] if spans[0] else ""
+    return ChatTemplate(tokenizer)
+
+
+def _marked(record: HasPrompt, answer: Response, template: ChatTemplate) -> str:
+    """What the template marks as the last answer of a conversation."""
+    turn = Message("assistant", answer) if isinstance(answer, str) else answer
+    conversation = tuple(message for message in (*record.prompt, turn) if isinstance(message, Message))
+    text = template.text(conversation, add_generation_prompt=False)
+    return text.rpartition(BEGIN)[2].partition(END)[0] if BEGIN in text else ""
 
 
 def _bare(text: str, renderer: Renderer) -> str:

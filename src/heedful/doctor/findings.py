@@ -11,7 +11,7 @@ from heedful.configs.options import TrainingOptions
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt
-from heedful.display import shown
+from heedful.display import harmless, shown
 from heedful.models.reward_model import RewardModel
 from heedful.redact import redact_printed
 from heedful.rewards import Reward
@@ -49,7 +49,8 @@ def finding(check: str, level: Level, what: str, evidence: str, *, fix: str = ""
     """A finding of a check in `CHECKS`, which has its reason and its fix. What others wrote is escaped and cut."""
     of = CHECKS[check]
     assert level in of.levels
-    return Finding(check, level, what, redact_printed(shown(evidence, LONGEST_EVIDENCE)), of.why, fix or of.fix)
+    evidence = shown(redact_printed(evidence), LONGEST_EVIDENCE)
+    return Finding(check, level, harmless(what), evidence, of.why, fix or of.fix)
 
 
 class TokenRow(NamedTuple):

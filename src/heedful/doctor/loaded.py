@@ -97,7 +97,8 @@ def untrained_tokens(
     weight = model.get_input_embeddings().weight.detach()
     if type(weight) is not torch.Tensor or not weight.is_floating_point():
         return None
-    used = {i for row in spread(rows, SAMPLE) for ids in (row.prompt, row.response) for i in ids} | set(needs)
+    looked_at = spread(rows, SAMPLE)
+    used = {i for row in looked_at for ids in (row.prompt, row.response) for i in ids} | set(needs)
     ids = torch.tensor(sorted(i for i in used if 0 <= i < len(weight)), device=weight.device)
     sample = weight[torch.linspace(0, len(weight) - 1, min(len(weight), ROWS_FOR_MEDIAN)).long()].float()
     mean, read = sample.mean(dim=0), weight[ids].float()
@@ -107,7 +108,7 @@ def untrained_tokens(
     found = [i for i in ids[is_untrained].tolist() if tokenizer.convert_ids_to_tokens(i) not in BYTES]
     if not found:
         return None
-    row = next((row for row in rows if not set(found).isdisjoint(row.ids)), None)
+    row = next((row for row in looked_at if not set(found).isdisjoint(row.ids)), None)
     where = "the token that ends responses" if row is None else f"first in {row.source}"
     names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in found[:5])
     return finding(

@@ -9,6 +9,8 @@ from heedful.doctor.findings import Finding, Subject
 from heedful.errors import ConfigError
 from heedful.rewards.models import model_rewards
 
+FIRST = 8
+"""Prompts to which a reward model is shown an answer: a template renders all of them alike."""
 Examine = Callable[[Subject], None]
 """What a trainer calls once all is loaded."""
 
@@ -22,7 +24,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         encoded.equal_pairs(subject.counts),
         encoded.share_cut(subject.counts),
         encoded.held_out_trained_on(train, held_out),
-        loaded.untrained_tokens(subject.model, rows, tokenizer, needs=subject.stop_ids),
+        loaded.untrained_tokens(subject.model, rows, tokenizer, needs=needed_end(subject)),
         loaded.learning_rate(config, subject.model.config.get_text_config(decoder=True).hidden_size),
     ]
     if subject.stop_ids and rows[0].response:
@@ -40,6 +42,14 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     return sorted((one for one in found if one is not None), key=lambda one: one.level)
 
 
+def needed_end(subject: Subject) -> list[int]:
+    """The token with which the policy has to end its responses, also if no record shows it."""
+    if subject.renderer is None or not subject.stop_ids:
+        return []
+    is_chat = not isinstance(subject.records[0][0].prompt, str)
+    return [subject.renderer.turn_end_id if is_chat else subject.tokenizer.eos_token_id]
+
+
 def reward_model_findings(subject: Subject) -> list[Finding | None]:
     """What reward models among the rewards say of themselves."""
     prompts = [(one.source, one.prompt) for one in subject.records[0][:FIRST]]
@@ -48,10 +58,6 @@ def reward_model_findings(subject: Subject) -> list[Finding | None]:
         rows = loaded.reward_rows(reward.inputs, prompts)
         found.append(loaded.score_position(reward.model, rows, reward.inputs.tokenizer))
     return found
-
-
-FIRST = 8
-"""Prompts to which a reward model is shown an answer: a template renders all of them alike."""
 
 
 def refuse_unfit(subject: Subject) -> None:
