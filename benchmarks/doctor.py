@@ -59,7 +59,9 @@ def main() -> None:
         started = time.process_time()
         found = cheap_findings(subject)
         seconds.append(time.process_time() - started)
-    print(f"{asked.rows:,} records: {min(seconds):.2f} to {max(seconds):.2f} s of processor time, {len(found)} findings")
+    print(
+        f"{asked.rows:,} records: {min(seconds):.2f} to {max(seconds):.2f} s of processor time, {len(found)} findings"
+    )
 
 
 if __name__ == "__main__":

@@ -10,10 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful import make_tiny_model
+from heedful.doctor import rewards
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.models.tokenizer import load_tokenizer
+from heedful.rewards import Reward
+from heedful.rewards.models import load_model_reward
+from heedful.types import Completion, Message, Prompt
 
 pytestmark = pytest.mark.exhaustive
 
@@ -408,7 +412,7 @@ FAULTS = {
     ),
     "a row of zeros": Fault("sft", model_of(row_of("好")), {"untrained-tokens": "warn"}),
     "a token that was added": Fault("ppo", model_of(added_token), {"untrained-tokens": "warn"}, "<|new|>"),
-    "a token without a row": Fault("sft", missing_row, {"refused": "fail"}, "rows of embeddings only for"),
+    "a token without a row": Fault("sft", missing_row, {"refused": "fail"}, "resize_token_embeddings"),
     "adapters at the rate of all weights": Fault(
         "sft", settings_of(lora_rank=4, learning_rate=1e-5), {"learning-rate": "warn"}
     ),
@@ -420,7 +424,7 @@ FAULTS = {
         "ppo",
         scorer(pad_is_end),
         {"score-position": "warn", "reward-white-space": "warn"},
-        "gives the same score without",
+        "texts end with the token that the reward model takes for padding",
     ),
     "a head of zeros": Fault("ppo", scorer(zero_head), {"reward-constant": "fail"}),
     "a constant function": Fault("online-dpo", rewarded("same"), {"reward-constant": "warn"}),
@@ -464,7 +468,7 @@ def test_nothing_is_found_with_a_healthy_reward_model(world, examined):
     assert examined("ppo", settings | {"rewards": world.reward_model()}) == []
 
 
-@pytest.mark.filterwarnings("ignore:.*is zero or next to zero")  # which a run says once more
+@pytest.mark.filterwarnings("ignore:.*hence untrained")  # which a run says once more
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(world, examined, name):
     fault = FAULTS[name]
@@ -477,6 +481,20 @@ def test_a_planted_fault_is_found(world, examined, name):
         assert one["evidence"]
         assert one["fix"]
     assert not (world.place / "运行").exists()
+
+
+@pytest.mark.parametrize(("change", "is_found"), [(None, False), (pad_is_end, True), (zero_head, False)])
+def test_a_score_without_the_last_token(world, change, is_found):
+    """Whatever the reason is for which it is not read. A constant score is another finding."""
+    folder = world.reward_model(change).removeprefix("model:")
+    cpu = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    reward = Reward("模型", load_model_reward(folder, **cpu))
+    prompt = (Message("user", "问"),)
+    completions = [Completion(Prompt(prompt, f"问.jsonl:{i}"), f"答{i}", (5, 6)) for i in range(20)]
+    (scored,) = rewards.score_each([reward], completions)
+    one = rewards.reads_early(scored, completions)
+    assert (one is not None) == is_found
+    assert one is None or (one.check, one.level) == ("score-position", "warn")
 
 
 def test_a_full_disk_is_found(world, examined, monkeypatch):
