@@ -457,7 +457,24 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"])
+COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
+    """Before it writes anything: a warning comes before the first line about the run."""
+    steps = {"max_steps": 1} if command in ("sft", "reward", "dpo", "kto") else {"steps": 1}
+    settings = world.healthy(command) | steps | {"sample_every": 0}
+    assert "WARNING" not in heedful(command, **settings).err
+    outcome = heedful(command, "--overwrite", **settings | {"learning_rate": 0.1})
+    assert outcome.status == 0, outcome.err
+    lines = [line for line in outcome.err.splitlines() if "WARNING" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("heedful: WARNING: learning-rate: --learning-rate 0.1 is high for a model of width 32")
+    assert outcome.err.index("WARNING") < outcome.err.index("data: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_is_found_in_a_healthy_run(world, examined, command):
     assert examined(command, world.healthy(command)) == []
     assert not (world.place / "运行").exists()
