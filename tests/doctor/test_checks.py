@@ -130,7 +130,13 @@ def test_counts(check, counts, name):
 
 @pytest.mark.parametrize(
     ("held_out", "is_found"),
-    [([], False), (["另一个"], False), (["What is this?"], True), (["what  is\nthis?"], True)],
+    [
+        ([], False),
+        (["另一个"], False),
+        (["What is this?"], True),
+        (["what  is\nthis?"], True),
+        (["What is this?", *(f"另一个{i}" for i in range(199))], False),
+    ],
 )
 def test_held_out_prompts_are_not_trained_on(held_out, is_found):
     train = [Prompt("What is this?", "训.jsonl:1"), Prompt("不同", "训.jsonl:2")]

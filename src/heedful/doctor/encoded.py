@@ -1,5 +1,6 @@
 """Checks of texts as token ids: where they begin and end, what of them is learned, what was cut, what is held out."""
 
+import contextlib
 import copy
 import re
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from heedful.data.chat import ChatTemplate, Renderer
 from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
-from heedful.types import Demonstration, Message, Ranking, Response
+from heedful.errors import DataError, RefusedError
+from heedful.types import Conversation, Demonstration, Message, Ranking, Response
 
 SAMPLE = 2000
 """Rows that are looked at, spread evenly, where all of them would take seconds: a share of 1 in 500 is then seldom missed."""
@@ -108,20 +110,24 @@ def generation_mask(records: Sequence[HasPrompt], renderer: Renderer) -> Finding
         return None
     template = _with_signs(renderer)
     parted: list[tuple[str, str, str]] = []
-    chats = [(one, answer) for one in records if not isinstance(one.prompt, str) and (answer := _answer_of(one))]
-    looked_at = chats[:RENDERED]
-    for record, answer in looked_at:
-        learned = renderer.decode(renderer.response_ids(answer, prompt=record.prompt))
-        marked = _marked(record, answer, template)
-        if _bare(learned, renderer) != _bare(marked, renderer):
-            parted.append((record.source, learned, marked))
-    if 2 * len(parted) < len(looked_at) or not parted:
+    looked_at = 0
+    for record in records[:RENDERED]:
+        answer = _answer_of(record)
+        if isinstance(record.prompt, str) or answer is None:
+            continue
+        with contextlib.suppress(DataError, RefusedError):  # it was dropped
+            learned = renderer.decode(renderer.response_ids(answer, prompt=record.prompt))
+            marked = _marked(record.prompt, answer, template)
+            looked_at += 1
+            if _bare(learned, renderer) != _bare(marked, renderer):
+                parted.append((record.source, learned, marked))
+    if 2 * len(parted) < looked_at or not parted:
         return None
     source, learned, marked = parted[0]
     return finding(
         "generation-mask",
         "warn",
-        f"in {len(parted)} of {len(looked_at)} conversations other tokens are learned than the template's generation markers "
+        f"in {len(parted)} of {looked_at} conversations other tokens are learned than the template's generation markers "
         "enclose",
         f"{source}: learned {learned[:60]!r}, marked {marked[:60]!r}",
     )
@@ -194,11 +200,10 @@ def _with_signs(renderer: Renderer) -> ChatTemplate:
     return ChatTemplate(tokenizer)
 
 
-def _marked(record: HasPrompt, answer: Response, template: ChatTemplate) -> str:
+def _marked(prompt: Conversation, answer: Response, template: ChatTemplate) -> str:
     """What the template marks as the last answer of a conversation."""
     turn = Message("assistant", answer) if isinstance(answer, str) else answer
-    conversation = tuple(message for message in (*record.prompt, turn) if isinstance(message, Message))
-    text = template.text(conversation, add_generation_prompt=False)
+    text = template.text((*prompt, turn), add_generation_prompt=False)
     return text.rpartition(BEGIN)[2].partition(END)[0] if BEGIN in text else ""
 
 

@@ -120,7 +120,7 @@ def untrained_tokens(
     )
 
 
-def learning_rate(config: TrainingOptions, hidden_size: int) -> Finding | None:
+def learning_rate(config: TrainingOptions, width: int) -> Finding | None:
     """Is the learning rate too high for a model of this width, or that of all weights given to adapters?"""
     rate, has_adapters = config.learning_rate, config.lora_rank > 0
     default = float(type(config).learning_rate)
@@ -135,13 +135,13 @@ def learning_rate(config: TrainingOptions, hidden_size: int) -> Finding | None:
     is_online = isinstance(config, RolloutConfig | DPOConfig | KTOConfig)
     assert is_online or isinstance(config, SFTConfig | RewardConfig)
     factor = ADAPTER_RATE if has_adapters else 1
-    measured = MEASURED_RATE["online" if is_online else "sft"] / hidden_size * factor
+    measured = MEASURED_RATE["online" if is_online else "sft"] / width * factor
     if rate <= ABOVE_MEASURED * measured:
         return None
     return finding(
         "learning-rate",
         "warn",
-        f"--learning-rate {rate:g} is high for a model of width {hidden_size}",
-        f"the recipes that were measured stay below {measured:.1g} at this width; the default is {default * factor:g}",
-        fix=f"leave --learning-rate out, or lower it to {measured:.1g}",
+        f"--learning-rate {rate:g} is high for a model of width {width}",
+        f"the recipes that were measured stay below {measured:.2g} at this width; the default is {default * factor:g}",
+        fix=f"leave --learning-rate out, or lower it to {measured:.2g}",
     )

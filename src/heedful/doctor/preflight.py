@@ -25,7 +25,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         encoded.share_cut(subject.counts),
         encoded.held_out_trained_on(train, held_out),
         loaded.untrained_tokens(subject.model, rows, tokenizer, needs=needed_end(subject)),
-        loaded.learning_rate(config, subject.model.config.get_text_config(decoder=True).hidden_size),
+        loaded.learning_rate(config, subject.model.get_input_embeddings().weight.shape[1]),
     ]
     if subject.stop_ids and rows[0].response:
         plain = {one.source for one in train if not one.prompt}  # pieces of which end where the model's context does
