@@ -112,6 +112,17 @@ def test_what_the_template_marks_is_learned(template, is_found):
     assert one is None or "数据.jsonl:1: learned '好的。<|end|>', marked '" in one.evidence
 
 
+def test_conversations_that_the_template_refuses_are_passed_over():
+    """With --unusable drop they are still among the records."""
+    tokenizer = byte_tokenizer()
+    whole = "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    tokenizer.chat_template = refusal + marked(whole)
+    prompts = [(Message("system", "规则"), Message("user", "问")), (Message("user", "问"),)]
+    records = [Demonstration(prompt, "好的。", f"数据.jsonl:{i}") for i, prompt in enumerate(prompts, 1)]
+    assert encoded.generation_mask(records, Renderer(tokenizer)) is None
+
+
 @pytest.mark.parametrize(
     ("check", "counts", "name"),
     [

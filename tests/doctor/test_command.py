@@ -140,6 +140,9 @@ def test_a_folder_that_is_no_run_is_named(heedful, settings, tmp_path):
     outcome = heedful("doctor", str(tmp_path))
     assert outcome.status == 2
     assert "doctor has no trainer" in outcome.message
+    assert "config.yaml" not in outcome.message
+    (tmp_path / "config.yaml").write_text("model: m\n", encoding="utf-8")
+    assert f"heedful doctor {tmp_path}/config.yaml" in heedful("doctor", str(tmp_path)).message
 
 
 def test_a_finding_shows_no_command_of_a_terminal():

@@ -275,6 +275,8 @@ def _command_of_group(group: str, words: list[str]) -> str | int:
     if word is not None and word not in ("-h", "--help"):
         instead = GONE.get(f"{group} {word}")
         wrong = f"{group} {word} is gone: {instead}" if instead else f"{group} has no {kind} {word!r}"
+        if kind == "trainer" and Path(word, "config.yaml").is_file():
+            wrong += f"; the settings of a run are in a file: heedful {group} {word}/config.yaml"
         print(f"heedful: {wrong}", file=sys.stderr)
     listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
     is_help = word in ("-h", "--help")
