@@ -47,7 +47,7 @@ SMALL = {"sft": "--batch-size=4 --max-steps=1", "reward": "--batch-size=4 --max-
 ONLINE = "--rollout-batch-size=4 --micro-batch-size=4 --max-new-tokens=16 --steps=2 --critic-warmup-steps=0"
 ENCODERS = {"deberta-ppo"}
 OF_RANDOM_MODELS = {"responses-cut", "reward-white-space"}
-"""What is true of the tiny models, and not of the recipes: they do not end their answers, and score white space as any text."""
+"""True of tiny random models, not of the recipes: they do not end their answers, and score white space as any text."""
 
 
 @pytest.fixture(scope="module")
