@@ -250,6 +250,13 @@ def test_a_reward_of_length_alone(function, sign):
     assert one is None or f"rank correlation {sign} with their" in one.what
 
 
+def test_nothing_is_said_of_few_scores():
+    scored, completions = scored_by(lambda completions: [1.0] * 3, TEXTS[:3])
+    assert rewards.constant(scored) is None
+    lengths, _ = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
+    assert rewards.length_alone(lengths, completions) is None
+
+
 def test_ranks_share_their_mean():
     assert rewards._ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
     assert rewards.rank_correlation([1.0, 2.0, 3.0], [10, 400, 500]) == pytest.approx(1.0)
