@@ -1,6 +1,7 @@
 """Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
 
 from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
@@ -230,7 +231,7 @@ def last_letter(completions, **_):
 
 @pytest.mark.parametrize(("function", "is_found"), [(last_letter, False), (lambda completions: [1.0] * 20, True)])
 def test_a_constant_reward(function, is_found):
-    one = rewards.constant(scored_by(function)[0])
+    one = rewards.constant(*scored_by(function))
     assert found(one) == (("reward-constant", "warn") if is_found else None)
 
 
@@ -251,10 +252,16 @@ def test_a_reward_of_length_alone(function, sign):
 
 
 def test_nothing_is_said_of_few_scores():
-    scored, completions = scored_by(lambda completions: [1.0] * 3, TEXTS[:3])
-    assert rewards.constant(scored) is None
-    lengths, _ = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
-    assert rewards.length_alone(lengths, completions) is None
+    assert rewards.constant(*scored_by(lambda completions: [1.0] * 3, TEXTS[:3])) is None
+    lengths = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
+    assert rewards.length_alone(*lengths) is None
+
+
+def test_a_policy_that_always_writes_the_same_is_no_fault_of_a_reward():
+    scored, completions = scored_by(lambda completions: [1.0] * 20, ["同"] * 20)
+    same = [replace(one, prompt=completions[0].prompt) for one in completions]
+    assert rewards.constant(scored, same) is None
+    assert rewards.constant(scored, completions) is not None  # to different prompts
 
 
 def test_ranks_share_their_mean():

@@ -154,7 +154,7 @@ def examine_online(examination: Examination, config: Any) -> None:
         for one in scored:
             examination.add(
                 rewards.fails(one, completions, config.max_failed_rewards),
-                rewards.constant(one),
+                rewards.constant(one, completions),
                 rewards.length_alone(one, completions),
                 rewards.white_space(one, completions, learner.sampler.renderer),
                 None if examination.has("score-position") else rewards.reads_early(one, completions),

@@ -73,10 +73,11 @@ def fails(scored: Scored, completions: Sequence[Completion], max_failed: float) 
     )
 
 
-def constant(scored: Scored) -> Finding | None:
-    """Do all responses have the same score? Of a reward model they never do, if its head was trained."""
+def constant(scored: Scored, completions: Sequence[Completion]) -> Finding | None:
+    """Do all responses have the same score? Of a reward model different ones never do, if its head was trained."""
     totals = [total for total, _ in scored.totals]
-    if len(totals) < FEWEST or len(set(totals)) > 1:
+    different = {(completions[row].prompt.source, completions[row].response) for _, row in scored.totals}
+    if len(different) < FEWEST or len(set(totals)) > 1:
         return None
     return finding(
         "reward-constant",
@@ -158,10 +159,11 @@ def _spaced(completion: Completion, renderer: Renderer) -> Completion:
 
 @torch.no_grad()
 def reads_early(scored: Scored, completions: Sequence[Completion]) -> Finding | None:
-    """Does the last token of a finished response change nothing in a reward model's score? Encoders read no end."""
+    """Does the last token of a finished response change nothing in a reward model's score? Encoders read no end, and a score
+    that is always the same is another fault."""
     reward = scored.reward.function
     finished = [completion for completion in completions if not completion.truncated][:FEWEST]
-    if not isinstance(reward, ModelReward) or reward.model.reads is None or not finished or constant(scored):
+    if not isinstance(reward, ModelReward) or reward.model.reads is None or not finished:
         return None
     rows = [
         reward.inputs.encode(completion.prompt.prompt, completion.response, max_length=reward.model.max_length)
@@ -169,7 +171,7 @@ def reads_early(scored: Scored, completions: Sequence[Completion]) -> Finding | 
     ]
     shorter = [{"input_ids": row["input_ids"][:-1]} for row in rows]
     scores, without = reward.model(rows), reward.model(shorter)
-    if not torch.allclose(scores, without, rtol=1e-5, atol=1e-6):
+    if not torch.allclose(scores, without, rtol=1e-5, atol=1e-6) or len(set(scores.tolist())) == 1:
         return None
     ids = rows[0]["input_ids"]
     return finding(
