@@ -283,7 +283,11 @@ def test_a_reward_that_fails_on_some(broken, level):
 
 @pytest.mark.parametrize(
     ("function", "is_found"),
-    [(last_letter, False), (lambda completions: [len(text) - 99 * (text[0] == " ") for text in completions], True)],
+    [
+        (last_letter, False),
+        (lambda completions: [ord(text.strip()[-1]) - 0.5 * (text[0] == " ") for text in completions], False),
+        (lambda completions: [len(text) - 99 * (text[0] == " ") for text in completions], True),
+    ],
 )
 def test_white_space_alone(function, is_found):
     scored, completions = scored_by(function)
