@@ -25,6 +25,16 @@ from heedful import (
     WinRateConfig,
 )
 from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
+from heedful.configs.doctor import (
+    DoctorA2CConfig,
+    DoctorDPOConfig,
+    DoctorGRPOConfig,
+    DoctorKTOConfig,
+    DoctorOnlineDPOConfig,
+    DoctorPPOConfig,
+    DoctorRewardConfig,
+    DoctorSFTConfig,
+)
 from heedful.configs.evaluate import TasksConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
@@ -107,14 +117,24 @@ LEAST = {
     PlanKTOConfig: {"model": "4B"},
     PlanGRPOConfig: {"model": "4B"},
     PlanOnlineDPOConfig: {"model": "4B"},
+    DoctorSFTConfig: MEASURE,
+    DoctorRewardConfig: MEASURE,
+    DoctorPPOConfig: MEASURE,
+    DoctorA2CConfig: MEASURE,
+    DoctorDPOConfig: MEASURE,
+    DoctorKTOConfig: MEASURE,
+    DoctorGRPOConfig: MEASURE,
+    DoctorOnlineDPOConfig: MEASURE,
 }
 
-PLANS = {c for c in LEAST if c.__name__.startswith("Plan")} - {PlanSFTConfig, PlanPPOConfig}
+WITHIN = (PlanSFTConfig, PlanPPOConfig, DoctorSFTConfig)
+LIKE_OTHERS = {c for c in LEAST if c.__name__.startswith(("Plan", "Doctor")) and c not in WITHIN}
 
 
-@pytest.fixture(params=often(LEAST, LEAST.keys() - PLANS), ids=lambda c: c.__name__)
+@pytest.fixture(params=often(LEAST, LEAST.keys() - LIKE_OTHERS), ids=lambda c: c.__name__)
 def config_class(request):
-    """Each in turn; most plans, whose fields are those of two plans and of the trainers, in the exhaustive tests."""
+    """Each in turn; most plans and examinations, whose fields are those of three of them and of the trainers, in the
+    exhaustive tests."""
     return request.param
 
 
@@ -133,12 +153,12 @@ def least(config_class):
     params=[
         pytest.param(c, marks=[pytest.mark.exhaustive] * (c in (A2CConfig, PlanPPOConfig)), id=c.__name__)
         for c in LEAST
-        if not c.__name__.startswith("Plan") or c in (PlanSFTConfig, PlanPPOConfig)
+        if c not in LIKE_OTHERS
     ]
 )
 def of_own_fields(request):
-    """A configuration class with its required settings. The other plans have the fields of two plans and of
-    the trainers; A2C's are PPO's."""
+    """A configuration class with its required settings. The other plans and examinations have the fields of
+    three of them and of the trainers; A2C's are PPO's."""
     return request.param, dict(LEAST[request.param])
 
 

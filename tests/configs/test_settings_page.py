@@ -51,7 +51,9 @@ def table(rows):
 
 
 def page():
-    every = {command: settings(config_of(command)) for command in COMMANDS if not command.startswith("plan")}
+    every = {
+        command: settings(config_of(command)) for command in COMMANDS if command.split()[0] not in ("plan", "doctor")
+    }
     lines = [BEGINNING]
     for section in SECTIONS:
         found = {}

@@ -22,6 +22,7 @@ from heedful.algorithms.offline import (
     sample_rows,
     set_up,
     shown_of,
+    subject_of,
     whole_logprobs,
 )
 from heedful.configs.offline import DPOConfig
@@ -33,6 +34,8 @@ from heedful.data.loading import RankingRows, encode_rankings, encode_split, loa
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
 from heedful.distributed.sharding import passes
+from heedful.doctor.findings import TokenRow
+from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
@@ -104,14 +107,15 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
         )
 
 
-def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
-    """Load and check everything, and compute the reference's log-probs. Nothing is written."""
+def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
+    """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
+    split = load_split(read_rankings, config)
     train, held_out, counts = encode_split(
         lambda records, refused: encode_preferences(records, renderer, limit, config, refused),
-        load_split(read_rankings, config),
+        split,
         config,
         renderer,
     )
@@ -121,6 +125,12 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
     texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
+    rows = [
+        TokenRow(pair.source, prompt, response)
+        for pair in train
+        for prompt, response in zip(pair.prompts, (pair.chosen, pair.rejected), strict=True)
+    ]
+    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     if config.needs_reference:
         reference = reference_of(config, setup, policy)
         train, held_out = (

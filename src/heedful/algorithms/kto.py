@@ -20,6 +20,7 @@ from heedful.algorithms.offline import (
     sample_rows,
     set_up,
     shown_of,
+    subject_of,
     whole_logprobs,
 )
 from heedful.configs.offline import KTOConfig
@@ -31,6 +32,8 @@ from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
+from heedful.doctor.findings import TokenRow
+from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
@@ -110,14 +113,15 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
         )
 
 
-def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
-    """Load and check everything, and compute the reference's log-probs. Nothing is written."""
+def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
+    """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
+    split = load_split(read_labelled, config)
     train, held_out, counts = encode_split(
         lambda records, refused: encode_labelled(records, renderer, limit, config, refused),
-        load_split(read_labelled, config),
+        split,
         config,
         renderer,
     )
@@ -129,6 +133,8 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
+    rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
+    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     reference = reference_of(config, setup, policy)
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
-from heedful.data.chat import Renderer, plain_text
+from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import BatchOrder, HasPrompt
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
+from heedful.doctor.findings import Subject, TokenRow
 from heedful.engines.sampler import make_sampler
 from heedful.errors import RefusedError
 from heedful.models.policy import Policy
@@ -88,15 +89,17 @@ class Setup:
     source: Source
     tokenizer: PreTrainedTokenizerBase
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
+    resumes: bool = False
+    """Whether an unfinished run goes on."""
 
 
 def set_up(config: Config) -> Setup:
     """Check the settings that need no model, seed, and load the tokenizer. Raises ConfigError, CheckpointError."""
-    check_start(config)
+    plan = check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
-    return Setup(generator, device, dtype, source, load_chat_tokenizer(source, config))
+    return Setup(generator, device, dtype, source, load_chat_tokenizer(source, config), resumes=plan.resumes)
 
 
 def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, Sequence[int]]]) -> Policy:
@@ -105,6 +108,30 @@ def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, 
     policy = load_trained(config, setup.source, setup.device, setup.dtype)
     check_rows(policy.lm, setup.tokenizer, texts)
     return policy
+
+
+def subject_of(
+    config: Config,
+    setup: Setup,
+    policy: Policy,
+    renderer: Renderer,
+    *,
+    rows: Sequence[TokenRow],
+    split: tuple[Sequence[Read], Sequence[Read], Counts],
+    counts: Counts,
+) -> Subject:
+    """What is examined before the first step: the ``rows`` that a policy learns from, and the records that they were."""
+    return Subject(
+        config=config,
+        tokenizer=setup.tokenizer,
+        model=policy.lm,
+        rows=rows,
+        records=split[:2],
+        counts=counts,
+        renderer=renderer,
+        stop_ids=stop_ids(renderer, policy.lm.generation_config.eos_token_id),
+        resumes=setup.resumes,
+    )
 
 
 def reference_of(config: DPOConfig | KTOConfig, setup: Setup, policy: Policy) -> Policy:

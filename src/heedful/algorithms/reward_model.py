@@ -32,6 +32,8 @@ from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder
 from heedful.distributed import ranks
 from heedful.distributed.sharding import is_sharded, passes
+from heedful.doctor.findings import Subject, TokenRow
+from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.load import four_bit, load_reward_model
@@ -118,8 +120,10 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
         )
 
 
-def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
-    """Learner, training and held-out rankings, and facts about them. Nothing is written."""
+def start(
+    config: RewardConfig, examine: Examine = refuse_unfit
+) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
+    """Learner, training and held-out rankings, and facts about them. All is examined; nothing is written."""
     setup = set_up(config)
     tokenizer, device, dtype = setup.tokenizer, setup.device, setup.dtype
     model = load_reward_model(
@@ -137,17 +141,32 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     divide(config, device, model)
     inputs = RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens)
     limit = max_length(config.max_length, model.max_length)
+    split = load_split(read_rankings, config)
     train, held_out, counts = encode_split(
         lambda records, refused: encode_rankings(
             records, inputs, max_length=limit, action=config.too_long, equal_pairs=if_equal(config), refused=refused
         ),
-        load_split(read_rankings, config),
+        split,
         config,
         inputs.renderer,
     )
     texts = ((one.source, row["input_ids"]) for one in train + held_out for row in one.rows)
     check_rows(model.classifier, tokenizer, texts)
     check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
+    rows = [TokenRow(one.source, (), row["input_ids"]) for one in train for row in one.rows]
+    examine(
+        Subject(
+            config=config,
+            tokenizer=tokenizer,
+            model=model.classifier,
+            rows=rows,
+            records=split[:2],
+            counts=counts,
+            renderer=inputs.renderer,
+            reward_model=model,
+            resumes=setup.resumes,
+        )
+    )
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 
 from heedful import core
-from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of
+from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of, subject_of
 from heedful.configs.offline import SFTConfig
 from heedful.data.batches import collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer
@@ -16,6 +16,8 @@ from heedful.data.loading import Example, encode_demonstrations, encode_split, l
 from heedful.data.splits import BatchOrder
 from heedful.distributed.ranks import own_random_numbers
 from heedful.distributed.sharding import passes
+from heedful.doctor.findings import TokenRow
+from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
@@ -53,8 +55,8 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
         )
 
 
-def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:
-    """Load and check everything. Nothing is written."""
+def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[Example]]:
+    """Load and check everything, and have it examined. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -80,6 +82,8 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, PolicyData[Example]]:
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
+    rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
+    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     learner = PolicyLearner(config, setup, policy, batches, renderer)
     shown = shown_of(
         (demonstration for demonstration in split[1] or split[0] if demonstration.prompt),

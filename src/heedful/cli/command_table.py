@@ -126,6 +126,23 @@ COMMANDS = {
             "kto": "KTOConfig",
         }.items()
     },
+    **{
+        f"doctor {name}": Command(
+            f"configs.doctor:Doctor{config}",
+            "cli.doctor:doctor",
+            f"examine what heedful {name} would do, without doing it",
+        )
+        for name, config in {
+            "sft": "SFTConfig",
+            "reward": "RewardConfig",
+            "ppo": "PPOConfig",
+            "a2c": "A2CConfig",
+            "grpo": "GRPOConfig",
+            "online-dpo": "OnlineDPOConfig",
+            "dpo": "DPOConfig",
+            "kto": "KTOConfig",
+        }.items()
+    },
     "label new": Command(
         "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"
     ),
@@ -212,6 +229,7 @@ COMMANDS = {
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),
     "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
+    "doctor": ("trainer", "examine a run before it trains (heedful doctor FILE.yaml, or a trainer's flags)"),
     "label": ("command", "have people label, in a project"),
     "course": ("command", "learn from lessons that run as notebooks"),
 }
@@ -222,7 +240,7 @@ SHOWN = {
     "learning": ("course",),
     "more ways to train": ("a2c", "online-dpo", "kto"),
     "people who label": ("label", "sample", "round"),
-    "runs": ("runs", "report", "look", "watch", "track", "push"),
+    "runs": ("doctor", "runs", "report", "look", "watch", "track", "push"),
     "memory and models": ("plan", "merge", "tiny"),
     "servers": ("serve-reward", "serve-policy"),
 }

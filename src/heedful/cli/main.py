@@ -223,8 +223,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(version("heedful"))
         return 0
     name = words.pop(0)
-    if name == "plan" and words and words[0].endswith((".yaml", ".yml")):
-        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0])))
+    if name in ("plan", "doctor") and words and words[0].endswith((".yaml", ".yml")):
+        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0]), name))
     is_whole = name in COMMANDS and (not words or words[0].startswith("-"))
     if name in GROUPS and not is_whole:
         found = _command_of_group(name, words)
@@ -275,6 +275,8 @@ def _command_of_group(group: str, words: list[str]) -> str | int:
     if word is not None and word not in ("-h", "--help"):
         instead = GONE.get(f"{group} {word}")
         wrong = f"{group} {word} is gone: {instead}" if instead else f"{group} has no {kind} {word!r}"
+        if kind == "trainer" and Path(word, "config.yaml").is_file():
+            wrong += f"; the settings of a run are in a file: heedful {group} {word}/config.yaml"
         print(f"heedful: {wrong}", file=sys.stderr)
     listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
     is_help = word in ("-h", "--help")

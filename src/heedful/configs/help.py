@@ -149,6 +149,22 @@ FIRST_SCREENS = {
     "label backup": FirstScreen("PROJECT"),
     "label restore": FirstScreen("PROJECT"),
     **{
+        f"doctor {trainer}": FirstScreen(
+            f"--model runs/sft/final --data {data}.jsonl", ("examples", "json", "learning_rate", "batch_size", "allow")
+        )
+        for trainer, data in {
+            "sft": "demonstrations", "reward": "preferences", "dpo": "preferences", "kto": "labelled",
+        }.items()
+    },
+    **{
+        f"doctor {trainer}": FirstScreen(
+            f"{POLICY_AND_DATA} --rewards model:runs/reward/final",
+            ("examples", "json", "learning_rate", "rollout_batch_size", "max_new_tokens", "allow"),
+            ("rewards",),
+        )
+        for trainer in ("ppo", "a2c", "grpo", "online-dpo")
+    },
+    **{
         f"plan {trainer}": FirstScreen("--model 1.5B --max-length 1024 --gpu-gb 24")
         for trainer in ("sft", "reward", "dpo", "kto")
     },

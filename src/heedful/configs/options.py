@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
+from heedful.configs.checks import CheckOptions
 from heedful.configs.names import REMOVED
 from heedful.configs.settings import (
     BELOW_ONE,
@@ -335,7 +336,7 @@ class LoggingOptions(TrackingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(CheckpointOptions, LoggingOptions, HeldOutOptions, TrustOptions, MachineOptions):
+class RunOptions(CheckOptions, CheckpointOptions, LoggingOptions, HeldOutOptions, TrustOptions, MachineOptions):
     """A training run."""
 
     SECTION = "devices"

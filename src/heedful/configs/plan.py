@@ -117,17 +117,19 @@ TRAINERS: dict[str, type[PlanConfig]] = {
 """The trainers with a plan, by their commands."""
 
 
-def trainer_of(path: Path) -> str:
-    """Find the trainer of a YAML file of settings.
+def trainer_of(path: Path, command: str = "plan") -> str:
+    """Find the trainer of a YAML file of settings, for ``heedful plan`` or another ``command`` of all trainers.
 
     For a run's config.yaml it is the run's trainer; else the one in the file's name, as in polite-ppo.yaml; else the only one
     that has all keys of the file. Raises ConfigError if none or several have them.
     """
     run = path.parent / "run.json"
     if path.name == "config.yaml" and run.is_file():
-        command = read_object(run, f"name the trainer: heedful plan ppo {path}", error=ConfigError).get("algorithm")
-        if command in TRAINERS:
-            return str(command)
+        algorithm = read_object(run, f"name the trainer: heedful {command} ppo {path}", error=ConfigError).get(
+            "algorithm"
+        )
+        if algorithm in TRAINERS:
+            return str(algorithm)
     names = "|".join(sorted(TRAINERS, key=len, reverse=True))
     named = set(re.findall(rf"(?<![a-z0-9])({names})(?![a-z0-9])", path.stem.lower().replace("_", "-")))
     if len(named) == 1:
@@ -140,4 +142,4 @@ def trainer_of(path: Path) -> str:
         found = f"it could be that of heedful {', '.join(fitting[:-1])} or {fitting[-1]}"
     else:
         found = f"no trainer has all of its keys (there are plans of heedful {', '.join(TRAINERS)})"
-    raise ConfigError(f"{path}: {found}; name the trainer: heedful plan {(fitting or ['ppo'])[0]} {path}")
+    raise ConfigError(f"{path}: {found}; name the trainer: heedful {command} {(fitting or ['ppo'])[0]} {path}")

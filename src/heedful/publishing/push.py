@@ -39,7 +39,7 @@ DAMAGED = "restore it, or train the model again"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
-OF_NO_INTEREST = ("track", "track_project", "track_offline", "rollouts", "memory_check")
+OF_NO_INTEREST = ("track", "track_project", "track_offline", "rollouts", "memory_check", "allow")
 """Settings with no effect on the model."""
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
 """Matches an absolute path in a text, or a URL (so that a URL is not taken for a path)."""

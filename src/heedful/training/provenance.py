@@ -52,6 +52,7 @@ FREE = (
     "save_total_limit",
     "distributed_timeout_minutes",
     "memory_check",
+    "allow",
     "judge_cache",
     "judge_key_env",
     "reward_concurrency",

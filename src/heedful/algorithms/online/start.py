@@ -29,6 +29,8 @@ from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
+from heedful.doctor.findings import Subject, TokenRow
+from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
@@ -68,19 +70,26 @@ class Started(NamedTuple, Generic[C]):
     about: About
 
 
-def start(config: C, rewards: Sequence[str | Reward | RewardFunction], in_memory: Policy | None = None) -> Started[C]:
-    """Load and check everything, and score a few responses. Nothing is written.
+def start(
+    config: C,
+    rewards: Sequence[str | Reward | RewardFunction],
+    in_memory: Policy | None = None,
+    examine: Examine = refuse_unfit,
+) -> Started[C]:
+    """Load and check everything, have it examined, and score a few responses. Nothing is written.
 
     Args:
         config: the settings.
         rewards: added to the config's.
         in_memory: a policy to train in place, described without weights by ``config.model``; None loads
             ``config.model``.
+        examine: called with everything loaded, before anything is sampled.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
     config, wanted = _wanted_rewards(config, rewards)
-    resumes = _resumes_with_same_servers(check_start(config))
+    plan = check_start(config)
+    resumes = _resumes_with_same_servers(plan)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -111,6 +120,20 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction], in_memory
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
+    examine(
+        Subject(
+            config=config,
+            tokenizer=renderer.tokenizer,
+            model=policy.lm,
+            rows=[TokenRow(one.prompt.source, one.ids, ()) for one in train],
+            records=([one.prompt for one in train], [one.prompt for one in held_out]),
+            counts=counts,
+            renderer=renderer,
+            stop_ids=sampler.stop_ids,
+            rewards=[*functions, *judges],
+            resumes=plan.resumes,
+        )
+    )
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config

@@ -1,0 +1,225 @@
+"""``heedful doctor``: start a trainer up to its first step, check what it has loaded, measured and written, and say so."""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.configs.checks import REFUSED
+from heedful.configs.doctor import DoctorConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import OnlineDPOConfig, RolloutConfig
+from heedful.display import Screen
+from heedful.doctor import first_step, rewards
+from heedful.doctor.findings import Finding, Subject, finding, spread
+from heedful.doctor.preflight import cheap_findings
+from heedful.doctor.show import show_examples, show_findings, show_verdict
+from heedful.engines.rollouts import Rollouts
+from heedful.errors import HeedfulError, MachineError
+from heedful.planning.memory import Lengths
+from heedful.redact import redact
+from heedful.training.checkpoints import check_space
+from heedful.types import Completion
+
+OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
+"""The modules of the trainers on given texts."""
+PASSES = 16
+"""Sampled responses that policy and reference read before the first step; fewer if a micro-batch has fewer."""
+
+
+@dataclass
+class Examination:
+    """What was found so far."""
+
+    config: DoctorConfig
+    """With a temporary output folder."""
+    output: Path | None
+    """Where the run would write."""
+    subject: Subject | None = None
+    findings: list[Finding] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def look(self, subject: Subject) -> None:
+        """Make the cheap checks of what a trainer has loaded."""
+        self.subject = subject
+        self.findings += cheap_findings(subject)
+
+    def add(self, *found: Finding | None) -> None:
+        """Take up what checks found; a failure that ``--allow`` names is a warning."""
+        self.findings += [one for one in found if one is not None]
+
+    def has(self, check: str) -> bool:
+        """Whether a check has found something."""
+        return any(one.check == check for one in self.findings)
+
+    def measure(self, seconds: float, steps: int) -> None:
+        """Note how long a step took, and what that foretells."""
+        self.measured = {
+            "seconds_per_step": round(seconds, 3),
+            "steps": steps,
+            "step": first_step.step_time(seconds, steps),
+        }
+
+    @property
+    def result(self) -> list[Finding]:
+        """The findings, failures first, each check once per text; those that are allowed are warnings."""
+        allowed = self.config.allow
+        found = [replace(one, level="warn") if one.check in allowed else one for one in self.findings]
+        return sorted(dict.fromkeys(found), key=lambda one: one.level)
+
+
+def doctor(config: DoctorConfig) -> None:
+    """Examine a run and print what is found. Raises SystemExit with status 2 if a check fails."""
+    with _only_json(config.json):
+        examined = examine(config)
+    found = examined.result
+    is_unfit = any(one.level == "fail" for one in found)
+    if config.json:
+        verdict = "fail" if is_unfit else "warn" if found else "ok"
+        content = {"verdict": verdict, "findings": [one.as_dict() for one in found], "measured": examined.measured}
+        print(json.dumps(redact(content), ensure_ascii=False, indent=1))
+    else:
+        console = Screen(soft_wrap=True)
+        if examined.subject is not None:
+            show_examples(console, examined.subject, config.examples)
+        show_findings(console, found, examined.measured)
+        show_verdict(console, found)
+    if is_unfit:
+        raise SystemExit(2)
+
+
+def examine(config: DoctorConfig) -> Examination:
+    """Start the trainer of these settings up to its first step, take one step, and check everything on the way.
+
+    What heedful refuses anyway is a finding too. Raises MachineError, MemoryFullError.
+    """
+    with tempfile.TemporaryDirectory(prefix="heedful-doctor-") as folder:
+        settings = replace(config, output=Path(folder) / "run", resume="auto", overwrite=False)
+        examination = Examination(settings, config.output)
+        try:
+            if isinstance(settings, RolloutConfig):
+                examine_online(examination, settings)
+            else:
+                examine_offline(examination, settings)
+        except HeedfulError as error:
+            if error.status == MachineError.status:
+                raise
+            examination.add(refused(error))
+    return examination
+
+
+def refused(error: HeedfulError) -> Finding:
+    """What heedful itself refuses, whatever is allowed."""
+    why = "The training command would end with this message."
+    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why, "as the message says")
+
+
+def examine_offline(examination: Examination, config: Any) -> None:
+    """SFT, reward models, DPO and KTO: the cheap checks, the machine, one step."""
+    module: Any = next(trainer for kind, trainer in OFFLINE if isinstance(config, kind))
+    learner, data, *_ = module.start(config, examination.look)
+    train, more = (data, ()) if module is reward_model else (data.train, (data.pad_id,))
+    check_machine(examination, learner, learner.model)
+    started = time.perf_counter()
+    module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
+    seconds = time.perf_counter() - started
+    examination.add(first_step.not_finite(learner.skips, learner.model.grad_scaler))
+    examination.measure(seconds, learner.schedule.total_steps)
+
+
+def examine_online(examination: Examination, config: Any) -> None:
+    """PPO and relatives, online DPO: besides, what the policy writes, what rewards say to it, and what all models read."""
+    algorithm: Any = online_dpo if isinstance(config, OnlineDPOConfig) else ppo
+    learner: Learner[Any] = start(config, (), examine=examination.look).learner
+    with contextlib.closing(learner.sampler):
+        check_machine(examination, learner, learner.policy)
+        rollouts, completions = sampled(learner)
+        examination.add(first_step.responses_cut(rollouts, config))
+        passes = first_passes(learner, rollouts)
+        examination.add(first_step.ratio(passes), first_step.kl(passes, config.reference))
+        examination.add(first_step.sampler_mismatch(passes, config))
+        scored = rewards.score_each(learner.rewards, completions)
+        for one in scored:
+            examination.add(
+                rewards.fails(one, completions, config.max_failed_rewards),
+                rewards.constant(one, completions),
+                rewards.length_alone(one, completions),
+                rewards.white_space(one, completions, learner.sampler.renderer),
+                None if examination.has("score-position") else rewards.reads_early(one, completions),
+            )
+        started = time.perf_counter()
+        algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
+        seconds = time.perf_counter() - started
+        examination.add(first_step.not_finite(learner.skips, learner.policy.grad_scaler))
+        examination.measure(seconds, config.steps)
+        for one in scored:
+            examination.add(rewards.slow(one, responses=config.rollout_batch_size, step_seconds=seconds))
+
+
+def check_machine(examination: Examination, learner: Any, model: Any) -> None:
+    """Memory and disk."""
+    subject, output = examination.subject, examination.output
+    assert subject is not None
+    new = getattr(examination.config, "max_new_tokens", 0)
+    longest = max(len(row.prompt) + len(row.response) for row in subject.rows)
+    device = next(model.parameters()).device
+    examination.add(first_step.memory(examination.config, Lengths(longest + new, longest), device, model.compute_dtype))
+    if output is not None:
+        try:
+            check_space(replace(examination.config, output=output), learner)
+        except MachineError as error:
+            examination.add(finding("disk", "fail", "the disk has no room for what the run writes", str(error)))
+
+
+def sampled(learner: Learner[Any]) -> tuple[Rollouts, list[Completion]]:
+    """Responses of the policy as it starts, with random numbers of their own: `rewards.SAMPLES`, of groups if they are
+    compared."""
+    config = learner.config
+    each = config.samples_per_prompt if config.judge_compares else 1
+    prompts = spread(learner.prompts.prompts, max(1, rewards.SAMPLES // each))
+    repeated = [prompts[i % len(prompts)] for i in range(max(1, rewards.SAMPLES // each)) for _ in range(each)]
+    return learner.sampler.respond(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
+
+
+def first_passes(learner: Learner[Any], rollouts: Rollouts) -> first_step.FirstPasses:
+    """What policy and reference read of the first sampled responses, as the first step would."""
+    few = rollouts.select(torch.arange(min(PASSES, learner.config.micro_batch_size, len(rollouts.lengths))))
+    batch, config = few.batch, learner.config
+    new = learner.policy(batch.ids, batch.attention_mask, batch.response_mask, temperature=config.temperature)
+    return first_step.FirstPasses(
+        mask=batch.response_mask,
+        sampler=few.sampler_logprobs,
+        old=learner.read(learner.policy, batch).logprobs,
+        new=new.logprobs.detach(),
+        reference=None if learner.reference is None else learner.read(learner.reference, batch).logprobs,
+        dtype=learner.policy.compute_dtype,
+    )
+
+
+@contextlib.contextmanager
+def _only_json(asked: bool) -> Iterator[None]:
+    """Send what this process and those that it starts print to standard error, if standard output is for JSON."""
+    if not asked:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,147 @@
+"""Checks of models, reward models and settings that need no pass through a model."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import RolloutConfig
+from heedful.configs.options import ADAPTER_RATE, TrainingOptions
+from heedful.data.chat import RewardInputs
+from heedful.data.encoding import BYTES
+from heedful.doctor.encoded import SAMPLE
+from heedful.doctor.findings import Finding, TokenRow, ending, finding, spread, token_texts
+from heedful.kernels.weights import SMALLEST_ROW
+from heedful.models.reward_model import RewardModel, padding_id
+from heedful.rewards import Reward
+from heedful.rewards.models import model_rewards
+from heedful.types import Text
+
+NEAR_THE_MEAN = 0.01
+"""A row that is closer to the mean of all rows than this times what is usual was put there by transformers'
+resize_token_embeddings, which draws new rows at about 1e-5 of the usual distance."""
+ROWS_FOR_MEDIAN = 4096
+"""Rows of an embedding, spread evenly, that say what is usual: all of a large one would take a second."""
+MEASURED_RATE = {"sft": 0.48, "online": 0.23}
+"""The highest learning rate of all weights, times the model's hidden size, of the recipes that were measured: SFT of the demo
+(5e-3 * 96), PPO on numbers (3e-4 * 768). Rates that are stable fall about as 1 / width (Yang et al. 2022, muP). Learning
+from a policy's own responses, or against a reference, wants less than SFT."""
+ABOVE_MEASURED = 2.0
+"""A rate that is higher than this times the highest that was measured is remarked on."""
+SLOW_ADAPTERS = 2.0
+"""Adapters whose rate is at most this times the trainer's default for all weights have probably been given that rate."""
+
+
+def templates_differ(
+    rewards: Sequence[Reward], tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text]
+) -> Finding | None:
+    """Do reward models that share the policy's vocabulary have its chat template?
+
+    One of another vocabulary is somebody else's and was trained with its own. Only conversations are rendered.
+    """
+    if not any(not isinstance(prompt, str) for prompt in prompts):
+        return None
+    for name, reward in model_rewards(rewards):
+        theirs, ours = reward.inputs.tokenizer.chat_template, tokenizer.chat_template
+        is_decoder = reward.inputs.renderer is not None
+        if is_decoder and theirs != ours and _same_words(reward.inputs.tokenizer, tokenizer):
+            at = next((i for i, (a, b) in enumerate(zip(str(ours), str(theirs), strict=False)) if a != b), 0)
+            return finding(
+                "templates-differ",
+                "warn",
+                f"{name} has the policy's vocabulary and another chat template",
+                f"from character {at} on: policy {str(ours)[at : at + 40]!r}, reward model {str(theirs)[at : at + 40]!r}",
+            )
+    return None
+
+
+def _same_words(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers have the same tokens, but for a few added ones."""
+    added = {*one.get_added_vocab(), *other.get_added_vocab()}
+    words, others = ({token: i for token, i in each.get_vocab().items() if token not in added} for each in (one, other))
+    return words == others
+
+
+def score_position(model: RewardModel, rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase) -> Finding | None:
+    """Is the last token of texts the one at which the score is read?
+
+    transformers, and heedful with it, reads a decoder at its last token that is not padding.
+    """
+    pad = padding_id(model.classifier)
+    found = [row for row in spread(rows, SAMPLE) if row.response and row.response[-1] == pad]
+    if model.reads is None or not found:
+        return None
+    first = found[0]
+    return finding(
+        "score-position",
+        "warn",
+        "texts end with the token that the reward model takes for padding, so the score is read before it",
+        f"{first.source} ends with {ending(tokenizer, first.ids)}; padding is "
+        f"{token_texts(tokenizer, [pad])[0]!r} ({pad})",
+    )
+
+
+def reward_rows(inputs: RewardInputs, prompts: Iterable[tuple[str, Text]]) -> list[TokenRow]:
+    """A short answer to each prompt as a reward model reads it. Prompts come with where they were read."""
+    return [TokenRow(source, (), inputs.encode(prompt, "an answer")["input_ids"]) for source, prompt in prompts]
+
+
+def untrained_tokens(
+    model: PreTrainedModel, rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, *, needs: Sequence[int] = ()
+) -> Finding | None:
+    """Have tokens of the texts, or those that a run ``needs``, embeddings that are next to zero, or the mean of all?
+
+    A matrix that is divided among ranks is passed over.
+    """
+    weight = model.get_input_embeddings().weight.detach()
+    if type(weight) is not torch.Tensor or not weight.is_floating_point():
+        return None
+    looked_at = spread(rows, SAMPLE)
+    used = {i for row in looked_at for ids in (row.prompt, row.response) for i in ids} | set(needs)
+    ids = torch.tensor(sorted(i for i in used if 0 <= i < len(weight)), device=weight.device)
+    sample = weight[torch.linspace(0, len(weight) - 1, min(len(weight), ROWS_FOR_MEDIAN)).long()].float()
+    mean, read = sample.mean(dim=0), weight[ids].float()
+    is_zero = read.abs().amax(dim=1) <= SMALLEST_ROW * sample.abs().amax(dim=1).median()
+    usual = (sample - mean).norm(dim=1).median()
+    is_untrained = is_zero | ((read - mean).norm(dim=1) <= NEAR_THE_MEAN * usual)
+    found = [i for i in ids[is_untrained].tolist() if tokenizer.convert_ids_to_tokens(i) not in BYTES]
+    if not found:
+        return None
+    row = next((row for row in looked_at if not set(found).isdisjoint(row.ids)), None)
+    where = "the token that ends responses" if row is None else f"first in {row.source}"
+    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in found[:5])
+    return finding(
+        "untrained-tokens",
+        "warn",
+        f"{len(found)} token{'s' * (len(found) > 1)} of the texts {'have' if len(found) > 1 else 'has'} an embedding next to "
+        "zero, or the mean of all rows",
+        f"{names}; {where}",
+    )
+
+
+def learning_rate(config: TrainingOptions, width: int) -> Finding | None:
+    """Is the learning rate too high for a model of this width, or that of all weights given to adapters?"""
+    rate, has_adapters = config.learning_rate, config.lora_rank > 0
+    default = float(type(config).learning_rate)
+    if has_adapters and rate <= SLOW_ADAPTERS * default:
+        return finding(
+            "learning-rate",
+            "warn",
+            f"--learning-rate {rate:g} is one for all weights, and with --lora-rank only adapters learn",
+            f"the default is {ADAPTER_RATE * default:g} for adapters and {default:g} for all weights",
+            fix=f"leave --learning-rate out, or give about {ADAPTER_RATE * default:g}",
+        )
+    is_online = isinstance(config, RolloutConfig | DPOConfig | KTOConfig)
+    assert is_online or isinstance(config, SFTConfig | RewardConfig)
+    factor = ADAPTER_RATE if has_adapters else 1
+    measured = MEASURED_RATE["online" if is_online else "sft"] / width * factor
+    if rate <= ABOVE_MEASURED * measured:
+        return None
+    return finding(
+        "learning-rate",
+        "warn",
+        f"--learning-rate {rate:g} is high for a model of width {width}",
+        f"the recipes that were measured stay below {measured:.2g} at this width; the default is {default * factor:g}",
+        fix=f"leave --learning-rate out, or lower it to {measured:.2g}",
+    )

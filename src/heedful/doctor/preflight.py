@@ -1,0 +1,76 @@
+"""The cheap checks, which every training command makes of what it has just loaded, before anything is written."""
+
+from collections.abc import Callable
+
+from heedful.configs.offline import SFTConfig
+from heedful.display import say
+from heedful.doctor import encoded, loaded
+from heedful.doctor.findings import Finding, Subject
+from heedful.errors import ConfigError
+from heedful.rewards.models import model_rewards
+
+FIRST = 8
+"""Prompts to which a reward model is shown an answer: a template renders all of them alike."""
+Examine = Callable[[Subject], None]
+"""What a trainer calls once all is loaded."""
+
+
+def cheap_findings(subject: Subject) -> list[Finding]:
+    """What is found without a pass through a model, failures first."""
+    config, rows, tokenizer = subject.config, subject.rows, subject.tokenizer
+    train, held_out = subject.records
+    found = [
+        encoded.double_bos(rows, tokenizer),
+        encoded.equal_pairs(subject.counts),
+        encoded.share_cut(subject.counts),
+        encoded.held_out_trained_on(train, held_out),
+        loaded.untrained_tokens(subject.model, rows, tokenizer, needs=needed_end(subject)),
+        loaded.learning_rate(config, subject.model.get_input_embeddings().weight.shape[1]),
+    ]
+    if subject.stop_ids and rows[0].response:
+        plain = {one.source for one in train if not one.prompt}  # pieces of which end where the model's context does
+        answers = [row for row in rows if row.source not in plain]
+        found.append(encoded.end_token(answers, subject.stop_ids, tokenizer, marked_frac=encoded.marked_frac(train)))
+        if not (isinstance(config, SFTConfig) and config.loss_on == "all"):  # which learns the ends of all turns
+            found.append(encoded.stop_inside(answers, subject.stop_ids, tokenizer))
+    if subject.renderer is not None:
+        found.append(encoded.generation_mask(train, subject.renderer))
+    if subject.reward_model is not None:
+        found.append(loaded.score_position(subject.reward_model, rows, tokenizer))
+    if subject.rewards:
+        found += reward_model_findings(subject)
+    return sorted((one for one in found if one is not None), key=lambda one: one.level)
+
+
+def needed_end(subject: Subject) -> list[int]:
+    """The token with which the policy has to end its responses, also if no record shows it."""
+    if subject.renderer is None or not subject.stop_ids:
+        return []
+    is_chat = not isinstance(subject.records[0][0].prompt, str)
+    return [subject.renderer.turn_end_id if is_chat else subject.tokenizer.eos_token_id]
+
+
+def reward_model_findings(subject: Subject) -> list[Finding | None]:
+    """What reward models among the rewards say of themselves."""
+    prompts = [(one.source, one.prompt) for one in subject.records[0][:FIRST]]
+    found = [loaded.templates_differ(subject.rewards, subject.tokenizer, [prompt for _, prompt in prompts])]
+    for _, reward in model_rewards(subject.rewards):
+        rows = loaded.reward_rows(reward.inputs, prompts)
+        found.append(loaded.score_position(reward.model, rows, reward.inputs.tokenizer))
+    return found
+
+
+def refuse_unfit(subject: Subject) -> None:
+    """Print a line for each warning; end the command if a check fails that ``--allow`` does not name.
+
+    A run that resumes has heard its warnings. Raises ConfigError.
+    """
+    found = cheap_findings(subject)
+    failed = [one for one in found if one.level == "fail" and one.check not in subject.config.allow]
+    if failed:
+        names = " ".join(dict.fromkeys(one.check for one in failed))
+        lines = [f"{one.line}. {one.why}" for one in failed]
+        raise ConfigError("\n".join([*lines, f"heedful doctor shows more; --allow {names} begins all the same"]))
+    if not subject.resumes:
+        for one in found:
+            say(f"WARNING: {one.line}")

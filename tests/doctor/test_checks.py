@@ -1,0 +1,378 @@
+"""Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
+
+from collections import namedtuple
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
+from heedful.data.chat import Renderer
+from heedful.doctor import encoded, first_step, loaded, rewards
+from heedful.doctor.findings import TokenRow, token_texts
+from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
+from heedful.planning.memory import Lengths
+from heedful.rewards import Reward
+from heedful.types import Completion, Demonstration, Message, Prompt
+
+TOKENIZER = byte_tokenizer()
+PAD, EOS, TURN_END = (TOKENIZER.convert_tokens_to_ids(t) for t in ("<|pad|>", "<|endoftext|>", "<|end|>"))
+STOPS = (EOS, TURN_END)
+
+
+def rows(*responses, prompt="问"):
+    """Rows of a prompt and these responses, which are texts; ``END`` is the turn's end."""
+    return [
+        TokenRow(f"数据.jsonl:{i}", ids(f"<|user|>{prompt}<|end|><|assistant|>"), ids(response))
+        for i, response in enumerate(responses, 1)
+    ]
+
+
+def ids(text):
+    return TOKENIZER(text, add_special_tokens=False).input_ids
+
+
+def found(finding):
+    return None if finding is None else (finding.check, finding.level)
+
+
+WHOLE, CUT = "好的<|end|>", "好的"
+
+
+@pytest.mark.parametrize(
+    ("responses", "marked", "level"),
+    [
+        ([WHOLE] * 4, 0.0, None),
+        ([WHOLE, WHOLE, CUT, CUT], 0.0, None),
+        ([WHOLE, CUT, CUT, CUT], 0.0, "warn"),
+        ([CUT] * 4, 0.5, "fail"),
+        ([CUT] * 4, 1.0, "warn"),
+        (["好的<|pad|>"] * 4, 0.0, "fail"),
+    ],
+)
+def test_responses_end_where_sampling_stops(responses, marked, level):
+    one = encoded.end_token(rows(*responses), STOPS, TOKENIZER, marked_frac=marked)
+    assert found(one) == (level and ("no-end-token", level))
+    if one is not None:
+        assert "'<|endoftext|>' or '<|end|>'" in one.what
+        assert one.evidence.startswith(f"数据.jsonl:{responses.index(responses[-1]) + 1} ends with ")
+
+
+@pytest.mark.parametrize(("inside", "number"), [("", None), ("<|end|>", 8), ("<|endoftext|>", 8)])
+def test_a_stop_token_inside_a_response(inside, number):
+    one = encoded.stop_inside(rows(*[f"好{inside}的<|end|>"] * 8), STOPS, TOKENIZER)
+    assert found(one) == (number and ("stops-early", "warn"))
+    if one is not None:
+        assert one.what.startswith("8 of 8 ")
+        assert inside in one.evidence
+
+
+def test_one_stop_token_in_a_hundred_responses_is_no_finding():
+    responses = ["好<|end|>的<|end|>"] + ["好的<|end|>"] * 99
+    assert encoded.stop_inside(rows(*responses), STOPS, TOKENIZER) is None
+
+
+@pytest.mark.parametrize(("begin", "is_found"), [("", False), ("<|endoftext|>", False), ("<|endoftext|>" * 2, True)])
+def test_two_bos_tokens(begin, is_found):
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = "<|endoftext|>"
+    row = TokenRow("数据.jsonl:1", (), ids(f"{begin}<|user|>问<|end|>"))
+    one = encoded.double_bos([row], tokenizer)
+    assert found(one) == (("double-bos", "warn") if is_found else None)
+    assert one is None or one.evidence.startswith("数据.jsonl:1 begins with '<|endoftext|>' '<|endoftext|>' '<|user|>'")
+    assert encoded.double_bos([row], TOKENIZER) is None  # which has no BOS
+
+
+def marked(answer):
+    """The tiny template with generation markers in the assistant's turn."""
+    return (
+        "{% for message in messages %}<|{{ message['role'] }}|>{% if message['role'] == 'assistant' %}"
+        + answer
+        + "{% else %}{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "is_found"),
+    [
+        (CHAT_TEMPLATE, False),
+        (marked("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"), False),
+        (marked("{%- generation -%}{{ message['content'] }}{%- endgeneration -%}<|end|>"), False),
+        (marked("{% generation %}{{ message['content'][:1] }}{% endgeneration %}{{ message['content'][1:] }}<|end|>"), True),
+        (marked("{% generation %}{% endgeneration %}{{ message['content'] }}<|end|>"), True),
+    ],
+)  # fmt: skip
+def test_what_the_template_marks_is_learned(template, is_found):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    records = [Demonstration((Message("user", "问"),), "好的。", f"数据.jsonl:{i}") for i in (1, 2)]
+    one = encoded.generation_mask(records, Renderer(tokenizer))
+    assert found(one) == (("generation-mask", "warn") if is_found else None)
+    assert one is None or "数据.jsonl:1: learned '好的。<|end|>', marked '" in one.evidence
+
+
+def test_conversations_that_the_template_refuses_are_passed_over():
+    """With --unusable drop they are still among the records."""
+    tokenizer = byte_tokenizer()
+    whole = "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    tokenizer.chat_template = refusal + marked(whole)
+    prompts = [(Message("system", "规则"), Message("user", "问")), (Message("user", "问"),)]
+    records = [Demonstration(prompt, "好的。", f"数据.jsonl:{i}") for i, prompt in enumerate(prompts, 1)]
+    assert encoded.generation_mask(records, Renderer(tokenizer)) is None
+
+
+@pytest.mark.parametrize(
+    ("check", "counts", "name"),
+    [
+        (encoded.equal_pairs, {}, None),
+        (encoded.equal_pairs, {"dropped_equal": 5}, None),
+        (encoded.equal_pairs, {"dropped_equal": 6}, "equal-pairs"),
+        (encoded.equal_pairs, {"unusable/equal answers": 7, "truncated": 3}, "equal-pairs"),
+        (encoded.share_cut, {"truncated": 10}, None),
+        (encoded.share_cut, {"truncated": 11}, "share-cut"),
+        (encoded.share_cut, {"truncated": 6, "dropped_too_long": 6}, "share-cut"),
+    ],
+)
+def test_counts(check, counts, name):
+    assert found(check({"records": 100} | counts)) == (name and (name, "warn"))
+
+
+@pytest.mark.parametrize(
+    ("held_out", "is_found"),
+    [
+        ([], False),
+        (["另一个"], False),
+        (["What is this?"], True),
+        (["what  is\nthis?"], True),
+        (["What is this?", *(f"另一个{i}" for i in range(199))], False),
+    ],
+)
+def test_held_out_prompts_are_not_trained_on(held_out, is_found):
+    train = [Prompt("What is this?", "训.jsonl:1"), Prompt("不同", "训.jsonl:2")]
+    one = encoded.held_out_trained_on(train, [Prompt(text, "留.jsonl:1") for text in held_out])
+    assert found(one) == (("held-out-trained-on", "warn") if is_found else None)
+    assert one is None or one.evidence.startswith("留.jsonl:1: ")
+
+
+# ------------------------------------------------------------------------------------------------- models and settings
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = tiny_config("llama", vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, max_length=32)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(("change", "is_found"), [("none", False), ("zero", True), ("mean", True), ("unused", False)])
+def test_embeddings_that_nobody_trained(model, change, is_found):
+    weight = model.get_input_embeddings().weight
+    before, letter = weight.detach().clone(), ids("好")[0]
+    with torch.no_grad():
+        weight[PAD] = before[PAD + 1]
+        if change in ("zero", "mean"):
+            weight[letter] = 0.0 if change == "zero" else before.mean(dim=0) + 1e-6
+        if change == "unused":
+            weight[ids("z")[0]] = 0.0
+    one = loaded.untrained_tokens(model, rows("好<|end|>"), TOKENIZER, needs=STOPS)
+    with torch.no_grad():
+        weight.copy_(before)
+    assert found(one) == (("untrained-tokens", "warn") if is_found else None)
+    assert one is None or (f"({letter})" in one.evidence and "数据.jsonl:1" in one.evidence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "width", "is_found"),
+    [
+        (SFTConfig, {}, 4096, False),
+        (SFTConfig, {"learning_rate": 5e-3}, 96, False),  # the demo
+        (SFTConfig, {"learning_rate": 5e-3}, 4096, True),
+        (SFTConfig, {"lora_rank": 16}, 4096, False),
+        (SFTConfig, {"lora_rank": 16, "learning_rate": 2e-4}, 1024, False),
+        (SFTConfig, {"lora_rank": 16, "learning_rate": 1e-5}, 1024, True),
+        (RewardConfig, {"learning_rate": 1e-3}, 96, False),
+        (PPOConfig, {"learning_rate": 3e-4}, 768, False),  # digits
+        (PPOConfig, {"learning_rate": 9e-3}, 96, True),  # the demo's times 30
+        (PPOConfig, {"lora_rank": 8, "learning_rate": 1e-3}, 96, False),
+        (PPOConfig, {"lora_rank": 8, "learning_rate": 3e-6}, 96, True),
+        (DPOConfig, {}, 8192, False),
+        (DPOConfig, {"learning_rate": 1e-3}, 4096, True),
+        (KTOConfig, {"lora_rank": 8, "learning_rate": 1e-6}, 4096, True),
+    ],
+)
+def test_learning_rates(kind, settings, width, is_found):
+    one = loaded.learning_rate(kind(**settings), width)
+    assert found(one) == (("learning-rate", "warn") if is_found else None)
+    assert one is None or "--learning-rate" in one.fix
+
+
+# ---------------------------------------------------------------------------------------------------------- rewards
+
+
+def answered(*responses):
+    return [
+        Completion(Prompt("问", f"问.jsonl:{i}"), response, ids(response)) for i, response in enumerate(responses, 1)
+    ]
+
+
+TEXTS = [f"{'字' * (i % 5 + 1)}{chr(97 + i)}" for i in range(20)]
+
+
+def scored_by(function, responses=TEXTS):
+    completions = answered(*responses)
+    return rewards.score_each([Reward("分", function)], completions)[0], completions
+
+
+def last_letter(completions, **_):
+    return [float(ord(text.strip()[-1])) for text in completions]
+
+
+@pytest.mark.parametrize(("function", "is_found"), [(last_letter, False), (lambda completions: [1.0] * 20, True)])
+def test_a_constant_reward(function, is_found):
+    one = rewards.constant(*scored_by(function))
+    assert found(one) == (("reward-constant", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("function", "sign"),
+    [
+        (last_letter, None),
+        (lambda completions: [len(text) for text in completions], "+1.00"),
+        (lambda completion_ids: [-len(ids) / 100 for ids in completion_ids], "-1.00"),
+        (lambda completion_ids: [[-1.0] * len(ids) for ids in completion_ids], "-1.00"),
+    ],
+)
+def test_a_reward_of_length_alone(function, sign):
+    scored, completions = scored_by(function)
+    one = rewards.length_alone(scored, completions)
+    assert found(one) == (sign and ("reward-length", "warn"))
+    assert one is None or f"rank correlation {sign} with their" in one.what
+
+
+def test_nothing_is_said_of_few_scores():
+    assert rewards.constant(*scored_by(lambda completions: [1.0] * 3, TEXTS[:3])) is None
+    lengths = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
+    assert rewards.length_alone(*lengths) is None
+
+
+def test_a_policy_that_always_writes_the_same_is_no_fault_of_a_reward():
+    scored, completions = scored_by(lambda completions: [1.0] * 20, ["同"] * 20)
+    same = [replace(one, prompt=completions[0].prompt) for one in completions]
+    assert rewards.constant(scored, same) is None
+    assert rewards.constant(scored, completions) is not None  # to different prompts
+
+
+def test_ranks_share_their_mean():
+    assert rewards._ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
+    assert rewards.rank_correlation([1.0, 2.0, 3.0], [10, 400, 500]) == pytest.approx(1.0)
+    assert rewards.rank_correlation([1.0, 1.0], [1, 2]) is None
+
+
+@pytest.mark.parametrize(("broken", "level"), [(0, None), (1, "warn"), (5, "fail")])
+def test_a_reward_that_fails_on_some(broken, level):
+    def function(completions):
+        return [float("nan") if row < broken else 1.0 for row in range(len(completions))]
+
+    scored, completions = scored_by(function)
+    one = rewards.fails(scored, completions, 0.1)
+    assert found(one) == (level and ("reward-fails", level))
+    assert one is None or ("returned nan" in one.evidence and "问.jsonl:1" in one.evidence)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_found"),
+    [
+        (last_letter, False),
+        (lambda completions: [ord(text.strip()[-1]) - 0.5 * (text[0] == " ") for text in completions], False),
+        (lambda completions: [len(text) - 99 * (text[0] == " ") for text in completions], True),
+    ],
+)
+def test_white_space_alone(function, is_found):
+    scored, completions = scored_by(function)
+    one = rewards.white_space(scored, completions, Renderer(TOKENIZER))
+    assert found(one) == (("reward-white-space", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "is_found"), [(0.1, 1.0, False), (10.0, 100.0, False), (10.0, 12.0, True), (4.0, 4.0, False)]
+)
+def test_a_slow_reward(seconds, step, is_found):
+    scored = rewards.Scored(Reward("分", last_letter), [1.0] * 64, seconds)
+    assert found(rewards.slow(scored, responses=64, step_seconds=step)) == (
+        ("reward-slow", "warn") if is_found else None
+    )
+
+
+# ------------------------------------------------------------------------------------------------ before the first step
+
+
+def passes(**changes):
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    logprobs = torch.where(mask, -1.0, float("nan"))
+    parts = {"sampler": logprobs, "old": logprobs, "new": logprobs, "reference": logprobs}
+    moved = {name: parts[name] + off for name, off in changes.items() if name in parts}
+    dtype = changes.get("dtype", torch.float32)
+    return first_step.FirstPasses(**{"mask": mask, "dtype": dtype} | parts | moved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [({}, False), ({"new": 1e-4}, False), ({"new": 0.02}, True), ({"new": 0.02, "dtype": torch.bfloat16}, False)],
+)
+def test_the_ratio_before_the_first_step(changes, is_found):
+    assert found(first_step.ratio(passes(**changes))) == (("ratio-not-one", "fail") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("off", "reference", "level"),
+    [(0.0, None, None), (0.1, None, "fail"), (0.1, "另一个", None), (3.0, "另一个", "warn")],
+)
+def test_the_kl_before_the_first_step(off, reference, level):
+    one = first_step.kl(passes(reference=off), reference)
+    assert found(one) == (level and ("kl-not-zero", level))
+
+
+SETTINGS = {"rewards": ("rule:digits",), "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("off", "settings", "level"),
+    [(1e-4, {}, None), (0.2, {}, "warn"), (1.0, {}, "fail"), (1.0, {"importance": "token-truncate"}, "warn")],
+)
+def test_a_sampler_with_other_probabilities(off, settings, level):
+    one = first_step.sampler_mismatch(passes(sampler=off), PPOConfig(**SETTINGS | settings))
+    assert found(one) == (level and ("sampler-mismatch", level))
+
+
+@pytest.mark.parametrize(
+    ("cut", "settings", "is_found"), [(5, {}, False), (6, {}, True), (10, {"response_length": "fixed"}, False)]
+)
+def test_responses_without_an_end(cut, settings, is_found):
+    rollouts = namedtuple("R", "truncated lengths")(torch.arange(10) < cut, torch.full((10,), 8))
+    one = first_step.responses_cut(rollouts, PPOConfig(**SETTINGS | settings))
+    assert found(one) == (("responses-cut", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(("gigabytes", "is_found"), [(64, False), (0.001, True)])
+def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
+    import os
+
+    monkeypatch.setattr(os, "sysconf", lambda name: int(gigabytes * 1e6) if name == "SC_PHYS_PAGES" else 1000)
+    one = first_step.memory(SFTConfig(model=tiny("gpt2")), Lengths(64), torch.device("cpu"), torch.float32)
+    assert found(one) == (("memory", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "said"),
+    [(0.5, 3, "about 2 seconds"), (3.0, 100, "about 5 minutes"), (60.0, 1000, "about 17 hours")],
+)
+def test_a_step_foretells_the_run(seconds, steps, said):
+    assert first_step.step_time(seconds, steps).endswith(said)
+
+
+def test_tokens_that_share_a_character_are_one_text():
+    assert token_texts(TOKENIZER, ids("a好<|end|>")) == ["a", "好", "<|end|>"]
+    assert token_texts(TOKENIZER, ids("好")[:2]) == ["\ufffd"]
+    assert "".join(token_texts(TOKENIZER, ids("😀好"))) == "😀好"

@@ -1,0 +1,526 @@
+"""Faults planted in tiny runs: `heedful doctor` finds each by name and level, and nothing in the healthy run beside it."""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from heedful import make_tiny_model
+from heedful.doctor import rewards
+from heedful.models.load import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tiny import CHAT_TEMPLATE
+from heedful.models.tokenizer import load_tokenizer
+from heedful.rewards import Reward
+from heedful.rewards.models import load_model_reward
+from heedful.types import Completion, Message, Prompt
+
+pytestmark = pytest.mark.exhaustive
+
+WIDTH = 32
+CONTROL = 40
+"""Control characters that end a random policy's responses, so that it writes about five tokens."""
+QUESTIONS = [f"{'问' * (i % 4 + 1)} {i} 加 {i} 等于几？" for i in range(24)]
+
+
+def said(role, text):
+    return [{"role": role, "content": text}]
+
+
+def pairs(number=24):
+    return [
+        {"prompt": said("user", q), "chosen": said("assistant", f"好的，{q}"), "rejected": said("assistant", "不" + q)}
+        for q in QUESTIONS[:number]
+    ]
+
+
+def demonstrations():
+    return [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs()]
+
+
+def prompts():
+    return [{"prompt": said("user", q)} for q in QUESTIONS]
+
+
+def labelled():
+    return [one | {"label": i % 2 == 0} for i, one in enumerate(demonstrations())]
+
+
+REWARDS = """
+def letters(completions, **_):
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+    return [float(sum(map(ord, text.strip())) % 97) for text in texts]
+
+def same(completions, **_):
+    return [1.0] * len(completions)
+
+def length(completions, **_):
+    return [float(len(one[-1]["content"])) for one in completions]
+
+def price(completion_ids, **_):
+    return [-0.1 * len(ids) for ids in completion_ids]
+
+def spaced(completions, **_):
+    texts = [one[-1]["content"] for one in completions]
+    return [len(text.strip()) % 7 + 99.0 * text.startswith(" ") for text in texts]
+
+def sometimes(completions, **_):
+    marks = letters(completions)
+    return [float("nan") if mark in (24, 64) else mark for mark in marks]
+
+def often(completions, **_):
+    marks = letters(completions)
+    return [float("nan") if mark == 0 else mark for mark in marks]
+
+def never(completions, **_):
+    return [float("nan")] * len(completions)
+
+def columns(completions, solution, **_):
+    return [0.0] * len(completions)
+"""
+
+ENGINE = """
+from dataclasses import replace
+
+import torch
+import heedful
+
+class Engine(heedful.Engine):
+    '''Writes what another policy would: its log-probs are shifted.'''
+    shift = SHIFT
+
+    def __init__(self, policy, config):
+        self.policy, self.config = policy, config
+
+    def generate(self, prompts):
+        drawn = torch.randint(40, 200, (len(prompts), 5), generator=torch.Generator().manual_seed(0))
+        found = heedful.as_responses(self.policy, prompts, [[*row, END] for row in drawn.tolist()])
+        rollouts = replace(found.rollouts, sampler_logprobs=found.rollouts.sampler_logprobs + self.shift)
+        return replace(found, rollouts=rollouts)
+
+    def update_weights(self, policy):
+        self.policy = policy
+
+    def close(self):
+        pass
+"""
+
+
+class World:
+    """A folder with models, data and rewards for one examination."""
+
+    def __init__(self, place, models):
+        self.place, self.models = place, models
+        (place / "rewards.py").write_text(REWARDS, encoding="utf-8")
+
+    def write(self, name, rows):
+        text = rows if isinstance(rows, str) else "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (self.place / name).write_text(text, encoding="utf-8")
+        return str(self.place / name)
+
+    def model(self, change=None):
+        """A copy of the tiny policy, changed by ``change(model, tokenizer)``."""
+        folder = self.place / "model"
+        shutil.copytree(self.models / "policy", folder, dirs_exist_ok=True)
+        if change is not None:
+            model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+            change(model, tokenizer)
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    def reward_model(self, change=None):
+        """A copy of the tiny reward model, changed by ``change(model, tokenizer)``; its name as a reward."""
+        folder = self.place / "scorer"
+        tokenizer = load_tokenizer(str(self.models / "policy"))
+        cpu = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+        scorer = load_reward_model(str(self.models / "policy"), tokenizer, seed=0, **cpu)
+        if change is not None:
+            change(scorer, tokenizer)
+        save_reward_model(scorer, tokenizer, folder)
+        return f"model:{folder}"
+
+    def reward(self, name):
+        return f"python:{self.place / 'rewards.py'}:{name}"
+
+    def healthy(self, command):
+        """The settings of a run in which nothing is wrong."""
+        data = {
+            "sft": demonstrations, "reward": pairs, "dpo": pairs, "kto": labelled,
+        }.get(command, prompts)()  # fmt: skip
+        settings = {
+            "model": self.model(),
+            "data": self.write("数据.jsonl", data),
+            "output": str(self.place / "运行"),
+            "eval_fraction": 0,
+            "dtype": "float32",
+        }
+        if command in ("sft", "reward", "dpo", "kto"):
+            return settings | {"batch_size": 8}
+        settings |= {"rewards": self.reward("letters"), "steps": 4, "rollout_batch_size": 8, "max_new_tokens": 24}
+        return settings | ({} if command == "a2c" else {"minibatch_size": 8})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The folder of a tiny policy with random weights, which ends its responses."""
+    place = tmp_path_factory.mktemp("模型")
+    make_tiny_model("llama", place / "policy", hidden_size=WIDTH, max_length=128, initializer_range=0.1)
+    model = AutoModelForCausalLM.from_pretrained(place / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(place / "policy")
+    ends = [tokenizer.convert_tokens_to_ids(one) for one in ("<|endoftext|>", "<|end|>")]
+    control = tokenizer("".join(map(chr, [*range(1, 10), *range(11, 32), 127]))).input_ids[:CONTROL]
+    model.generation_config.eos_token_id = [*ends, *control]
+    model.save_pretrained(place / "policy")
+    return place
+
+
+@pytest.fixture
+def world(tmp_path, models):
+    return World(tmp_path, models)
+
+
+@pytest.fixture
+def examined(heedful):
+    """``examined(command, settings)`` is the exit status and the findings of `heedful doctor --json`."""
+
+    def run(command, settings):
+        outcome = heedful("doctor", command, "--json", **settings)
+        assert "Traceback" not in outcome.err
+        content = json.loads(outcome.out)
+        assert outcome.status == (2 if content["verdict"] == "fail" else 0)
+        return content["findings"]
+
+    return run
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what it changes in the settings of a healthy run, and what is found then."""
+
+    command: str
+    change: object
+    """Called with the world and the healthy settings; returns other settings."""
+    found: dict = field(default_factory=dict)
+    """Level by check."""
+    words: str = ""
+    """Of the findings."""
+
+
+def row_of(letter):
+    """A change of a model that makes the embedding of a character's first byte zero."""
+
+    def change(model, tokenizer):
+        with torch.no_grad():
+            model.get_input_embeddings().weight[tokenizer(letter).input_ids[0]] = 0.0
+
+    return change
+
+
+def without_template(model, tokenizer):
+    tokenizer.chat_template = None
+    (Path(tokenizer.name_or_path) / "chat_template.jinja").unlink()
+
+
+def broken_row(model, tokenizer):
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer("好").input_ids[0]] = float("nan")
+
+
+def stops_at(letter):
+    def change(model, tokenizer):
+        model.generation_config.eos_token_id = [*model.generation_config.eos_token_id, tokenizer(letter).input_ids[0]]
+
+    return change
+
+
+def two_bos(model, tokenizer):
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.chat_template = "{{ bos_token }}{{ bos_token }}" + CHAT_TEMPLATE
+
+
+def added_token(model, tokenizer):
+    tokenizer.add_tokens(["<|new|>"])
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = "<|new|>" + CHAT_TEMPLATE
+
+
+def pad_is_end(scorer, tokenizer):
+    scorer.classifier.config.pad_token_id = tokenizer.convert_tokens_to_ids("<|end|>")
+
+
+def zero_head(scorer, tokenizer):
+    with torch.no_grad():
+        scorer.classifier.score.weight.zero_()
+
+
+def other_template(scorer, tokenizer):
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("<|{{", "{{ '\\n' }}<|{{", 1)
+
+
+def no_template(scorer, tokenizer):
+    tokenizer.chat_template = None
+
+
+def changed(name, rows):
+    """Other data."""
+    return lambda world, settings: settings | {"data": world.write(name, rows)}
+
+
+def cut(share):
+    rows = [one | {"truncated": i < share * 24} for i, one in enumerate(demonstrations())]
+    return changed("切.jsonl", rows)
+
+
+def long_pairs():
+    """Pairs that part only behind their 60th token."""
+    same = "好" * 30
+    return [
+        one | {"chosen": said("assistant", same + "的"), "rejected": said("assistant", same + "吗")} for one in pairs()
+    ]
+
+
+def equal(number):
+    return [one | ({"rejected": one["chosen"]} if i < number else {}) for i, one in enumerate(pairs())]
+
+
+def template(text):
+    return lambda world, settings: settings | {"chat_template": world.write("模板.jinja", text)}
+
+
+MARKED_PROMPT = CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}",
+    "{% if message['role'] == 'user' %}{% generation %}{{ message['content'] }}{% endgeneration %}{% else %}"
+    "{{ message['content'] }}{% endif %}",
+)
+DROP = {"equal_pairs": "drop", "max_dropped": 0.9}
+
+
+def model_of(change):
+    return lambda world, settings: settings | {"model": world.model(change)}
+
+
+def rewarded(name):
+    return lambda world, settings: settings | {"rewards": world.reward(name)}
+
+
+def scorer(change):
+    return lambda world, settings: settings | {"rewards": world.reward_model(change)}
+
+
+def settings_of(**more):
+    return lambda world, settings: settings | more
+
+
+def evaluated_on(rows):
+    return lambda world, settings: settings | {"eval_data": world.write("留出.jsonl", rows)}
+
+
+def other_reference(world, settings):
+    make_tiny_model("llama", world.place / "另一个", hidden_size=WIDTH, max_length=128, initializer_range=1.0, seed=5)
+    return settings | {"reference": str(world.place / "另一个")}
+
+
+def engine(shift):
+    def change(world, settings):
+        file = world.write("engine.py", ENGINE.replace("SHIFT", str(shift)).replace("END", "1"))
+        return settings | {"sampler": f"python:{file}:Engine"}
+
+    return change
+
+
+def missing_row(world, settings):
+    def change(model, tokenizer):
+        tokenizer.add_tokens(["加"])
+
+    return settings | {"model": world.model(change)}
+
+
+LONG = "长" * 60
+FAULTS = {
+    "no response is learned to its end": Fault(
+        "sft",
+        settings_of(max_length=36, too_long="truncate", max_dropped=0.9),
+        {"no-end-token": "fail", "share-cut": "warn"},
+    ),
+    "the data says that all are cut": Fault("sft", cut(1), {"no-end-token": "warn"}, "切.jsonl:1 ends with"),
+    "most are cut": Fault(
+        "dpo",
+        changed("切.jsonl", [one | {"truncated": i > 5} for i, one in enumerate(pairs())]),
+        {"no-end-token": "warn"},
+    ),
+    "most labelled ones are cut": Fault(
+        "kto",
+        changed("切.jsonl", [one | {"truncated": i > 5} for i, one in enumerate(labelled())]),
+        {"no-end-token": "warn"},
+    ),
+    "sampling stops inside": Fault("sft", model_of(stops_at("，")), {"stops-early": "warn"}),
+    "two BOS": Fault("sft", model_of(two_bos), {"double-bos": "warn"}, "'<|endoftext|>' '<|endoftext|>'"),
+    "two BOS before prompts": Fault("grpo", model_of(two_bos), {"double-bos": "warn"}),
+    "markers around the prompt": Fault("sft", template(MARKED_PROMPT), {"generation-mask": "warn"}),
+    "equal pairs": Fault(
+        "reward",
+        lambda w, s: s | DROP | {"data": w.write("同.jsonl", equal(3))},
+        {"equal-pairs": "warn"},
+        "3 of 24 records, none was cut",
+    ),
+    "pairs that are equal once they are cut": Fault(
+        "dpo",
+        lambda w, s: (
+            s
+            | DROP
+            | {"data": w.write("长.jsonl", [*pairs(), *long_pairs()]), "max_length": 100, "too_long": "truncate"}
+        ),
+        {"equal-pairs": "warn", "share-cut": "warn"},
+    ),
+    "long records": Fault(
+        "sft",
+        lambda w, s: (
+            s
+            | {
+                "data": w.write("长.jsonl", [*demonstrations(), *demonstrations()[:6]]),
+                "max_length": 72,
+                "too_long": "truncate",
+            }
+        ),
+        {"share-cut": "warn"},
+    ),
+    "long prompts that are dropped": Fault(
+        "ppo",
+        lambda w, s: (
+            s
+            | {
+                "data": w.write("长.jsonl", [*prompts(), *[{"prompt": said("user", LONG)}] * 6]),
+                "too_long": "drop",
+                "max_dropped": 0.5,
+            }
+        ),
+        {"share-cut": "warn"},
+    ),
+    "long prompts": Fault(
+        "ppo", changed("长.jsonl", [*prompts(), {"prompt": said("user", LONG)}]), {"refused": "fail"}, "are longer than"
+    ),
+    "held out and trained on": Fault("sft", evaluated_on(demonstrations()[:4]), {"held-out-trained-on": "warn"}),
+    "held out with other white space": Fault(
+        "ppo",
+        evaluated_on([{"prompt": said("user", q.replace(" ", "  "))} for q in QUESTIONS]),
+        {"held-out-trained-on": "warn"},
+    ),
+    "a row of zeros": Fault("sft", model_of(row_of("好")), {"untrained-tokens": "warn"}),
+    "a token that was added": Fault("ppo", model_of(added_token), {"untrained-tokens": "warn"}, "<|new|>"),
+    "a token without a row": Fault("sft", missing_row, {"refused": "fail"}, "resize_token_embeddings"),
+    "adapters at the rate of all weights": Fault(
+        "sft", settings_of(lora_rank=4, learning_rate=1e-5), {"learning-rate": "warn"}
+    ),
+    "a high rate": Fault("reward", settings_of(learning_rate=0.1), {"learning-rate": "warn"}),
+    "a high rate of PPO": Fault("ppo", settings_of(learning_rate=0.02), {"learning-rate": "warn"}),
+    "a reward model with another template": Fault("ppo", scorer(other_template), {"templates-differ": "warn"}),
+    "a reward model without a template": Fault("grpo", scorer(no_template), {"templates-differ": "warn"}),
+    "a score that is read early": Fault(
+        "ppo",
+        scorer(pad_is_end),
+        {"score-position": "warn", "reward-white-space": "warn"},
+        "texts end with the token that the reward model takes for padding",
+    ),
+    "a head of zeros": Fault("ppo", scorer(zero_head), {"reward-constant": "fail"}),
+    "a constant function": Fault("online-dpo", rewarded("same"), {"reward-constant": "warn"}),
+    "length as reward": Fault("grpo", rewarded("length"), {"reward-length": "warn"}, "+1.00"),
+    "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn"}, "-1.00"),
+    "a space as reward": Fault("ppo", rewarded("spaced"), {"reward-white-space": "warn"}),
+    "a reward that is seldom NaN": Fault("ppo", rewarded("sometimes"), {"reward-fails": "warn"}, "returned nan"),
+    "a reward that is often NaN": Fault("ppo", rewarded("often"), {"reward-fails": "fail"}, "returned nan"),
+    "a reward that is always NaN": Fault("ppo", rewarded("never"), {"refused": "fail"}, "returned nan"),
+    "a reward that needs a column": Fault("ppo", rewarded("columns"), {"refused": "fail"}, "needs the column solution"),
+    "a policy that does not end": Fault("ppo", settings_of(max_new_tokens=2), {"responses-cut": "warn"}),
+    "a reference that is another model": Fault("ppo", other_reference, {"kl-not-zero": "warn"}),
+    "an engine with other weights": Fault("ppo", engine(-1.0), {"sampler-mismatch": "fail"}),
+    "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
+    "weights that are no numbers": Fault(
+        "sft",
+        lambda w, s: s | {"model": w.model(broken_row), "sample_every": 0},
+        {"step-not-finite": "fail"},
+        "records",
+    ),
+    "equal pairs that are not dropped": Fault(
+        "reward", changed("同.jsonl", equal(1)), {"refused": "fail"}, "equal chosen and"
+    ),
+    "a template that renders answers in another way": Fault(
+        "sft", template(CHAT_TEMPLATE.replace("<|assistant|>", "<|user|>")), {"refused": "fail"}, "renders the whole"
+    ),
+    "no chat template": Fault("sft", model_of(without_template), {"refused": "fail"}, "no chat template"),
+    "data that is not there": Fault("kto", settings_of(data="无.jsonl"), {"refused": "fail"}, "无.jsonl"),
+    "more rows per step than data": Fault("sft", settings_of(batch_size=99), {"refused": "fail"}, "--batch-size is 99"),
+}
+
+
+COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
+    """Before it writes anything: a warning comes before the first line about the run."""
+    steps = {"max_steps": 1} if command in ("sft", "reward", "dpo", "kto") else {"steps": 1}
+    settings = world.healthy(command) | steps | {"sample_every": 0}
+    assert "WARNING" not in heedful(command, **settings).err
+    outcome = heedful(command, "--overwrite", **settings | {"learning_rate": 0.1})
+    assert outcome.status == 0, outcome.err
+    lines = [line for line in outcome.err.splitlines() if "WARNING" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("heedful: WARNING: learning-rate: --learning-rate 0.1 is high for a model of width 32")
+    assert outcome.err.index("WARNING") < outcome.err.index("data: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_is_found_in_a_healthy_run(world, examined, command):
+    assert examined(command, world.healthy(command)) == []
+    assert not (world.place / "运行").exists()
+
+
+def test_nothing_is_found_with_a_healthy_reward_model(world, examined):
+    settings = world.healthy("ppo")
+    assert examined("ppo", settings | {"rewards": world.reward_model()}) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*hence untrained")  # which a run says once more
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(world, examined, name):
+    fault = FAULTS[name]
+    findings = examined(fault.command, fault.change(world, world.healthy(fault.command)))
+    assert {one["check"]: one["level"] for one in findings} == fault.found, findings
+    assert fault.words in json.dumps(findings, ensure_ascii=False)
+    for one in findings:
+        assert one["what"]
+        assert one["why"]
+        assert one["evidence"]
+        assert one["fix"]
+    assert not (world.place / "运行").exists()
+
+
+@pytest.mark.parametrize(("change", "is_found"), [(None, False), (pad_is_end, True), (zero_head, False)])
+def test_a_score_without_the_last_token(world, change, is_found):
+    """Whatever the reason is for which it is not read. A constant score is another finding."""
+    folder = world.reward_model(change).removeprefix("model:")
+    cpu = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    reward = Reward("模型", load_model_reward(folder, **cpu))
+    prompt = (Message("user", "问"),)
+    completions = [Completion(Prompt(prompt, f"问.jsonl:{i}"), f"答{i}", (5, 6)) for i in range(20)]
+    (scored,) = rewards.score_each([reward], completions)
+    one = rewards.reads_early(scored, completions)
+    assert (one is not None) == is_found
+    assert one is None or (one.check, one.level) == ("score-position", "warn")
+
+
+def test_a_full_disk_is_found(world, examined, monkeypatch):
+    usage = shutil.disk_usage(world.place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    findings = examined("sft", world.healthy("sft"))
+    assert [(one["check"], one["level"]) for one in findings] == [("disk", "fail")]
+
+
+def test_there_are_thirty_faults():
+    assert len(FAULTS) >= 30
+    assert len({name for fault in FAULTS.values() for name in fault.found}) >= 18
