@@ -277,8 +277,7 @@ def run(options: argparse.Namespace) -> None:
         with silence():
             world = World(options.output, seed)
         for kind in options.kinds or KINDS:
-            done = _read(lines) if lines.is_file() else []
-            if any((row["kind"], row["world"]) == (kind, seed) for row in done):
+            if any((row["kind"], row["world"]) == (kind, seed) for row in _known(lines)):
                 continue
             since, folder = time.perf_counter(), options.output / "models" / str(seed) / kind.replace(" ", "-")
             with silence():
@@ -289,9 +288,13 @@ def run(options: argparse.Namespace) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
                     row = measure(world, kind, folder)
             row = {"kind": kind, "world": seed, **row, "seconds": time.perf_counter() - since}
-            write_text(lines, "".join(f"{to_json(one)}\n" for one in [*done, row]))
+            write_text(lines, "".join(f"{to_json(one)}\n" for one in [*_known(lines), row]))
             names = ("kind", "world", "accuracy", "score", "gold_before", "gold_after", "cpu_seconds", "seconds")
             print(to_json({name: row[name] for name in names if name in row}), flush=True)
+
+
+def _known(lines: Path) -> list[Row]:
+    return _read(lines) if lines.is_file() else []
 
 
 # The analysis ----------------------------------------------------------------------------------------------------------
