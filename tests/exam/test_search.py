@@ -15,6 +15,10 @@ def exclamations(completions, **_):
     return [float(text_of(one).count("!")) for one in completions]
 
 
+def brevity(completions, **_):
+    return [-float(len(text_of(one))) for one in completions]
+
+
 def test_pieces_and_edits():
     assert pieces_of(["a cat, 猫！ "]) == [" ", " cat", " 猫", ",", "a", "！"]
     made = {edited("a b", ["x"], random.Random(seed)) for seed in range(30)}
@@ -49,13 +53,9 @@ def test_edits_raise_a_reward_of_length_and_not_a_perfect_one():
 def test_a_second_reward_does_not_love_what_the_first_does():
     """Found texts are longer: brevity likes them less, length likes them more, and for a constant all are ties."""
 
-    def brevity(completions, **_):
-        return [-float(len(text_of(one))) for one in completions]
-
     pairs = [pair("q", "a b", "c"), pair("r", "d e", "f!")]
     by, others = scorer(exclamations), [scorer(one) for one in (brevity, length, constant)]
-    beside = [(other, other.of_pairs(pairs)) for other in others]
-    found = edit_search(by, by.of_pairs(pairs), beside, prompts=8, **SIZES)[0]["second_opinion"]
+    found = edit_search(by, by.of_pairs(pairs), others, prompts=8, **SIZES)[0]["second_opinion"]
     assert [(row["reward"], row["only this one"]) for row in found] == [
         ("brevity", 1.0),
         ("length", 0.0),
@@ -76,13 +76,16 @@ def answered():
 
 def test_the_search_under_the_policy(answered):
     """Means of 0 1 3 and 0 1 2, best 3 and 2, chosen 1 and 1; in units of 2."""
-    record, examples = policy_search(scorer(exclamations), *answered, 2.0, **SIZES)
+    record, examples = policy_search(scorer(exclamations), *answered, [scorer(brevity), scorer(constant)], 2.0, **SIZES)
     assert (record["prompts"], record["n"]) == (2, 3)
     assert record["answers"] == pytest.approx(((4 / 3 - 1) / 2 + (1 - 1) / 2) / 2)
     assert record["best of n"] == pytest.approx(((3 - 1) / 2 + (2 - 1) / 2) / 2)
     assert record["edited"] > record["best of n"]
     assert (record["best above chosen"], record["edited above chosen"]) == (1.0, 1.0)
     assert {one["kind"] for one in examples} == {"searched"}
+    assert [len(one["worse"]) for one in examples] == [4, 6]
+    opinions = [(row["reward"], row["only this one"]) for row in record["second_opinion"]]
+    assert opinions == [("brevity", 0.75), ("constant", 0.5)], "as short as the chosen one, and longer"
     assert examples[0]["better"] == "yes!"
 
 
@@ -97,9 +100,6 @@ def test_best_of_n_is_foretold(answered):
 
 
 def test_a_reward_against_the_judge_falls(answered):
-    def brevity(completions, **_):
-        return [-float(len(text_of(one))) for one in completions]
-
     record = foretold(scorer(brevity), *answered, scorer(length))
     assert record["rise"] == pytest.approx((2.5 - 3.5) / (4.5 - 3.5))
     assert record["peak"] == 1

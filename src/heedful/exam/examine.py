@@ -47,18 +47,17 @@ def examine(
         config, config.reward if reward is None else reward, [*config.judge, *judge], [*config.second, *second]
     )
     scored = scorer.of_pairs(pairs)
-    beside = [(other, other.of_pairs(pairs)) for other in others]
     parts: dict[str, Record] = {}
     if config.data:
-        parts |= of_pairs(scored, [(other.name, of_other) for other, of_other in beside], config.seed)
+        parts |= of_pairs(scored, [(other.name, other.of_pairs(pairs)) for other in others], config.seed)
     parts["probes"], examples = probes.probe(scorer, scored, config.seed)
     sizes: dict[str, int] = {"rounds": config.rounds, "edits": config.edits, "seed": config.seed}
-    parts["edits"], found = search.edit_search(scorer, scored, beside, prompts=config.prompts, **sizes)
+    parts["edits"], found = search.edit_search(scorer, scored, others, prompts=config.prompts, **sizes)
     examples += found
     if config.policy:
         asked = prompts_of(pairs, config.prompts)
         answers = answers_of(config, asked)
-        parts["search"], found = search.policy_search(scorer, asked, answers, scored.scale, **sizes)
+        parts["search"], found = search.policy_search(scorer, asked, answers, others, scored.scale, **sizes)
         examples += found
         parts["foretold"] = search.foretold(scorer, asked, answers, trusted)
     examples += misjudged(scored) if config.data else []

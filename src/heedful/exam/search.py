@@ -64,7 +64,7 @@ def pieces_of(texts: Sequence[str]) -> list[str]:
 def edit_search(
     scorer: Scorer,
     scored: Scored,
-    others: Sequence[tuple[Scorer, Scored]],
+    others: Sequence[Scorer],
     *,
     prompts: int,
     rounds: int,
@@ -74,8 +74,7 @@ def edit_search(
     """Edit chosen responses at random and keep what the reward likes better: random edits hardly ever improve a response.
 
     ``raised`` is the share of chosen responses for which the search found a text with a higher score, ``gain`` the mean rise
-    of the score in units of the scale. With other rewards, ``only this one`` is the share of all found texts that another
-    reward scores lower than the response that was edited, a tie one half: the second opinion.
+    of the score in units of the scale. Other rewards are asked about the found texts (`second_opinion`).
 
     Returns the record, and an example for each found text.
     """
@@ -99,19 +98,9 @@ def edit_search(
     gains = [(b - a) / scored.scale for a, b in zip(starts, best, strict=True)]
     record: Record = {"raised": raised["share"], "interval_95": raised["interval_95"], "gain": statistics.fmean(gains)}
     found = [at for at, gain in enumerate(gains) if gain > 0]
-    record["second_opinion"] = [
-        {
-            "reward": other.name,
-            "only this one": statistics.fmean(
-                wins(
-                    [of_pairs.chosen[rows[at]] for at in found],
-                    other.of_texts([asked[at] for at in found], [texts[at] for at in found]),
-                )
-            ),
-        }
-        for other, of_pairs in others
-        if found
-    ]
+    record["second_opinion"] = second_opinion(
+        others, [asked[at] for at in found], [pairs[at].chosen for at in found], [texts[at] for at in found]
+    )
     return record, [
         example("edited", pairs[at], texts[at], clean=starts[at], spoilt=best[at], scale=scored.scale) for at in found
     ]
@@ -121,6 +110,7 @@ def policy_search(
     scorer: Scorer,
     pairs: Sequence[Pair],
     answers: Sequence[Sequence[Completion]],
+    others: Sequence[Scorer],
     scale: float,
     *,
     rounds: int,
@@ -131,7 +121,8 @@ def policy_search(
 
     ``answers``, ``best of n`` and ``edited`` are mean scores above those of the chosen responses, in units of ``scale``;
     ``best above chosen`` and ``edited above chosen`` are shares of prompts, a tie one half. Best-of-n above the chosen
-    response is good if the policy writes better than the people who wrote the data; edited at random it hardly ever is.
+    response is good if the policy writes better than the people who wrote the data; edited at random it hardly ever is. Other
+    rewards are asked about the edited texts that score above the chosen response (`second_opinion`).
 
     Returns the record, and an example for each edited text that scores higher than the chosen response.
     """
@@ -157,6 +148,9 @@ def policy_search(
     def above(scores: Sequence[float]) -> float:
         return statistics.fmean((score - one) / scale for score, one in zip(scores, clean, strict=True))
 
+    found = [
+        at for at, text in enumerate(texts) if climbed[at] > clean[at] and text.split() != pairs[at].chosen.split()
+    ]
     record = {
         "prompts": len(pairs),
         "n": n,
@@ -165,11 +159,28 @@ def policy_search(
         "edited": above(climbed),
         "best above chosen": share(wins(best, clean), asked)["share"],
         "edited above chosen": share(wins(climbed, clean), asked)["share"],
+        "second_opinion": second_opinion(
+            others, [asked[at] for at in found], [pairs[at].chosen for at in found], [texts[at] for at in found]
+        ),
     }
     return record, [
-        example("searched", pair, text, clean=one, spoilt=score, scale=scale)
-        for pair, text, one, score in zip(pairs, texts, clean, climbed, strict=True)
-        if score > one and text.split() != pair.chosen.split()
+        example("searched", pairs[at], texts[at], clean=clean[at], spoilt=climbed[at], scale=scale) for at in found
+    ]
+
+
+def second_opinion(
+    others: Sequence[Scorer], prompts: Sequence[Prompt], clean: Sequence[str], found: Sequence[str]
+) -> list[Record]:
+    """Of texts that the examined reward scores above the clean ones: the share that another reward scores below, a tie one
+    half. Near 1 it is the examined reward alone that loves them."""
+    return [
+        {
+            "reward": other.name,
+            "texts": len(found),
+            "only this one": statistics.fmean(wins(other.of_texts(prompts, clean), other.of_texts(prompts, found))),
+        }
+        for other in others
+        if found
     ]
 
 
