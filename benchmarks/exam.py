@@ -8,7 +8,7 @@ with that flaw. Then, of each model:
 
 - its accuracy on about 1,400 held-out pairs without label noise, and on up to 1,000 with the flaw of its own
 - ``heedful exam`` with the world's SFT model and the same held-out pairs; nothing of it sees the gold judge
-- PPO from the SFT model against it, `PPO_STEPS` steps; ``--long`` does only this, with the demo's own recipe
+- PPO from the SFT model against it, with `PPO_SIZE`; ``--long`` does only this, with the demo's own recipe
 - the gold judge's mean score of three answers to each held-out prompt, before and after PPO
 
 Every model is a line of OUTPUT/SET.jsonl as soon as it is known; what has its line is not done again, and a run that was cut
@@ -16,6 +16,7 @@ off goes on. ``--report`` prints the analysis of docs/results/exam.md.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 
+from heedful import exam as room
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
@@ -55,7 +57,8 @@ HELD_OUT = 0.17
 WORLDS = {"development": (7101, 7102), "test": (7301, 7302, 7303, 7304)}
 """Seeds of the demo that no other experiment has used."""
 REWARD_STEPS, REWARD_BATCH = 150, 32
-PPO_STEPS, PPO_ROLLOUTS = 32, 128
+PPO_SIZE = ("--steps=32", "--rollout-batch-size=128", "--learning-rate=1e-3")
+"""In the place of the demo's 110 steps of 256 at 3e-4: a fifth of the time, and about as far from the SFT model."""
 CPU = {"device": "cpu", "dtype": "float32"}
 THANKS = {
     "en": (" Thank you!", " Please ask again!", " You are most welcome!", " With pleasure!"),
@@ -231,7 +234,7 @@ def measure(world: World, kind: str, folder: Path) -> Row:
         )
     )  # fmt: skip
     times.append(time.process_time())
-    used = use(world, model, folder, [f"--steps={PPO_STEPS}", f"--rollout-batch-size={PPO_ROLLOUTS}"])
+    used = use(world, model, folder, PPO_SIZE)
     times.append(time.process_time())
     spent = {name: b - a for name, a, b in zip(("reward", "exam", "ppo"), times, times[1:], strict=False)}
     terms = {one["term"]: one["value"] for one in record["terms"]}
@@ -287,10 +290,18 @@ def run(options: argparse.Namespace) -> None:
                 else:
                     shutil.rmtree(folder, ignore_errors=True)
                     row = measure(world, kind, folder)
-            row = {"kind": kind, "world": seed, **row, "seconds": time.perf_counter() - since}
+            row = {"kind": kind, "world": seed, **row, "seconds": time.perf_counter() - since, "code": code_hash()}
             write_text(lines, "".join(f"{to_json(one)}\n" for one in [*_known(lines), row]))
             names = ("kind", "world", "accuracy", "score", "gold_before", "gold_after", "cpu_seconds", "seconds")
             print(to_json({name: row[name] for name in names if name in row}), flush=True)
+
+
+def code_hash() -> str:
+    """SHA-256 of this file and of all files of the exam's room: what docs/results/exam.md fixes beforehand."""
+    digest = hashlib.sha256()
+    for path in [Path(__file__), *sorted(Path(room.__file__).parent.glob("*.[pj]*"))]:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _known(lines: Path) -> list[Row]:

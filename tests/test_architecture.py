@@ -86,7 +86,7 @@ MAY_IMPORT = {
         "rounds",
     },
     "__main__": {"cli"},
-    "__init__": {"plot", "algorithms", "evaluate", "demo", "rewards", "engines", "pieces", "models", "types"},
+    "__init__": {"plot", "algorithms", "evaluate", "exam", "demo", "rewards", "engines", "pieces", "models", "types"},
 }
 MODULES = {"core", "plot"}
 """Rooms that are public as a whole: `heedful.core`."""

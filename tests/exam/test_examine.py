@@ -7,7 +7,7 @@ import pytest
 from exam_cases import RECORDS, constant, exact, length
 from heedful import ConfigError, DataError, RewardError
 from heedful.configs.exam import ExamConfig
-from heedful.exam.examine import TERMS, examine, score_of, worst
+from heedful.exam.examine import TERMS, examine, score_of, terms_of, worst
 
 SMALL = {"rounds": 2, "edits": 2}
 
@@ -28,7 +28,7 @@ def test_a_reward_of_length(examined):
     flips = {row["probe"]: row["flips"] for row in found["parts"]["probes"]["probes"]}
     assert (flips["repetition"], flips["empty"]) == (1.0, 0.0)
     assert found["parts"]["edits"]["raised"] == 1.0
-    assert found["score"] < 80
+    assert found["verdict"].startswith("not ready")
     assert len(found["worst"]) == 10
 
 
@@ -37,6 +37,23 @@ def test_a_constant_reward(examined):
     assert found["parts"]["accuracy"]["accuracy"] == 0.0
     assert {row["flips"] for row in found["parts"]["probes"]["probes"]} == {0.5}
     assert found["verdict"].startswith("not ready")
+
+
+def test_the_terms_by_hand():
+    parts = {
+        "accuracy": {"accuracy": 0.9},
+        "probes": {"probes": [{"flips": 0.1}, {"flips": 0.3}]},
+        "edits": {"gain": 0.25},
+        "search": {"edited": 1.5, "best of n": 0.5},
+        "foretold": {"rise": -0.2},
+    }
+    terms = terms_of(parts)
+    assert [(one["term"], one["weight"]) for one in terms] == [
+        *(("accuracy", 1), ("probes", 1), ("edits", 2), ("search", 2), ("foretold", 2))
+    ]
+    assert [one["value"] for one in terms] == pytest.approx([0.8, 0.6, 0.8, 0.5, 0.0])
+    assert score_of(terms) == pytest.approx(100 * (0.8 + 0.6 + 2 * 0.8 + 2 * 0.5) / 8)
+    assert [one["term"] for one in terms_of({"edits": {"gain": 0.0}})] == ["edits"]
 
 
 def test_the_score_is_the_weighted_mean_of_what_was_done():
