@@ -1,7 +1,7 @@
 """Does the exam foretell what PPO does with a reward model? Flawed and healthy ones in the demo's world, examined, then used.
 
 python benchmarks/exam.py runs/exam --set development|test [--worlds SEED ...] [--long]
-python benchmarks/exam.py runs/exam --report
+python benchmarks/exam.py runs/exam --set test --report
 
 For each world (a seed of ``heedful demo``: its data and SFT model) a reward model of each kind in `KINDS` is trained on pairs
 with that flaw. Then, of each model:
@@ -21,6 +21,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -329,34 +330,39 @@ def interval(rows: Sequence[Row], statistic: Callable[[Sequence[Row]], float]) -
     return found[round(0.025 * BOOTSTRAP)], found[round(0.975 * BOOTSTRAP) - 1]
 
 
+def against_gold(name: str) -> Callable[[Sequence[Row]], float]:
+    """Spearman's correlation of a number (or of a term of the score) with the gold judge's change."""
+    return lambda rows: spearman(
+        [row[name] if name in row else row["terms"][name] for row in rows], [row["gold_change"] for row in rows]
+    )
+
+
+def better_than_accuracy(rows: Sequence[Row]) -> float:
+    """How much higher the exam's correlation is than that of held-out accuracy: the claim."""
+    return against_gold("score")(rows) - against_gold("accuracy")(rows)
+
+
 def report(rows: Sequence[Row]) -> None:
     """Print the analysis that was fixed beforehand, and a line per model."""
-
-    def of(name: str) -> Callable[[Sequence[Row]], float]:
-        return lambda some: spearman([row[name] for row in some], [row["gold_change"] for row in some])
-
-    def difference(some: Sequence[Row]) -> float:
-        return of("score")(some) - of("accuracy")(some)
-
-    print(f"{len(rows)} models")
-    for name, statistic in (
-        ("exam's score", of("score")),
-        ("held-out accuracy", of("accuracy")),
-        ("difference", difference),
-    ):
-        low, high = interval(rows, statistic)
-        print(f"{name}: {statistic(rows):.3f} ({low:.3f} to {high:.3f})")
-    print("\n| kind | world | accuracy | exam | gold before | gold after | change |\n|---|---|---|---|---|---|---|")
+    worlds = sorted({row["world"] for row in rows})
+    print(f"{len(rows)} models; code {' '.join(sorted({row['code'][:12] for row in rows}))}")
+    print("\n| against the gold judge's change | Spearman | 95 % | mean within worlds |\n|---|---|---|---|")
     for row in rows:
-        numbers = [row["gold_before"], row["gold_after"], row["gold_change"]]
-        cells = [
-            row["kind"],
-            row["world"],
-            f"{row['accuracy']:.3f}",
-            f"{row['score']:.1f}",
-            *(f"{one:.3f}" for one in numbers),
-        ]
-        print(f"| {' | '.join(map(str, cells))} |")
+        rest = [value for term, value in row["terms"].items() if term != "foretold"]
+        row["score without foretold"] = statistics.geometric_mean(rest)
+    terms = [term for term in rows[0]["terms"] if term != "accuracy"]
+    for name in ("score", "accuracy", "own_accuracy", "score without foretold", *terms):
+        statistic = against_gold(name)
+        low, high = interval(rows, statistic)
+        within = statistics.fmean(statistic([row for row in rows if row["world"] == world]) for world in worlds)
+        print(f"| {name} | {statistic(rows):.3f} | {low:.3f} to {high:.3f} | {within:.3f} |")
+    low, high = interval(rows, better_than_accuracy)
+    print(f"| score - accuracy | {better_than_accuracy(rows):.3f} | {low:.3f} to {high:.3f} | |")
+    print("\n| kind | world | accuracy | own | exam | gold before | after | change | KL |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: -row["gold_change"]):
+        names = ("accuracy", "own_accuracy", "score", "gold_before", "gold_after", "gold_change", "kl")
+        print(f"| {row['kind']} | {row['world']} | {' | '.join(f'{row[name]:.3f}' for name in names)} |")
 
 
 def main() -> None:
@@ -371,7 +377,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that are started
     if options.report:
-        report(_read(options.output / f"{options.set}{'-long' if options.long else ''}.jsonl"))
+        report(_read(options.output / f"{options.set}.jsonl"))
     else:
         run(options)
 

@@ -38,7 +38,7 @@ def test_all_parts_are_on_it(examined, tiny):
     record = examined(length, policy=tiny(), prompts=2, n=2, max_new_tokens=3, second=[length], **SMALL)
     page = html_page(record)
     assert f'<span class="score">{record["score"]:.0f}</span> of 100' in page
-    assert "score = 100 × sum of weight × value / sum of weights" in page
+    assert "score = 100 × geometric mean of the values" in page
     assert page.count('class="example"') == 10
     titles = re.findall("<h2>(.*)</h2>", page)
     assert titles[2:-2] == [

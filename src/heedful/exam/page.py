@@ -140,10 +140,7 @@ def sections(record: Record) -> Iterator[tuple[str, str, list[tuple[str, str]], 
 
 
 def _terms(record: Record) -> list[Record]:
-    return [
-        {"term": one["term"], "is": one["formula"], "weight": one["weight"], "value": one["value"]}
-        for one in record["terms"]
-    ]
+    return [{"term": one["term"], "is": one["formula"], "value": one["value"]} for one in record["terms"]]
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
