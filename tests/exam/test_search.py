@@ -19,6 +19,10 @@ def brevity(completions, **_):
     return [-float(len(text_of(one))) for one in completions]
 
 
+def twice(completions, **_):
+    return [2.0 * len(text_of(one)) for one in completions]
+
+
 def test_pieces_and_edits():
     assert pieces_of(["a cat, 猫！ "]) == [" ", " cat", " 猫", ",", "a", "！"]
     made = {edited("a b", ["x"], random.Random(seed)) for seed in range(30)}
@@ -94,6 +98,7 @@ def test_best_of_n_is_foretold(answered):
     record = foretold(scorer(exclamations), *answered, scorer(length))
     assert record["judge"] == "length"
     assert record["rise"] == pytest.approx((4 - 3.5) / (4.5 - 3.5))
+    assert foretold(scorer(exclamations), *answered, scorer(twice))["rise"] == pytest.approx(0.5), "of any unit"
     assert [row["k"] for row in record["best_of"]] == [1, 2, 3]
     # Best of 2 of three: for q the pairs (no, yes!) 4, (no, !!!) 3, (yes!, !!!) 3; for r 4, 5, 5.
     assert record["best_of"][1]["judge_score"] == pytest.approx((10 / 3 + 14 / 3) / 2)
