@@ -1,8 +1,10 @@
 """The whole exam: what it says of known rewards, which parts it leaves out, its score, bad input."""
 
 import json
+import shutil
 
 import pytest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from exam_cases import RECORDS, constant, exact, length
 from heedful import ConfigError, DataError, RewardError
@@ -179,3 +181,18 @@ def test_as_json(heedful, written):
     numbers = json.loads(found.out)
     assert numbers["parts"]["accuracy"]["accuracy"] == 1.0
     assert numbers["reward"] == "rule:contains_expected"
+
+
+def test_a_reward_model_is_named_by_its_folder(heedful, tiny, written, tmp_path):
+    """Without model: before it. Of what is longer than it reads (128 tokens), it reads the beginning."""
+    folder = tmp_path / "评分"
+    shutil.copytree(tiny(), folder)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny(), num_labels=1)
+    model.config.pad_token_id = AutoTokenizer.from_pretrained(tiny()).pad_token_id
+    model.save_pretrained(folder)
+    data = written("p.jsonl", [*RECORDS, {"prompt": "long", "chosen": "好" * 200, "rejected": "no"}])
+    sizes = ["--rounds", 1, "--edits", 1, "--device", "cpu", "--dtype", "float32"]
+    found = heedful("exam", folder, "--data", data, "--json", *sizes)
+    assert found.status == 0, found.err
+    assert json.loads(found.out)["reward"] == f"model:{folder}"
+    assert json.loads(found.out)["parts"]["accuracy"]["pairs"] == 9
