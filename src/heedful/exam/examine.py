@@ -17,7 +17,7 @@ MOST_OF_A_KIND = 2
 VERDICTS = (
     (75, "ready for PPO: the exam found little that a policy could exploit"),
     (60, "use with care: keep --kl-coef up, watch a judge, and read the examples below"),
-    (0, "not ready: a policy would learn the flaws below; mend the data or the reward first"),
+    (0, "not ready: a policy would learn the flaws below; fix the data or the reward first"),
 )
 """The least score of each verdict, the best first."""
 
