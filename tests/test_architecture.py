@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "plot": {"core", "algorithms", "training"},
     "report": {"plot", "training", "engines", "models", "kernels", "data", "core", "serving"},
     "publishing": {"evaluate", "plot"},
+    "exam": {"plot", "evaluate", "engines", "rewards", "models", "kernels", "data", "core"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
     "pieces": {"engines", "rewards", "models", "kernels", "data"},
@@ -84,6 +85,7 @@ MAY_IMPORT = {
         "tracking",
         "publishing",
         "evaluate",
+        "exam",
         "plot",
         "demo",
         "models",
@@ -99,7 +101,7 @@ MAY_IMPORT = {
         "report",
     },
     "__main__": {"cli"},
-    "__init__": {"plot", "algorithms", "evaluate", "demo", "rewards", "engines", "pieces", "models", "types"},
+    "__init__": {"plot", "algorithms", "evaluate", "exam", "demo", "rewards", "engines", "pieces", "models", "types"},
 }
 MODULES = {"core", "plot"}
 """Rooms that are public as a whole: `heedful.core`."""

@@ -16,6 +16,7 @@ from .configs.evaluate import PassAtKConfig as PassAtKConfig
 from .configs.evaluate import PerplexityConfig as PerplexityConfig
 from .configs.evaluate import ScoresConfig as ScoresConfig
 from .configs.evaluate import WinRateConfig as WinRateConfig
+from .configs.exam import ExamConfig as ExamConfig
 from .configs.offline import DPOConfig as DPOConfig
 from .configs.offline import KTOConfig as KTOConfig
 from .configs.offline import RewardConfig as RewardConfig
@@ -46,6 +47,7 @@ from .evaluate.policies import evaluate_perplexity as evaluate_perplexity
 from .evaluate.policies import evaluate_scores as evaluate_scores
 from .evaluate.policies import evaluate_win_rate as evaluate_win_rate
 from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
+from .exam.examine import examine as examine
 from .models.merge import merge_model as merge_model
 from .models.policy import Policy as Policy
 from .models.tiny import make_tiny_model as make_tiny_model

@@ -36,6 +36,7 @@ from heedful.configs.doctor import (
     DoctorSFTConfig,
 )
 from heedful.configs.evaluate import TasksConfig
+from heedful.configs.exam import ExamConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
     CorrectConfig,
@@ -99,6 +100,7 @@ LEAST = {
     KLConfig: MEASURE | {"reference": "旧"},
     PlanSFTConfig: {"model": "4B"},
     PlanRewardConfig: {"model": "4B"},
+    ExamConfig: {"reward": "评分"},
     RunsConfig: {"folder": "/"},
     NewProjectConfig: {"project": "项目"},
     BackupConfig: {"project": "项目"},

@@ -25,6 +25,7 @@ from heedful import (
     SFTConfig,
     configs,
 )
+from heedful.configs.exam import ExamConfig
 from heedful.configs.label_server import LabelServeConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.settings import required
@@ -142,6 +143,9 @@ def _company(config_class, name):
     """What another setting must be for this one to be valid."""
     if name in ("answers", "buffer") and config_class is LabelServeConfig:
         return {"policy": ("模型",)}
+    if config_class is ExamConfig:
+        sampling = ("n", "max_new_tokens", "temperature", "top_k", "top_p", "cuda_graphs")
+        return {"policy": "模型"} if name in sampling else {"data": "数据.jsonl"}
     others = {
         "owner": {"name": None},
         "back": {"batch": "3"},

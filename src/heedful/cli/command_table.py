@@ -103,6 +103,7 @@ COMMANDS = {
     "evaluate tasks": Command(
         "configs.evaluate:TasksConfig", "cli.commands:evaluate", "benchmarks by lm-evaluation-harness, such as gsm8k"
     ),
+    "exam": Command("configs.exam:ExamConfig", "cli.commands:exam", "attack a reward before PPO optimises it"),
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True
     ),
@@ -239,6 +240,7 @@ SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
     "learning": ("course",),
     "more ways to train": ("a2c", "online-dpo", "kto"),
+    "before a run": ("exam",),
     "people who label": ("label", "sample", "round"),
     "runs": ("doctor", "runs", "report", "look", "watch", "track", "push"),
     "memory and models": ("plan", "merge", "tiny"),

@@ -15,6 +15,7 @@ from heedful.configs.evaluate import (
     TasksConfig,
     WinRateConfig,
 )
+from heedful.configs.exam import ExamConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
 from heedful.configs.report import PICTURES, ReportConfig
@@ -141,6 +142,15 @@ def evaluate(config: Any) -> None:
     """Print the result of a measure of ``heedful evaluate``, and save it if ``config.output`` names a file."""
     check_output(config)
     report(MEASURES[type(config)](config), config)
+
+
+def exam(config: ExamConfig) -> None:
+    """Examine a reward, print what was found, and write the page if ``config.output`` names a file."""
+    from heedful.exam.examine import examine
+    from heedful.exam.page import check_page, show
+
+    check_page(config)
+    show(examine(config), config)
 
 
 def plan_memory(config: PlanConfig) -> None:

@@ -129,6 +129,11 @@ FIRST_SCREENS = {
         "--model runs/sft/final --data text.jsonl",
         ("max_length", "loss_on", "eval_fraction", "micro_batch_size", "dtype", "output"),
     ),
+    "exam": FirstScreen(
+        "runs/reward/final --policy runs/sft/final --data preferences.jsonl --eval-fraction 0.05 --output exam.html",
+        ("policy", "data", "judge", "second", "eval_fraction", "pairs", "prompts", "n", "max_new_tokens", "micro_batch_size",
+         "dtype", "seed", "output", "json"),
+    ),
     "evaluate tasks": FirstScreen("--model runs/sft/final --tasks gsm8k arc_easy"),
     "label new": FirstScreen("PROJECT --task pair"),
     "label serve": FirstScreen(

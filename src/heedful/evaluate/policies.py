@@ -108,7 +108,7 @@ def evaluate_best_of_n(
     decisive = scores if judged is None else judged
     wins = [_win(decisive[row], decisive[first]) for row, first in zip(best, firsts, strict=True)]
     chosen = answered.select(best)
-    table = _best_of(scores, judged, chosen.prompts, config.n)
+    table = best_of_table(scores, judged, chosen.prompts, config.n)
     plain, of_n = table[0], table[-1]
     under_judge = {}
     if judged is not None:
@@ -310,7 +310,7 @@ def _win(ours: float, theirs: float) -> float:
     return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
 
 
-def _best_of(
+def best_of_table(
     scores: Sequence[float], judged: Sequence[float] | None, prompts: Sequence[Prompt], n: int
 ) -> list[dict[str, Any]]:
     """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge.
