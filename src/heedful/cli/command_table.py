@@ -240,9 +240,9 @@ SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
     "learning": ("course",),
     "more ways to train": ("a2c", "online-dpo", "kto"),
-    "before a run": ("exam",),
+    "before a run": ("doctor", "exam"),
     "people who label": ("label", "sample", "round"),
-    "runs": ("doctor", "runs", "report", "look", "watch", "track", "push"),
+    "runs": ("runs", "report", "look", "watch", "track", "push"),
     "memory and models": ("plan", "merge", "tiny"),
     "servers": ("serve-reward", "serve-policy"),
 }
