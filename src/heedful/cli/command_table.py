@@ -213,7 +213,7 @@ COMMANDS = {
         "a page about runs: curves, lineage, alarms, each token's numbers",
     ),
     "look": Command("configs.report:LookConfig", "report.terminal:look", "show a run's responses token by token"),
-    "watch": Command("configs.report:WatchConfig", "report.watch:watch", "serve the page of a run while it goes on"),
+    "watch": Command("configs.report:WatchConfig", "report.watch:watch", "serve the page of a run while it trains"),
     "chat": Command("configs.tools:ChatConfig", "cli.commands:chat", "talk to a model in the terminal"),
     "course": Command(
         "configs.course:CourseConfig",
