@@ -90,7 +90,7 @@ class Subject:
     reward_model: RewardModel | None = None
     """The one that learns, if it is one."""
     resumes: bool = False
-    """Whether an unfinished run goes on. Its warnings were given when it began."""
+    """Whether this resumes an unfinished run. Its warnings were given when it began."""
 
 
 def spread(items: Sequence[Any], most: int) -> Sequence[Any]:
