@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.cli.chat import chat
 from heedful.configs.evaluate import (
@@ -18,7 +18,6 @@ from heedful.configs.evaluate import (
 from heedful.configs.exam import ExamConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
-from heedful.configs.report import PICTURES, ReportConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.tools import (
     DemoConfig,
@@ -37,6 +36,9 @@ from heedful.models.adapters import is_adapter
 from heedful.models.merge import merge_model
 from heedful.models.tiny import make_tiny_model
 from heedful.redact import redact
+
+if TYPE_CHECKING:
+    from heedful.configs.report import ReportConfig
 
 __all__ = ["chat"]
 
@@ -213,8 +215,9 @@ def push(config: PushConfig) -> None:
         _print(line)
 
 
-def report_runs(config: ReportConfig) -> None:
+def report_runs(config: "ReportConfig") -> None:
     """Write the page about runs, or draw only their curves, and print where it is."""
+    from heedful.configs.report import PICTURES
     from heedful.evaluate.output import check_result_file
 
     is_page = config.output.suffix.lower() not in PICTURES
