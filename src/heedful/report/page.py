@@ -88,7 +88,6 @@ def build_page(
         sections.alarms(runs),
         sections.curves(runs),
         sections.yardstick(runs, measured),
-        "",
         sections.samples(runs),
         sections.lineage(runs),
     ]
@@ -99,8 +98,7 @@ def build_page(
             from heedful.report.compare import compared
 
             found = compared(found, config)
-        parts[4] = _inspector(found, runs)
-        page = _page(runs, "".join(parts), version)
+        page = _page(runs, "".join([*parts, _inspector(found, runs)]), version)  # last, since it is long
         size = len(page.encode("utf-8", "backslashreplace"))
         if size <= LARGEST_PAGE or not found.responses:
             return page, found

@@ -182,11 +182,12 @@ def yardstick(runs: Sequence[RunRecord], measured: Measured | None) -> str:
             "There is no yardstick: run heedful evaluate best-of-n on the untrained policy with --output FILE, and add "
             "--best-of-n FILE."
         )
-    said = (
-        f"Small dots are training, a step each; the line with dots is held-out data. {said}"
-        " The KL of best-of-n is its upper bound, log n − (n − 1)/n. A run below the dashed line pays more KL for its score "
-        "than picking the best of n would."
-    )
+    if measured is not None or own:
+        said += (
+            " The KL of best-of-n is its upper bound, log n − (n − 1)/n. A run below the dashed line pays more KL for its "
+            "score than picking the best of n would."
+        )
+    said = f"Small dots are training, a step each; the line with dots is held-out data. {said}"
     chart = Chart("reward against KL", "KL to the reference, nats per response", "mean score per response", lines)
     return section("Reward against KL", f'<p>{text(said)}</p><figure class="wide">{draw(chart)}</figure>')
 
