@@ -59,7 +59,7 @@ def test_help_lists_every_command_on_one_screen(heedful, words):
         assert " " in name or f"{name} {command.summary}" in said
     first = outcome.out.split("\n\n")[2].splitlines()[1:]
     assert [line.split()[0] for line in first if line[2] != " "] == [
-        "demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"
+        "demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat", "course"
     ]  # fmt: skip
 
 

@@ -237,13 +237,11 @@ GROUPS = {
 """Commands of two words, by the first: the name of the second, and a summary. A first word that is itself a command, such as
 course, is run if no second word follows."""
 SHOWN = {
-    "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
-    "learning": ("course",),
+    "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat", "course"),
     "more ways to train": ("a2c", "online-dpo", "kto"),
-    "before a run": ("doctor", "exam"),
-    "people who label": ("label", "sample", "round"),
+    "before a run": ("doctor", "exam", "plan"),
     "runs": ("runs", "report", "look", "watch", "track", "push"),
-    "memory and models": ("plan", "merge", "tiny"),
-    "servers": ("serve-reward", "serve-policy"),
+    "people who label": ("label", "sample", "round"),
+    "models and servers": ("merge", "tiny", "serve-reward", "serve-policy"),
 }
 """Commands and first words of commands, as ``heedful --help`` shows them."""
