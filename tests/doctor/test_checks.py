@@ -1,5 +1,7 @@
 """Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
 
+import sys
+import tracemalloc
 from collections import namedtuple
 from dataclasses import replace
 
@@ -155,6 +157,17 @@ def test_held_out_prompts_are_not_trained_on(held_out, is_found):
     one = encoded.held_out_trained_on(train, [Prompt(text, "留.jsonl:1") for text in held_out])
     assert found(one) == (("held-out-trained-on", "warn") if is_found else None)
     assert one is None or one.evidence.startswith("留.jsonl:1: ")
+
+
+def test_training_data_are_not_copied_to_look_for_held_out_prompts():
+    train = [Prompt(f"问{i}" * 1000, f"训.jsonl:{i}") for i in range(500)]
+    tracemalloc.start()
+    try:
+        encoded.held_out_trained_on(train, [Prompt("另一个", "留.jsonl:1")])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 0.1 * sum(sys.getsizeof(one.prompt) for one in train)
 
 
 # ------------------------------------------------------------------------------------------------- models and settings
@@ -366,7 +379,12 @@ def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
 
 @pytest.mark.parametrize(
     ("seconds", "steps", "said"),
-    [(0.5, 3, "about 2 seconds"), (3.0, 100, "about 5 minutes"), (60.0, 1000, "about 17 hours")],
+    [
+        (0.5, 3, "about 2 seconds"),
+        (0.2, 2, "about 1 second"),
+        (3.0, 100, "about 5 minutes"),
+        (60.0, 1000, "about 17 hours"),
+    ],
 )
 def test_a_step_foretells_the_run(seconds, steps, said):
     assert first_step.step_time(seconds, steps).endswith(said)
