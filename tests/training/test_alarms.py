@@ -212,7 +212,7 @@ def test_dpo_whose_chosen_responses_fall():
 
 
 @pytest.mark.parametrize(
-    ("changes", "beta"),
+    ("changes", "expected"),
     [
         ({}, 0.1),
         ({"beta": 0.3}, 0.3),
@@ -221,10 +221,10 @@ def test_dpo_whose_chosen_responses_fall():
         ({"loss": "ipo"}, None),
     ],
 )
-def test_dpo_knows_its_beta_also_by_default(changes, beta):
+def test_dpo_knows_its_beta_also_by_default(changes, expected):
     """Losses without a reference, or per token, have no sums of nats to compare."""
     config = DPOConfig(model="m", data="d", output=Path("o"), **changes)
-    assert alarms_of_data(config).history.limits.beta == beta
+    assert alarms_of_data(config).history.limits.beta == expected
 
 
 def test_nan_and_absent_metrics_are_no_measurements():

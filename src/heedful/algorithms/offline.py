@@ -341,8 +341,10 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
 
 def alarms_of_data(config: Config) -> Alarms:
     """The alarms of a trainer on given texts. Only DPO's losses that sum log-ratios over a response have a ``beta``."""
-    sums = isinstance(config, DPOConfig) and config.needs_reference and not config.is_per_token
-    return Alarms(Limits(beta=config.strength if sums else None), names=OFFLINE)
+    beta = None
+    if isinstance(config, DPOConfig) and config.needs_reference and not config.is_per_token:
+        beta = config.strength
+    return Alarms(Limits(beta=beta), names=OFFLINE)
 
 
 def fit(
