@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.data.chat import Renderer
 from heedful.doctor import encoded, first_step, loaded, rewards
-from heedful.doctor.findings import TokenRow, token_texts
+from heedful.doctor.findings import TokenRow, ending, token_texts
 from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
@@ -388,6 +388,13 @@ def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
 )
 def test_a_step_foretells_the_run(seconds, steps, said):
     assert first_step.step_time(seconds, steps).endswith(said)
+
+
+@pytest.mark.parametrize("text", ["好的。", "我很好。", "a😀很", "好的。<|end|>"])
+def test_evidence_begins_with_a_whole_character(text):
+    said = ending(TOKENIZER, ids(text))
+    assert "\ufffd" not in said
+    assert said.endswith(repr(token_texts(TOKENIZER, ids(text))[-1]))
 
 
 def test_tokens_that_share_a_character_are_one_text():
