@@ -264,6 +264,13 @@ def test_a_reward_of_length_alone(function, sign):
     assert one is None or f"rank correlation {sign} with their" in one.what
 
 
+def test_the_evidence_counts_what_the_score_depends_on():
+    texts = [("a" if i % 2 else "字") * i for i in range(1, 21)]
+    one = rewards.length_alone(*scored_by(lambda completions: [len(text) for text in completions], texts))
+    assert "rank correlation +1.00 with their characters" in one.what
+    assert one.evidence == "best of 20 (20) has 20 characters, worst (1) 1"
+
+
 def test_nothing_is_said_of_few_scores():
     assert rewards.constant(*scored_by(lambda completions: [1.0] * 3, TEXTS[:3])) is None
     lengths = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
