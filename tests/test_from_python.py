@@ -495,6 +495,17 @@ def test_a_loop_that_is_left_leaves_a_policy_that_goes_on(policy):
     assert not is_same(weights(policy), after)
 
 
+def test_an_alarm_that_ends_the_loop_speaks_once(policy, capsys):
+    """Its error says it; the others are lines."""
+    config = heedful.PPOConfig(**ONLINE | {"steps": 5, "eval_fraction": 0.05, "stop_on": ("scores-tied",)})
+    with pytest.raises(heedful.TrainingError, match="scores-tied"):
+        for _ in heedful.ppo_steps(config, policy, QUESTIONS, rewards=[lambda completions: [0.0] * len(completions)]):
+            pass
+    said = capsys.readouterr().err
+    assert "scores-tied" not in said
+    assert "responses-cut" in said
+
+
 def frozen(policy):
     return policy.frozen_copy()
 

@@ -1,5 +1,7 @@
 """Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
 
+import sys
+import tracemalloc
 from collections import namedtuple
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.data.chat import Renderer
 from heedful.doctor import encoded, first_step, loaded, rewards
-from heedful.doctor.findings import TokenRow, token_texts
+from heedful.doctor.findings import TokenRow, ending, token_texts
 from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
@@ -157,6 +159,17 @@ def test_held_out_prompts_are_not_trained_on(held_out, is_found):
     assert one is None or one.evidence.startswith("留.jsonl:1: ")
 
 
+def test_training_data_are_not_copied_to_look_for_held_out_prompts():
+    train = [Prompt(f"问{i}" * 1000, f"训.jsonl:{i}") for i in range(500)]
+    tracemalloc.start()
+    try:
+        encoded.held_out_trained_on(train, [Prompt("另一个", "留.jsonl:1")])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 0.1 * sum(sys.getsizeof(one.prompt) for one in train)
+
+
 # ------------------------------------------------------------------------------------------------- models and settings
 
 
@@ -249,6 +262,13 @@ def test_a_reward_of_length_alone(function, sign):
     one = rewards.length_alone(scored, completions)
     assert found(one) == (sign and ("reward-length", "warn"))
     assert one is None or f"rank correlation {sign} with their" in one.what
+
+
+def test_the_evidence_counts_what_the_score_depends_on():
+    texts = [("a" if i % 2 else "字") * i for i in range(1, 21)]
+    one = rewards.length_alone(*scored_by(lambda completions: [len(text) for text in completions], texts))
+    assert "rank correlation +1.00 with their characters" in one.what
+    assert one.evidence == "best of 20 (20) has 20 characters, worst (1) 1"
 
 
 def test_nothing_is_said_of_few_scores():
@@ -366,10 +386,22 @@ def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
 
 @pytest.mark.parametrize(
     ("seconds", "steps", "said"),
-    [(0.5, 3, "about 2 seconds"), (3.0, 100, "about 5 minutes"), (60.0, 1000, "about 17 hours")],
+    [
+        (0.5, 3, "about 2 seconds"),
+        (0.2, 2, "about 1 second"),
+        (3.0, 100, "about 5 minutes"),
+        (60.0, 1000, "about 17 hours"),
+    ],
 )
 def test_a_step_foretells_the_run(seconds, steps, said):
     assert first_step.step_time(seconds, steps).endswith(said)
+
+
+@pytest.mark.parametrize("text", ["好的。", "我很好。", "a😀很", "好的。<|end|>"])
+def test_evidence_begins_with_a_whole_character(text):
+    said = ending(TOKENIZER, ids(text))
+    assert "\ufffd" not in said
+    assert said.endswith(repr(token_texts(TOKENIZER, ids(text))[-1]))
 
 
 def test_tokens_that_share_a_character_are_one_text():

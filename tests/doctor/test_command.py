@@ -43,6 +43,14 @@ def test_a_run_without_ends_is_refused_unless_it_is_allowed(heedful, settings, t
     assert "Fix: " in lines[0]
 
 
+def test_responses_that_are_all_marked_as_cut_are_meant_beside_plain_text(heedful, settings):
+    """Plain text has no response that could be marked."""
+    marked = [record | {"truncated": True} for record in RECORDS]
+    outcome = heedful("sft", **settings([*marked, {"text": "从前有座山。"}]))
+    assert outcome.status == 0, outcome.err
+    assert "WARNING: no-end-token: 8 of 8 learned responses" in outcome.err
+
+
 @pytest.mark.exhaustive
 def test_a_run_that_resumes_repeats_no_warnings(heedful, settings, tmp_path):
     run = settings(CUT, max_steps=2, save_every=1)

@@ -2,13 +2,16 @@
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 
 import pytest
 
-from heedful import ConfigError, PPOConfig, TrainingError
+from heedful import ConfigError, DPOConfig, PPOConfig, TrainingError
+from heedful.algorithms.offline import alarms_of_data
 from heedful.configs.online import ALARM_NAMES
+from heedful.training import alarm_signs as signs
 from heedful.training.alarm_signs import FIRST, RECENT, STILL_STEPS, Limits
 from heedful.training.alarms import ALARMS, PAGE, QUIET, SIGNS, Alarms
 
@@ -156,6 +159,13 @@ def test_scores_that_fall_within_their_noise_are_not_reported():
         assert (said(alarms) == {"nothing-learned"}) == speaks
 
 
+def test_a_critic_is_not_judged_while_all_score_the_same():
+    """Returns then hold nothing but the KL penalty's noise: a sparse reward that nobody has earned yet."""
+    noise = {"value/explained_variance": -70.0, "reward/score_mean": 0.0}
+    assert "critic-diverging" not in said(run(noise | {"reward/score_std": 0.0}))
+    assert "critic-diverging" in said(run(noise | {"reward/score_std": 0.1}))
+
+
 def test_scores_without_any_spread_are_tied_without_groups():
     tied = {"reward/score_std": 0.0, "reward/tied_frac": math.nan}
     assert said(run(tied)) == {"scores-tied"}
@@ -199,6 +209,22 @@ def test_dpo_whose_chosen_responses_fall():
     for step in range(1, 31):
         alarms.see(step, {"reward/chosen": -4.9 if step < 15 else -5.1})
     assert [(one.step, one.alarm) for one in alarms.raised] == [(24, "chosen-falling")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.1),
+        ({"beta": 0.3}, 0.3),
+        ({"loss": "orpo", "beta": 0.1}, None),
+        ({"loss": "simpo"}, None),
+        ({"loss": "ipo"}, None),
+    ],
+)
+def test_dpo_knows_its_beta_also_by_default(changes, expected):
+    """Losses without a reference, or per token, have no sums of nats to compare."""
+    config = DPOConfig(model="m", data="d", output=Path("o"), **changes)
+    assert alarms_of_data(config).history.limits.beta == expected
 
 
 def test_nan_and_absent_metrics_are_no_measurements():
@@ -285,6 +311,32 @@ def test_the_page_has_every_alarm_with_its_cause_and_cure():
     assert list(sections) == list(ALARMS)
     for name, alarm in ALARMS.items():
         assert f"- Cause: {alarm.cause}\n- Cure: {alarm.cure}\n" in sections[name].replace("`", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "numbers"),
+    [
+        ("end-token-lost", signs.ENDS_STEPS, [signs.ENDS_LOST]),
+        ("responses-cut", 1, [1 - signs.CUT]),
+        ("length-drift", signs.DRIFT_STEPS, []),
+        ("repetition", signs.LOOPS_STEPS, [signs.LOOPS, signs.LOOPS_MORE]),
+        ("entropy-collapse", signs.COLLAPSE_STEPS, []),
+        ("kl-budget", signs.KL_STEPS, [signs.KL_MOST, signs.KL_PER_TOKEN]),
+        ("ratio-tail", signs.TAIL_STEPS, [signs.TAIL]),
+        ("critic-dead", signs.DEAD_STEPS, [signs.DEAD]),
+        ("critic-diverging", signs.DIVERGES_STEPS, [signs.DIVERGES]),
+        ("scores-tied", signs.TIED_STEPS, [signs.TIED]),
+        ("scores-jump", 1, [signs.JUMP]),
+        ("stale-sampler", signs.MISMATCH_STEPS, [signs.MISMATCH_TIMES, signs.MISMATCH_LEAST, signs.MISMATCH_MOST]),
+        ("weights-light", signs.LIGHT_STEPS, [signs.LIGHT]),
+        ("nothing-learned", signs.STILL_STEPS, [signs.STILL, signs.FALL_STEPS, signs.FALL, signs.FALL_ERRORS]),
+        ("chosen-falling", signs.CHOSEN_STEPS, [-signs.CHOSEN_NATS]),
+    ],
+)
+def test_the_page_has_the_thresholds(name, steps, numbers):
+    said = PAGE_FILE.read_text(encoding="utf-8").partition(f"## {name}\n")[2].partition("- Cause")[0]
+    assert f"({steps})" in said
+    assert {f"{number:g}" for number in numbers} <= set(re.findall(r"-?\d+(?:\.\d+)?", said))
 
 
 @pytest.mark.parametrize(

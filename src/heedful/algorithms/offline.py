@@ -339,6 +339,14 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
 # The loop ----------------------------------------------------------------------------------------------------------------
 
 
+def alarms_of_data(config: Config) -> Alarms:
+    """The alarms of a trainer on given texts. Only DPO's losses that sum log-ratios over a response have a ``beta``."""
+    beta = None
+    if isinstance(config, DPOConfig) and config.needs_reference and not config.is_per_token:
+        beta = config.strength
+    return Alarms(Limits(beta=beta), names=OFFLINE)
+
+
 def fit(
     config: Config,
     learner: Any,
@@ -382,7 +390,7 @@ def fit(
         more_data=[offset_data] if offset_data else [],
         can_evaluate=bool(held_out),
         callbacks=callbacks,
-        alarms=Alarms(Limits(beta=config.beta if isinstance(config, DPOConfig) else None), names=OFFLINE),
+        alarms=alarms_of_data(config),
     ) as run:
         for step in run.steps():
             if run.needs_update(step):

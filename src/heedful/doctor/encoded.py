@@ -165,8 +165,9 @@ def held_out_trained_on(train: Sequence[HasPrompt], held_out: Sequence[HasPrompt
     """Are held-out prompts trained on too, as they are or with other case or white space?"""
     if not held_out:
         return None
-    trained_on = {_plain(item_key(one)) for one in train}
-    found = [one for one in held_out if _plain(item_key(one)) in trained_on]
+    keys = [_plain(item_key(one)) for one in held_out]
+    trained_on = set(keys).intersection(_plain(item_key(one)) for one in train)  # without a copy of the training data
+    found = [one for one, key in zip(held_out, keys, strict=True) if key in trained_on]
     if len(found) <= MANY_SHARED * len(held_out):
         return None
     key = item_key(found[0])

@@ -118,8 +118,10 @@ LONGEST_CHARACTER = 4
 
 
 def ending(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The last tokens of a text, as evidence shows them."""
-    return " ".join(map(repr, token_texts(tokenizer, ids[-MOST_TOKENS:])))
+    """The last tokens of a text, as evidence shows them, from the beginning of a character on."""
+    last = ids[-MOST_TOKENS:]
+    parts = [token_texts(tokenizer, last[at:]) for at in range(min(LONGEST_CHARACTER, len(last)))]
+    return " ".join(map(repr, next((part for part in parts if "\ufffd" not in part[0]), parts[0] if parts else [])))
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -149,6 +149,6 @@ def step_time(seconds: float, steps: int) -> str:
     """What a measured step foretells, in words."""
     whole = seconds * steps
     unit, size = next((u, s) for u, s in (("hours", 3600), ("minutes", 60), ("seconds", 1)) if whole >= 2 * s or s == 1)
-    return (
-        f"one step took {seconds:.2f} s, so the run of {steps:,} will take about {max(1, round(whole / size))} {unit}"
-    )
+    number = max(1, round(whole / size))
+    unit = unit if number > 1 else unit.removesuffix("s")
+    return f"one step took {seconds:.2f} s, so the run of {steps:,} will take about {number} {unit}"

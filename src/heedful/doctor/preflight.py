@@ -30,7 +30,8 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     if subject.stop_ids and rows[0].response:
         plain = {one.source for one in train if not one.prompt}  # pieces of which end where the model's context does
         answers = [row for row in rows if row.source not in plain]
-        found.append(encoded.end_token(answers, subject.stop_ids, tokenizer, marked_frac=encoded.marked_frac(train)))
+        marked = encoded.marked_frac([one for one in train if one.prompt])
+        found.append(encoded.end_token(answers, subject.stop_ids, tokenizer, marked_frac=marked))
         if not (isinstance(config, SFTConfig) and config.loss_on == "all"):  # which learns the ends of all turns
             found.append(encoded.stop_inside(answers, subject.stop_ids, tokenizer))
     if subject.renderer is not None:

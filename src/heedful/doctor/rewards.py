@@ -94,22 +94,21 @@ def length_alone(scored: Scored, completions: Sequence[Completion]) -> Finding |
     totals = [total for total, _ in scored.totals]
     if len(totals) < FEWEST:
         return None
-    by_unit = {}
-    for unit in ("tokens", "characters"):
-        lengths = [
-            len(completions[row].ids if unit == "tokens" else completions[row].response) for _, row in scored.totals
-        ]
-        by_unit[unit] = rank_correlation(totals, lengths) or 0.0
+    lengths = {
+        "tokens": [len(completions[row].ids) for _, row in scored.totals],
+        "characters": [len(completions[row].response) for _, row in scored.totals],
+    }
+    by_unit = {unit: rank_correlation(totals, of_unit) or 0.0 for unit, of_unit in lengths.items()}
     unit, value = max(by_unit.items(), key=lambda item: abs(item[1]))
     if abs(value) < LENGTH_ALONE:
         return None
-    best, worst = max(scored.totals), min(scored.totals)
+    best, worst = totals.index(max(totals)), totals.index(min(totals))
     return finding(
         "reward-length",
         "warn",
         f"{scored.reward.name} orders responses by their length: rank correlation {value:+.2f} with their {unit}",
-        f"best of {len(totals)} ({best[0]:.3g}) has {len(completions[best[1]].ids)} tokens, worst ({worst[0]:.3g}) "
-        f"{len(completions[worst[1]].ids)}",
+        f"best of {len(totals)} ({totals[best]:.3g}) has {lengths[unit][best]} {unit}, worst ({totals[worst]:.3g}) "
+        f"{lengths[unit][worst]}",
     )
 
 

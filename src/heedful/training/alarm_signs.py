@@ -281,10 +281,10 @@ def critic_dead(history: History) -> Sign | None:
 
 
 def critic_diverging(history: History) -> Sign | None:
-    """The critic is much worse than a constant."""
+    """The critic is much worse than a constant. Returns of equal scores are noise, which says nothing of it."""
     name = "value/explained_variance"
-    last = history.last(name, DIVERGES_STEPS)
-    if history.step <= DIVERGES_STEPS or not last or max(last) > DIVERGES:
+    last, spreads = history.last(name, DIVERGES_STEPS), history.last("reward/score_std", DIVERGES_STEPS)
+    if history.step <= DIVERGES_STEPS or not last or max(last) > DIVERGES or 0.0 in spreads:
         return None
     return Sign(
         f"value/explained_variance is {last[-1]:.3g}: the values are worse than a constant, and advantages are noise",
