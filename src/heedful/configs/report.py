@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions
-from heedful.configs.settings import NOT_NEGATIVE, POSITIVE, SEED, Range, Settings
+from heedful.configs.settings import NOT_NEGATIVE, POSITIVE, SEED, Range, Settings, refuse
 from heedful.errors import ConfigError
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -42,6 +42,9 @@ class ReportConfig(MachineOptions):
             raise ConfigError("no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo")
         if self.output.suffix.lower() not in FORMATS:
             raise ConfigError(f"--output {self.output} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        if self.output.suffix.lower() in PICTURES:
+            because = f"is about the page, and --output {self.output} has only the curves; leave it out, or name a page"
+            refuse(self, "responses", "seed", "best_of_n", "compare", because=because)
         if len(self.compare) not in (0, 2):
             raise ConfigError(
                 f"--compare takes two models, got {len(self.compare)}; such as --compare runs/sft/final runs/ppo/final"

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from heedful.configs.report import ReportConfig
-from heedful.errors import DataError
+from heedful.errors import ConfigError, DataError
 from heedful.files import read_object, write_text
 from heedful.report import sections
 from heedful.report.charts import attribute, text
@@ -18,6 +18,8 @@ from heedful.report.runs import RunRecord, read_runs
 LARGEST_PAGE = 2_000_000
 """Bytes."""
 ASSETS = files("heedful.report") / "assets"
+MARK = "heedful report"
+"""The generator that a page names, and by which an earlier page is known."""
 NO_RESPONSES = (
     "The runs kept no responses. Train with --rollouts all to see every token with its advantage, ratio, KL, reward, value, "
     "return and entropy here."
@@ -51,15 +53,21 @@ to <input id="to" inputmode="numeric" size="4" aria-label="last step"></span></l
 def write_report(config: ReportConfig) -> list[str]:
     """Write the page. Returns what to tell: where it is, and what was left out.
 
-    Raises CheckpointError, DataError and ConfigError before anything is written.
+    Raises CheckpointError, DataError and ConfigError before anything is written; ConfigError too if the file exists and is no
+    earlier page.
     """
+    output = config.output
+    if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:1000]:
+        raise ConfigError(
+            f"--output {output} exists and is no page of heedful report, so it is left alone; choose another name"
+        )
     runs = read_runs([Path(run) for run in config.runs])
     measured = None if config.best_of_n is None else read_best_of_n(config.best_of_n)
     page, found = build_page(runs, config, Tokenizers(), measured=measured)
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(config.output, page)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, page)
     size = len(page.encode("utf-8", "backslashreplace")) / 1e6
-    told = [f"the page is in {config.output} ({size:.1f} MB); open it in a browser"]
+    told = [f"the page is in {output} ({size:.1f} MB); open it in a browser"]
     told += [found.chosen] if found.responses else [NO_RESPONSES]
     return [*told, *found.notes]
 
@@ -112,6 +120,8 @@ def read_best_of_n(path: Path) -> sections.Measured:
     content = read_object(path, remedy, needs=["best_of"], error=DataError)
     try:
         rows = [(int(row["k"]), float(row["kl_bound"]), float(row["score"])) for row in content["best_of"]]
+        if not rows:
+            raise ValueError("empty")
         temperature = (content.get("settings") or {}).get("temperature")
         return sections.Measured(rows, None if temperature is None else float(temperature))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -141,6 +151,7 @@ def _page(runs: Sequence[RunRecord], content: str, version: str) -> str:
 <html lang="en" data-version="{attribute(version)}">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="{MARK}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{text(title)}</title>
