@@ -183,6 +183,16 @@ def test_the_yardstick_is_the_first_steps_or_what_was_measured(log_run, report, 
     assert said in report(run, best_of_n=measured)
 
 
+@pytest.mark.parametrize(("kl", "score"), [(None, 1.0), (1e308, 1.0), (-1e308, 1e308)])
+def test_a_run_whose_kl_is_not_finite(log_run, report, kl, score):
+    run = log_run()
+    lines = [{"step": s, "reward/score_mean": (-1) ** s * score, "reference/kl": kl} for s in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    pictures = re.findall("<svg.*?</svg>", report(run))
+    assert pictures
+    assert not re.search(r"\b(nan|inf)\b", "".join(pictures))
+
+
 def test_a_large_run_is_sampled_and_says_so(log_run, report):
     responses = [(f"q{i}", f"a{i}" * (1 + i % 3)) for i in range(50)]
     run = log_run(steps=2, responses=responses)

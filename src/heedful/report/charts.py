@@ -14,6 +14,8 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 38
 """Around the plot, in units of the picture."""
 MOST_POINTS = 400
 """Per line; of a longer one the lowest and the highest value of each part are drawn."""
+LARGEST = 1e300
+"""The largest magnitude that has a place in a picture, so that differences are finite."""
 COLOURS = 6
 """Of runs; after these they repeat."""
 
@@ -95,8 +97,13 @@ class _Frame:
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
+def is_drawable(value: float) -> bool:
+    """Whether a value has a place in a picture: it is finite, and not near the end of float64."""
+    return abs(value) <= LARGEST
+
+
 def _fits(value: float, chart: Chart) -> bool:
-    return math.isfinite(value) and (value > 0 or not chart.logarithmic)
+    return is_drawable(value) and (value > 0 or not chart.logarithmic)
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from heedful.core.best_of_n import expected_best, kl_bound
 from heedful.files import to_json
 from heedful.plot.healthy import HEALTHY
 from heedful.plot.panels import PANELS, Panel
-from heedful.report.charts import COLOURS, Chart, Line, draw, in_words, number, text
+from heedful.report.charts import COLOURS, Chart, Line, draw, in_words, is_drawable, number, text
 from heedful.report.rollouts import read_texts, rollout_files
 from heedful.report.runs import (
     RunRecord,
@@ -164,6 +164,7 @@ def yardstick(runs: Sequence[RunRecord], measured: Measured | None) -> str:
             (("eval/kl", "eval/score_mean"), "held-out"),
         ):
             points = [(line[names[0]], line[names[1]]) for line in run.curves.metrics if set(names) <= set(line)]
+            points = [point for point in points if is_drawable(point[0])]
             if points:
                 lines.append(Line(points, place, kind))
     if not lines:
