@@ -88,6 +88,25 @@ def test_a_file_of_something_else(log_run, refused, command):
     assert "row 0 has 1 values for" in refused(*command(run))
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "said"),
+    [
+        ("response_ids", pa.array(["a", "b"]), "its response_ids are string, so it is not of heedful's"),
+        ("score", pa.array(["好", "b"]), "its score are string"),
+        ("rewards", pa.array([1.0, 2.0]), "its rewards are double"),
+        ("response_ids", pa.array([None, [1]], pa.list_(pa.int32())), "is damaged: 1 of its response_ids are null"),
+        ("step", pa.array([None, None], pa.int32()), "is damaged: 2 of its step are null"),
+    ],
+)
+def test_columns_of_another_kind(log_run, refused, command, name, column, said):
+    run = log_run(steps=1)
+    path = run / "rollouts" / "step-000001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
+    assert said in (line := refused(*command(run)))
+    assert str(path) in line
+
+
 def test_a_run_without_rollouts(log_run, heedful, refused, tmp_path):
     """The page has the rest; there is nothing to look at."""
     run = log_run()
@@ -102,7 +121,7 @@ def test_a_run_without_rollouts(log_run, heedful, refused, tmp_path):
 
 def test_the_file_of_best_of_n(log_run, refused, tmp_path):
     run, measured = log_run(), tmp_path / "best.json"
-    for content in ({}, {"best_of": [{"k": 1}]}, {"best_of": 3}):
+    for content in ({}, {"best_of": [{"k": 1}]}, {"best_of": 3}, {"best_of": []}):
         measured.write_text(json.dumps(content), encoding="utf-8")
         line = refused("report", run, "--best-of-n", measured, "--output", tmp_path / "p.html")
         assert str(measured) in line
@@ -113,9 +132,20 @@ def test_what_cannot_be_written_or_compared(log_run, refused, tmp_path):
     run = log_run()
     (tmp_path / "file").write_text("x", encoding="utf-8")
     assert "is a file" in refused("report", run, "--output", tmp_path / "file" / "p.html")
+    assert "b.json is about the page" in refused("report", run, "--best-of-n", "b.json", "--output", tmp_path / "p.png")
     assert "--compare takes two models, got 1" in refused(
         "report", run, "--compare", "a", "--output", tmp_path / "p.html"
     )
+
+
+def test_a_page_of_something_else_is_left_alone(log_run, heedful, refused, tmp_path):
+    """An earlier page is replaced."""
+    run, output = log_run(), tmp_path / "p.html"
+    output.write_text("<p>mine</p>", encoding="utf-8")
+    assert f"{output} exists and is no page of heedful report" in refused("report", run, "--output", output)
+    assert output.read_text(encoding="utf-8") == "<p>mine</p>"
+    output.unlink()
+    assert [heedful("report", str(run), output=output).status for _ in range(2)] == [0, 0]
 
 
 def test_steps_rows_and_numbers_that_are_not_there(log_run, refused):
@@ -123,6 +153,9 @@ def test_steps_rows_and_numbers_that_are_not_there(log_run, refused):
     assert "--step 9" in (line := refused("look", run, "--step", "9"))
     assert "has steps 1 to 3" in line
     assert "--row 2: the step has 2 responses, 0 to 1" in refused("look", run, "--row", "2")
+    path = run / "rollouts" / "step-000003.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    assert "--step 3: the step has no responses" in refused("look", run)
     old = log_run("老", columns=False)
     assert "--by advantage: the responses of step 3 have none; they have log-prob" in refused("look", old)
 

@@ -35,7 +35,20 @@ QUANTITIES = (
     Quantity("log-prob", ("old_logprobs",), "of the token before the update, in nats"),
 )
 NEEDED = ("step", "prompt", "response", "prompt_ids", "response_ids", "score")
-"""Columns without which a file is not of heedful."""
+"""Columns without which a file is not of heedful; only scores may be null."""
+KINDS = {
+    "step": pa.types.is_integer,
+    "prompt": pa.types.is_string,
+    "response": pa.types.is_string,
+    "prompt_ids": pa.types.is_list,
+    "response_ids": pa.types.is_list,
+    "logprobs": pa.types.is_list,
+    "score": pa.types.is_floating,
+    "kl": pa.types.is_floating,
+    "rewards": pa.types.is_struct,
+    **{name: pa.types.is_list for quantity in QUANTITIES for name in quantity.columns},
+}
+"""What a column must be."""
 EXTREMES = 40
 """How many responses with the highest of each number a sample always has."""
 
@@ -233,10 +246,21 @@ def _table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
                 raise DataError(
                     f"{path} has no column {lacks[0]}, so it is not of heedful's --rollouts all; move it away"
                 )
-            return file.read(has if columns is None else [name for name in columns if name in has])
+            table = file.read(has if columns is None else [name for name in columns if name in has])
     except (pa.ArrowException, OSError, ValueError) as error:
         why = " ".join(str(error).split())
         raise DataError(f"{path} is damaged: {why:.200}; delete it to see the other steps") from error
+    for name in table.column_names:
+        column = table[name]
+        if name in KINDS and not KINDS[name](column.type):
+            raise DataError(
+                f"{path}: its {name} are {column.type}, so it is not of heedful's --rollouts all; move it away"
+            )
+        if name in NEEDED and name != "score" and column.null_count:
+            raise DataError(
+                f"{path} is damaged: {column.null_count} of its {name} are null; delete it to see the other steps"
+            )
+    return table
 
 
 def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
