@@ -42,6 +42,11 @@ def test_every_number_of_a_row(log_run, look):
     assert [line[4] for line in table] == [shown(number) for number in kl]
 
 
+def test_a_response_without_tokens(log_run, look):
+    said = look(log_run(steps=1, responses=[("q", ""), ("q", "a")]), "--row", "0")
+    assert "0 tokens" in said
+
+
 def shown(number):
     return f"{number:+.2f}" if abs(number) >= 0.01 else f"{number:+.0e}"
 

@@ -1,5 +1,6 @@
 """heedful watch: the page follows the files, which it only reads; other hosts and taken ports are refused."""
 
+import shutil
 import signal
 import socket
 import threading
@@ -54,6 +55,21 @@ def test_the_page_follows_the_files(served, monkeypatch):
     status, said, _ = asked(url)
     assert status == 503
     assert "metrics.jsonl:6 is damaged" in said
+
+
+def test_a_run_that_is_removed_meanwhile_ends_nothing(served, monkeypatch):
+    monkeypatch.setattr("heedful.report.watch.SECONDS", 0.0)
+    monkeypatch.setattr("heedful.report.watch.TIMES", 0.0)
+    run, _, url = served
+    assert asked(url)[0] == 200
+    (run / "samples.jsonl").mkdir()
+    status, said, _ = asked(url)
+    assert status == 503
+    assert "samples.jsonl" in said
+    shutil.rmtree(run)
+    status, said, _ = asked(url)
+    assert status == 503
+    assert f"{run} does not exist" in said
 
 
 def test_a_page_is_kept_for_ten_times_as_long_as_it_takes(served):

@@ -36,6 +36,8 @@ def look(config: LookConfig) -> None:
     if step not in files:
         raise ConfigError(f"--step {step}: {config.run / 'rollouts'} has steps {_ranges(sorted(files))}")
     responses = read_step(files[step])
+    if not responses:
+        raise ConfigError(f"--step {step}: the step has no responses; name another")
     if all(response.numbers[config.by] is None for response in responses):
         known = [one.name for one in QUANTITIES if any(r.numbers[one.name] is not None for r in responses)]
         raise ConfigError(
@@ -129,7 +131,7 @@ def _table(screen: Screen, response: Response, texts: Sequence[str]) -> None:
     """Print every number of a response, a line per token."""
     names = [name for name, numbers in response.numbers.items() if numbers is not None]
     cells = [harmless(one.translate(SHOWN)) or "∅" for one in texts]
-    wide = max(map(cell_len, cells))
+    wide = max(map(cell_len, cells), default=0)
     _print(screen, "")
     _print(screen, f"{'token':>5}  {'text':<{max(wide, 4)}}  " + "  ".join(f"{name:>9}" for name in names))
     for t, cell in enumerate(cells):

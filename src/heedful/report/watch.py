@@ -133,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, self.page.current(), "text/html")
             else:
                 self._answer(404, "there is only the page at /")
-        except HeedfulError as error:  # a file was damaged since
+        except (HeedfulError, OSError) as error:  # a file was damaged or removed since
             self._answer(503, f"{type(error).__name__}: {error}")
 
     def _answer(self, status: int, content: str, kind: str = "text/plain") -> None:
