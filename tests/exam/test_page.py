@@ -26,6 +26,16 @@ def test_text_of_data_is_escaped(examined):
     assert not re.search(r"<(script|img|b)\b", page)
 
 
+def test_characters_that_are_obeyed_are_shown_as_codes(examined):
+    record = examined(
+        length, [{"prompt": "q\u202ex", "chosen": "a\x1b[31m\nb", "rejected": "c\x07 d e f g"}] * 2, **SMALL
+    )
+    page = html_page(record)
+    assert not re.search("[\x1b\x07\u202e]", page)
+    assert "q\\u202ex" in page
+    assert "a\\x1b[31m\nb" in page, "lines stay"
+
+
 def test_it_needs_nothing_from_elsewhere(examined):
     page = html_page(examined(length, **SMALL))
     assert not re.search(r"https?://|src=|href=|@import|url\(", page)

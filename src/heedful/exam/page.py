@@ -111,7 +111,11 @@ def _print(screen: Screen, record: Record) -> None:
 def html_page(record: Record) -> str:
     """The page as HTML: all of its style is inside, all text of data and models is escaped, and it has no script."""
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: harmless(value) if isinstance(value, str) else value,  # before it is escaped
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         mark=MARK,
