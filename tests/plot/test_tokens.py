@@ -129,6 +129,12 @@ def test_characters_of_several_tokens_are_shown_with_the_last():
     ]
     assert plot.token_texts(ids[:2], tokenizer) == ["�", "�"]
     assert "".join(plot.token_texts([ids[0], *ids], tokenizer)).endswith("是 2")
+    assert plot.token_texts([*ids[:2], ids[4], tokenizer.eos_token_id], tokenizer) == [
+        "‥",
+        "�",
+        "2",
+        tokenizer.eos_token,
+    ]
 
 
 def test_a_row_of_a_real_step(tiny):

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
 SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"})
 """Symbols for white space."""
+INVALID = "\N{REPLACEMENT CHARACTER}"
+"""What decoding gives for bytes that are no character."""
 PART = "‥"
 """Symbol for a token that ends inside a character; the token that completes the character shows it."""
 LONGEST_CHARACTER = 4
@@ -18,14 +20,17 @@ def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> lis
     """Return the text of each token, special tokens included.
 
     A character of several tokens, such as a Chinese one in a byte-level tokenizer, is the text of the last of them; the
-    others are ‥. Invalid bytes are �.
+    others are ‥. Invalid bytes are �, on the last of their tokens.
     """
     texts: list[str] = []
     begun: list[int] = []
     for token in ids:
-        begun.append(token)
+        before, begun = begun, [*begun, token]
         text = tokenizer.decode(begun, skip_special_tokens=False)
-        is_part = text.endswith("\N{REPLACEMENT CHARACTER}") and len(begun) < LONGEST_CHARACTER
+        if before and INVALID in text and INVALID not in (own := tokenizer.decode([token], skip_special_tokens=False)):
+            texts[-1] = tokenizer.decode(before, skip_special_tokens=False)  # no character came of them
+            begun, text = [token], own
+        is_part = text.endswith(INVALID) and len(begun) < LONGEST_CHARACTER
         texts.append(PART if is_part else text)
         begun = begun if is_part else []
-    return texts[: len(texts) - len(begun)] + ["\N{REPLACEMENT CHARACTER}"] * len(begun)
+    return texts[: len(texts) - len(begun)] + [INVALID] * len(begun)
