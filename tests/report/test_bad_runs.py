@@ -157,7 +157,9 @@ def test_steps_rows_and_numbers_that_are_not_there(log_run, refused):
     pq.write_table(pq.read_table(path).slice(0, 0), path)
     assert "--step 3: the step has no responses" in refused("look", run)
     old = log_run("老", columns=False)
-    assert "--by advantage: the responses of step 3 have none; they have log-prob" in refused("look", old)
+    assert "--by advantage: the responses of step 3 have none; they have log-prob" in refused(
+        "look", old, "--by", "advantage"
+    )
 
 
 def test_an_unfinished_run_is_shown(log_run, heedful, tmp_path):

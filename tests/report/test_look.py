@@ -42,6 +42,13 @@ def test_every_number_of_a_row(log_run, look):
     assert [line[4] for line in table] == [shown(number) for number in kl]
 
 
+def test_a_run_without_advantages_is_coloured_by_what_it_has(log_run, look):
+    """Such as runs of online DPO and of earlier versions."""
+    run = log_run(steps=1, columns=False)
+    assert "coloured by log-prob" in look(run)
+    assert "coloured by advantage" in look(log_run("ppo", steps=1))
+
+
 def test_a_response_without_tokens(log_run, look):
     said = look(log_run(steps=1, responses=[("q", ""), ("q", "a")]), "--row", "0")
     assert "0 tokens" in said

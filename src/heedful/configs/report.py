@@ -61,8 +61,9 @@ class LookConfig(Settings):
     """Step whose responses are shown. None is the last."""
     row: Annotated[int | None, NOT_NEGATIVE] = None
     """Only the response in this row of the step, from 0. None shows those with the largest numbers."""
-    by: Quantity = "advantage"
-    """Number that colours the tokens, and by whose largest magnitude responses are chosen."""
+    by: Quantity | None = None
+    """Number that colours the tokens, and by whose largest magnitude responses are chosen. None is the advantage, or the next
+    in this list that the run has."""
     count: Annotated[int, POSITIVE] = 3
     """How many responses to show."""
 

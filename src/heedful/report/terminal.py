@@ -38,20 +38,21 @@ def look(config: LookConfig) -> None:
     responses = read_step(files[step])
     if not responses:
         raise ConfigError(f"--step {step}: the step has no responses; name another")
-    if all(response.numbers[config.by] is None for response in responses):
-        known = [one.name for one in QUANTITIES if any(r.numbers[one.name] is not None for r in responses)]
-        raise ConfigError(
-            f"--by {config.by}: the responses of step {step} have none; they have {', '.join(known) or 'none'}"
-        )
-    chosen = _chosen(responses, config)
-    _print(screen, f"{config.run}, step {step}: {len(chosen)} of {len(responses)} responses; coloured by {config.by}")
+    known = [one.name for one in QUANTITIES if any(r.numbers[one.name] is not None for r in responses)]
+    if not known:
+        raise ConfigError(f"--step {step}: its responses have no numbers of tokens; name another step")
+    by = known[0] if config.by is None else config.by
+    if by not in known:
+        raise ConfigError(f"--by {by}: the responses of step {step} have none; they have {', '.join(known)}")
+    chosen = _chosen(responses, config, by)
+    _print(screen, f"{config.run}, step {step}: {len(chosen)} of {len(responses)} responses; coloured by {by}")
     texts, note = Tokenizers().texts(run, chosen)
     if note:
         _print(screen, note)
-    limit = max((_largest(response, config.by) for response in responses), default=0.0)
+    limit = max((_largest(response, by) for response in responses), default=0.0)
     for response, of_tokens in zip(chosen, texts, strict=True):
         _print(screen, "")
-        show(screen, response, of_tokens, config.by, limit)
+        show(screen, response, of_tokens, by, limit)
     if config.row is not None:
         _table(screen, chosen[0], texts[0])
 
@@ -104,9 +105,9 @@ def wrapped(widths: Sequence[int], room: int) -> list[list[int]]:
     return lines
 
 
-def _chosen(responses: Sequence[Response], config: LookConfig) -> list[Response]:
+def _chosen(responses: Sequence[Response], config: LookConfig, by: str) -> list[Response]:
     if config.row is None:
-        return sorted(responses, key=lambda one: -_largest(one, config.by))[: config.count]
+        return sorted(responses, key=lambda one: -_largest(one, by))[: config.count]
     if config.row >= len(responses):
         raise ConfigError(f"--row {config.row}: the step has {len(responses)} responses, 0 to {len(responses) - 1}")
     return [responses[config.row]]
