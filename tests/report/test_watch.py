@@ -67,9 +67,10 @@ def test_a_run_that_is_removed_meanwhile_ends_nothing(served, monkeypatch):
     assert status == 503
     assert "samples.jsonl" in said
     shutil.rmtree(run)
-    status, said, _ = asked(url)
+    status, said, headers = asked(url)
     assert status == 503
     assert f"{run} does not exist" in said
+    assert headers["Refresh"] == "3", "the browser asks again: the run may be started anew"
 
 
 def test_a_page_is_kept_for_ten_times_as_long_as_it_takes(served):

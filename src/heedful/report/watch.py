@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -134,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(404, "there is only the page at /")
         except (HeedfulError, OSError) as error:  # a file was damaged or removed since
-            self._answer(503, f"{type(error).__name__}: {error}")
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{type(error).__name__}: {error}")
 
     def _answer(self, status: int, content: str, kind: str = "text/plain") -> None:
         body = content.encode("utf-8", "backslashreplace")
@@ -148,6 +149,8 @@ class Handler(BaseHTTPRequestHandler):
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Resource-Policy": "same-origin",
         }
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers["Refresh"] = "3"  # seconds: the run may be started anew
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
