@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from heedful.algorithms.online.rollout_files import OF_TOKENS
+from heedful.report.inspector import inspect
 from heedful.report.page import LARGEST_PAGE
 from logged_runs import NASTY, unpacked
 
@@ -203,6 +204,18 @@ def test_a_large_run_is_sampled_and_says_so(log_run, report):
     assert "(seed 3)" in page
     assert unpacked(report(run, responses=20, seed=3))[0] == header
     assert unpacked(report(run, responses=20, seed=4))[0] != header
+
+
+def test_a_page_without_room_says_so(log_run, heedful, tmp_path, monkeypatch):
+    """The other parts fill it, as of many long runs: it is made once more, not until nothing is left bit by bit."""
+    monkeypatch.setattr("heedful.report.page.LARGEST_PAGE", 10_000)
+    made = []
+    monkeypatch.setattr("heedful.report.page.inspect", lambda *args, **named: made.append(1) or inspect(*args, **named))
+    outcome = heedful("report", str(log_run()), output=tmp_path / "p.html")
+    assert outcome.status == 0
+    assert "None of 6 responses" in outcome.out
+    assert "kept no responses" not in (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert len(made) == 2
 
 
 def test_a_long_response_keeps_its_beginning_and_end(log_run, report):

@@ -37,7 +37,7 @@ class Inspected:
     responses: Sequence[tuple[RunRecord, Response, float | None]]
     """Each with its run and its divergence of score and another reward."""
     chosen: str
-    """How many of how many, and how they were chosen."""
+    """How many of how many, and how they were chosen; empty if the runs have none."""
     tokens: Mapping[str, list[list[str]]]
     """By the name of a run, the texts of each response's tokens."""
     compared: Mapping[str, list[list[float]]]
@@ -59,8 +59,10 @@ def inspect(
         texts[run.name], note = tokenizers.texts(run, of_run)
         notes += [note] if note else []
         responses += [(run, one, _or_none(found.divergence[index])) for one, index in zip(of_run, chosen, strict=True)]
-    how = f"All {total:,} responses of rollouts/."
-    if len(responses) < total:
+    how = f"All {total:,} responses of rollouts/." if total else ""
+    if total and not responses:
+        how = f"None of {total:,} responses: the rest of the page leaves no room for them; name fewer runs."
+    elif len(responses) < total:
         how = (
             f"{len(responses):,} of {total:,} responses: those with the highest KL, ratio, advantage, and the highest and "
             f"lowest score, and a random sample of the others (seed {seed})."

@@ -66,9 +66,9 @@ def write_report(config: ReportConfig) -> list[str]:
     page, found = build_page(runs, config, Tokenizers(), measured=measured)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, page)
-    size = len(page.encode("utf-8", "backslashreplace")) / 1e6
+    size = _size(page) / 1e6
     told = [f"the page is in {output} ({size:.1f} MB); open it in a browser"]
-    told += [found.chosen] if found.responses else [NO_RESPONSES]
+    told.append(found.chosen or NO_RESPONSES)
     return [*told, *found.notes]
 
 
@@ -100,17 +100,17 @@ def build_page(
         sections.lineage(runs),
     ]
     most, most_tokens = config.responses, MOST_TOKENS
+    room = LARGEST_PAGE - _size(_page(runs, "".join(parts), version))
     while True:
         found = inspect(runs, most=most, most_tokens=most_tokens, seed=config.seed, tokenizers=tokenizers)
         if config.compare and found.responses:
             from heedful.report.compare import compared
 
             found = compared(found, config)
-        page = _page(runs, "".join([*parts, _inspector(found, runs)]), version)  # last, since it is long
-        size = len(page.encode("utf-8", "backslashreplace"))
-        if size <= LARGEST_PAGE or not found.responses:
-            return page, found
-        most_tokens = int(most_tokens * 0.9 * LARGEST_PAGE / size)
+        inspector = _inspector(found, runs)
+        if _size(inspector) <= room or not found.responses or not most_tokens:
+            return _page(runs, "".join([*parts, inspector]), version), found  # last, since it is long
+        most_tokens = int(most_tokens * 0.9 * max(room, 0) / _size(inspector))
         most = min(most, len(found.responses))
 
 
@@ -130,7 +130,7 @@ def read_best_of_n(path: Path) -> sections.Measured:
 
 def _inspector(found: Inspected, runs: Sequence[RunRecord]) -> str:
     if not found.responses:
-        return sections.section("Token inspector", f"<p>{NO_RESPONSES}</p>")
+        return sections.section("Token inspector", f"<p>{found.chosen or NO_RESPONSES}</p>")
     notes = "".join(f"<p>{text(note)}</p>" for note in found.notes)
     data = f'<script type="text/plain" id="data">{packed(found, runs)}</script>'
     needs = "<noscript><p>The inspector needs JavaScript; all else on this page does not.</p></noscript>"
@@ -164,6 +164,11 @@ def _page(runs: Sequence[RunRecord], content: str, version: str) -> str:
 </body>
 </html>
 """
+
+
+def _size(content: str) -> int:
+    """Bytes of a text in the file."""
+    return len(content.encode("utf-8", "backslashreplace"))
 
 
 def _sum(content: str) -> str:
