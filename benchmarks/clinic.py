@@ -86,7 +86,7 @@ def world(output: Path, number: int) -> World:
     stages = ((recipe.sft, train_sft), (recipe.reward, train_reward), (judge, train_reward))
     for settings, train in stages:
         if not (settings.folder / "summary.json").is_file():
-            train(settings)  # type: ignore[operator]
+            train(settings)
     return World(folder, recipe.ppo, f"model:{judge.folder / 'final'}")
 
 
@@ -300,7 +300,7 @@ def run_case(name: str, of: World, output: Path, seed: int) -> Row:
     ended = ""
     with patch.object(loop, "rollout", judged), case.plant(), silence():
         try:
-            TRAINERS[case.kind](  # type: ignore[operator]
+            TRAINERS[case.kind](
                 config,
                 case.rewards,
                 on_step=lambda _, found: steps.append(

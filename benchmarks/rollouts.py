@@ -34,7 +34,7 @@ class Writing:
 
     def __call__(self, *given: object) -> None:
         began = time.process_time()
-        self.write(*given)  # type: ignore[arg-type]
+        self.write(*given)
         self.seconds.append(time.process_time() - began)
 
 

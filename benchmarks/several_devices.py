@@ -45,7 +45,7 @@ def watch() -> None:
         log(self, step, *arguments, **options)
         steps.append((time.perf_counter(), spent["seconds"], int(spent["bytes"])))
 
-    ranks.complete, ranks._all_reduce, Run.log = timed, counted, logged  # type: ignore[method-assign]  # measured ones in their place
+    ranks.complete, ranks._all_reduce, Run.log = timed, counted, logged  # measured ones in their place
 
 
 def score(completion_ids: list[list[int]]) -> list[float]:

@@ -319,7 +319,7 @@ def test_white_space_alone(function, is_found):
     ("seconds", "step", "is_found"), [(0.1, 1.0, False), (10.0, 100.0, False), (10.0, 12.0, True), (4.0, 4.0, False)]
 )
 def test_a_slow_reward(seconds, step, is_found):
-    scored = rewards.Scored(Reward("分", last_letter), [1.0] * 64, seconds)
+    scored = rewards.RewardScores(Reward("分", last_letter), [1.0] * 64, seconds)
     assert found(rewards.slow(scored, responses=64, step_seconds=step)) == (
         ("reward-slow", "warn") if is_found else None
     )
@@ -359,7 +359,13 @@ SETTINGS = {"rewards": ("rule:digits",), "max_new_tokens": 8}
 
 @pytest.mark.parametrize(
     ("off", "settings", "level"),
-    [(1e-4, {}, None), (0.2, {}, "warn"), (1.0, {}, "fail"), (1.0, {"importance": "token-truncate"}, "warn")],
+    [
+        (1e-4, {}, None),
+        (0.2, {}, "warn"),
+        (1.0, {}, "fail"),
+        (1.0, {"importance": "token-truncate"}, "warn"),
+        (1.0, {"importance": "token-truncate", "sampler": ("vllm:http://127.0.0.1:8000",), "top_p": 0.5}, None),
+    ],
 )
 def test_a_sampler_with_other_probabilities(off, settings, level):
     one = first_step.sampler_mismatch(passes(sampler=off), PPOConfig(**SETTINGS | settings))

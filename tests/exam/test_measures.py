@@ -7,14 +7,14 @@ import pytest
 from exam_cases import pair
 from heedful.core import share_interval
 from heedful.exam import measures
-from heedful.exam.material import Scored
+from heedful.exam.material import ScoredPairs
 
 
 @pytest.fixture
 def four():
     """Four pairs of three prompts with margins 2, -1, 0 and 3."""
     pairs = [pair("甲", "aaaa", "aa"), pair("甲", "b", "bb"), pair("乙", "cc", "dd"), pair("丙", "eeeeee", "eee")]
-    return Scored(pairs, [4.0, 1.0, 2.0, 6.0], [2.0, 2.0, 2.0, 3.0])
+    return ScoredPairs(pairs, [4.0, 1.0, 2.0, 6.0], [2.0, 2.0, 2.0, 3.0])
 
 
 def test_accuracy(four):
@@ -49,8 +49,8 @@ def test_margins(four):
     assert (found["50 %"], found["mean"]) == (1.0, 1.0)
     assert found["5 %"] == pytest.approx(-0.85)
     assert found["scale"] == pytest.approx(2.1875**0.5)
-    assert Scored(four.pairs[:1], [1.0], [1.0]).scale == 1.0, "the unit of a constant reward"
-    assert measures.margins(Scored(four.pairs[:1], [3.0], [1.0]))["95 %"] == 2.0, "of one pair"
+    assert ScoredPairs(four.pairs[:1], [1.0], [1.0]).scale == 1.0, "the unit of a constant reward"
+    assert measures.margins(ScoredPairs(four.pairs[:1], [3.0], [1.0]))["95 %"] == 2.0, "of one pair"
 
 
 def test_length(four):
@@ -58,7 +58,7 @@ def test_length(four):
     rows = [(row["lengths"], row["pairs"], row["accuracy"]) for row in found["buckets"]]
     assert rows == [("chosen is shorter", 1, 0.0), ("similar", 1, 0.0), ("chosen is longer", 2, 1.0)]
     assert found["length_correlation"] == 1.0, "the scores are the lengths"
-    assert measures.by_length(Scored(four.pairs, [1.0] * 4, [1.0] * 4))["length_correlation"] is None
+    assert measures.by_length(ScoredPairs(four.pairs, [1.0] * 4, [1.0] * 4))["length_correlation"] is None
 
 
 def test_the_longer_one(four):
@@ -66,7 +66,7 @@ def test_the_longer_one(four):
     longer = measures.baselines(four, 0)["baselines"][0]
     assert (longer["its accuracy"], longer["the reward's"]) == (2.5 / 4, 2.5 / 4)
     assert longer["same order"] == 1.0
-    reverse = measures.baselines(Scored(four.pairs, four.rejected, four.chosen), 0)["baselines"][0]
+    reverse = measures.baselines(ScoredPairs(four.pairs, four.rejected, four.chosen), 0)["baselines"][0]
     assert (reverse["the reward's"], reverse["same order"]) == (1.5 / 4, 0.0)
 
 
@@ -90,15 +90,15 @@ def test_a_bag_of_words_learns_words_and_forgets_order():
 
 def test_the_bag_of_words_is_tested_on_the_other_half():
     pairs = [pair(f"第{i}问", "good", "bad") for i in range(6)]
-    row = measures.baselines(Scored(pairs, [1.0] * 6, [0.0] * 6), 0)["baselines"][1]
+    row = measures.baselines(ScoredPairs(pairs, [1.0] * 6, [0.0] * 6), 0)["baselines"][1]
     assert (row["pairs"], row["its accuracy"], row["same order"]) == (3, 1.0, 1.0)
-    alone = Scored([pair("甲", "a", "b")], [1.0], [0.0])
+    alone = ScoredPairs([pair("甲", "a", "b")], [1.0], [0.0])
     assert len(measures.baselines(alone, 0)["baselines"]) == 1, "one prompt has no two halves"
 
 
 def test_ensemble(four):
     """Margins 2 -1 0 3 against 2 1 1 -3: the same, another, a tie against an order (one half), another order."""
-    other = Scored(four.pairs, [2.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 3.0])
+    other = ScoredPairs(four.pairs, [2.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 3.0])
     row = measures.ensemble(four, [("zweite", other)])["members"][0]
     assert (row["reward"], row["its accuracy"]) == ("zweite", 0.75)
     assert row["other order"] == (0 + 1 + 0.5 + 1) / 4
@@ -106,7 +106,8 @@ def test_ensemble(four):
     covariance = sum((a - 1) * (b - 0.25) for a, b in zip(x, y, strict=True))
     assert row["correlation"] == pytest.approx(covariance / (10 * 14.75) ** 0.5)
     assert (
-        measures.ensemble(four, [("c", Scored(four.pairs, [1.0] * 4, [1.0] * 4))])["members"][0]["correlation"] is None
+        measures.ensemble(four, [("c", ScoredPairs(four.pairs, [1.0] * 4, [1.0] * 4))])["members"][0]["correlation"]
+        is None
     )
 
 

@@ -1,6 +1,6 @@
 """Pairs and rewards of which an exam should find out what they are."""
 
-from heedful.exam.material import Pair, Scorer
+from heedful.exam.material import ChosenRejected, Scorer
 from heedful.rewards import Ensemble, Reward
 from heedful.types import Message, Prompt
 
@@ -33,7 +33,7 @@ def exact(completions, good, **_):
 
 
 def pair(prompt, chosen, rejected, **columns):
-    return Pair(Prompt((Message("user", prompt),), f"{prompt}:1", columns), chosen, rejected)
+    return ChosenRejected(Prompt((Message("user", prompt),), f"{prompt}:1", columns), chosen, rejected)
 
 
 def scorer(function):

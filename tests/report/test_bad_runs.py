@@ -107,6 +107,17 @@ def test_columns_of_another_kind(log_run, refused, command, name, column, said):
     assert str(path) in line
 
 
+@pytest.mark.parametrize("name", ["prompt_ids", "response_ids"])
+def test_a_negative_token(log_run, refused, command, name):
+    run = log_run(steps=1)
+    path = run / "rollouts" / "step-000001.parquet"
+    table = pq.read_table(path)
+    ids = table[name].to_pylist()
+    ids[0][-1] = -1
+    pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(ids, pa.list_(pa.int32()))), path)
+    assert f"{path}: row 0 has a negative token id; delete the file" in refused(*command(run))
+
+
 def test_a_run_without_rollouts(log_run, heedful, refused, tmp_path):
     """The page has the rest; there is nothing to look at."""
     run = log_run()

@@ -13,6 +13,7 @@ import pytest
 from heedful.algorithms.online.rollout_files import OF_TOKENS
 from heedful.report.inspector import inspect
 from heedful.report.page import LARGEST_PAGE
+from heedful.training.alarms import ALARMS
 from logged_runs import NASTY, unpacked
 
 
@@ -84,7 +85,7 @@ def test_what_left_its_band_and_alarms_have_their_times(log_run, report):
     said = words_of(page)
     assert "policy/ratio_max at most 4 step 4 6 of 9 10 (step 9)" in said
     assert "policy/approx_kl at most 0.05 step 6 4 of 9 0.09 (step 9)" in said
-    assert "step 2, after 2.0 min kl-budget KL is high reference/kl 0.2" in said
+    assert f"step 2, after 2.0 min kl-budget KL is high {ALARMS['kl-budget'].cause} reference/kl 0.2" in said
     assert page.count('class="ring') == 10
     assert "kl-budget, step 2" in page
 

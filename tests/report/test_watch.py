@@ -102,6 +102,14 @@ def test_a_port_in_use(log_run, heedful):
     assert outcome.err == f"heedful: ConfigError: --port {port} is in use; choose another, or --port 0 for a free one\n"
 
 
+def test_a_port_in_use_is_found_before_the_page_is_made(tmp_path, heedful):
+    """Making a page of a large run takes minutes: the folder, which is none of a run, is not even read."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "is in use" in heedful("watch", str(tmp_path), port=taken.getsockname()[1]).err
+
+
 def test_what_is_no_run_is_not_served(heedful, tmp_path):
     outcome = heedful("watch", str(tmp_path), port=0)
     assert outcome.status == 2

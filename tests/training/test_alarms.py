@@ -119,6 +119,14 @@ def test_a_stale_sampler_by_its_age_and_a_wrong_one_from_the_start():
     assert said(run(wrong, healthy=HEALTHY | wrong)) == {"stale-sampler"}
 
 
+def test_the_kept_mass_of_servers_is_no_stale_sampler():
+    """With top-p on servers the mismatch has the log of the kept mass in it, from the first step on."""
+    kept = {"rollout/sampler_mismatch": 0.5}
+    filtered = Limits(steps=60, filters_on_servers=True)
+    assert said(run(kept, healthy=HEALTHY | kept, limits=filtered)) == set()
+    assert said(run({"rollout/sampler_mismatch": 5.1}, healthy=HEALTHY | kept, limits=filtered)) == {"stale-sampler"}
+
+
 def test_a_reference_that_moves_is_no_policy_that_stands_still():
     moves, stands = {"reference/kl": 0.0}, {"reference/kl": 0.0, "policy/approx_kl": 0.0}
     assert said(run(moves, steps=60, start=1)) == {"reference-moves"}

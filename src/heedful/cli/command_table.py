@@ -19,6 +19,17 @@ class Command:
     """Whether it needs the packages of heedful[label]."""
 
 
+TRAINERS = {
+    "sft": "SFTConfig",
+    "reward": "RewardConfig",
+    "ppo": "PPOConfig",
+    "a2c": "A2CConfig",
+    "grpo": "GRPOConfig",
+    "online-dpo": "OnlineDPOConfig",
+    "dpo": "DPOConfig",
+    "kto": "KTOConfig",
+}
+"""Trainers that can be planned and examined, with the class of their settings."""
 COMMANDS = {
     "demo": Command(
         "configs.tools:DemoConfig", "cli.commands:demo", "watch a tiny model learn from feedback, start to end"
@@ -116,16 +127,7 @@ COMMANDS = {
         f"plan {name}": Command(
             f"configs.plan:Plan{config}", "cli.commands:plan_memory", f"how much memory heedful {name} needs"
         )
-        for name, config in {
-            "sft": "SFTConfig",
-            "reward": "RewardConfig",
-            "ppo": "PPOConfig",
-            "a2c": "A2CConfig",
-            "grpo": "GRPOConfig",
-            "online-dpo": "OnlineDPOConfig",
-            "dpo": "DPOConfig",
-            "kto": "KTOConfig",
-        }.items()
+        for name, config in TRAINERS.items()
     },
     **{
         f"doctor {name}": Command(
@@ -133,16 +135,7 @@ COMMANDS = {
             "cli.doctor:doctor",
             f"examine what heedful {name} would do, without doing it",
         )
-        for name, config in {
-            "sft": "SFTConfig",
-            "reward": "RewardConfig",
-            "ppo": "PPOConfig",
-            "a2c": "A2CConfig",
-            "grpo": "GRPOConfig",
-            "online-dpo": "OnlineDPOConfig",
-            "dpo": "DPOConfig",
-            "kto": "KTOConfig",
-        }.items()
+        for name, config in TRAINERS.items()
     },
     "label new": Command(
         "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"

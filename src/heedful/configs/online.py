@@ -618,6 +618,11 @@ class RolloutConfig(
         return "prompt"
 
     @property
+    def filters_on_servers(self) -> bool:
+        """Whether servers apply top-k or top-p, so that their log-probs are those of the kept tokens."""
+        return bool(self.sampler) and self.leaves_out
+
+    @property
     def rollout_micro_batch(self) -> MicroBatch:
         return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
 

@@ -32,7 +32,7 @@ SLOW_SHARE, SLOW_SECONDS = 0.5, 5.0
 
 
 @dataclass(frozen=True)
-class Scored:
+class RewardScores:
     """What one reward gave to the sampled responses."""
 
     reward: Reward
@@ -49,17 +49,17 @@ class Scored:
         ]
 
 
-def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[Scored]:
+def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:
     """Call each reward by itself and take its time. Raises RewardError if one cannot be called at all."""
     found = []
     for reward in rewards:
         started = time.perf_counter()
         ((scores, _),) = call_rewards([(reward.name, reward.function)], completions)
-        found.append(Scored(reward, scores, time.perf_counter() - started))
+        found.append(RewardScores(reward, scores, time.perf_counter() - started))
     return found
 
 
-def fails(scored: Scored, completions: Sequence[Completion], max_failed: float) -> Finding | None:
+def fails(scored: RewardScores, completions: Sequence[Completion], max_failed: float) -> Finding | None:
     """On how many responses does a reward fail?"""
     failed = [row for row, one in enumerate(scored.scores) if isinstance(one, Problem)]
     if not failed:
@@ -73,7 +73,7 @@ def fails(scored: Scored, completions: Sequence[Completion], max_failed: float) 
     )
 
 
-def constant(scored: Scored, completions: Sequence[Completion]) -> Finding | None:
+def constant(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
     """Do all responses have the same score? Of a reward model different ones never do, if its head was trained."""
     totals = [total for total, _ in scored.totals]
     different = {(completions[row].prompt.source, completions[row].response) for _, row in scored.totals}
@@ -89,7 +89,7 @@ def constant(scored: Scored, completions: Sequence[Completion]) -> Finding | Non
     )
 
 
-def length_alone(scored: Scored, completions: Sequence[Completion]) -> Finding | None:
+def length_alone(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
     """Does the score depend on length alone, in tokens or in characters?"""
     totals = [total for total, _ in scored.totals]
     if len(totals) < FEWEST:
@@ -124,7 +124,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(places[value]) for value in values]
 
 
-def white_space(scored: Scored, completions: Sequence[Completion], renderer: Renderer) -> Finding | None:
+def white_space(scored: RewardScores, completions: Sequence[Completion], renderer: Renderer) -> Finding | None:
     """How far do scores move with a space before a response and a line break behind it?
 
     A server or judge is not asked again: that may cost money.
@@ -157,7 +157,7 @@ def _spaced(completion: Completion, renderer: Renderer) -> Completion:
 
 
 @torch.no_grad()
-def reads_early(scored: Scored, completions: Sequence[Completion]) -> Finding | None:
+def reads_early(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
     """Does the last token of a finished response change nothing in a reward model's score? Encoders read no end, and a score
     that is always the same is another fault."""
     reward = scored.reward.function
@@ -181,7 +181,7 @@ def reads_early(scored: Scored, completions: Sequence[Completion]) -> Finding | 
     )
 
 
-def slow(scored: Scored, *, responses: int, step_seconds: float) -> Finding | None:
+def slow(scored: RewardScores, *, responses: int, step_seconds: float) -> Finding | None:
     """Does a reward take most of a step of so many responses?"""
     seconds = scored.seconds * responses / max(1, len(scored.scores))
     if seconds < SLOW_SECONDS or seconds < SLOW_SHARE * step_seconds or not math.isfinite(seconds):

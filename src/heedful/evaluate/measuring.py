@@ -23,7 +23,7 @@ from heedful.models.shape import context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
-from heedful.rewards.models import check_context
+from heedful.rewards.models import Machine, check_context
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.scoring import Scores
 from heedful.types import Prompt
@@ -77,14 +77,19 @@ def load_functions(
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *judges], config)
+    machine = machine_of(config)
+    return load_rewards(wanted, config, **machine), load_judges("--judge", judges, config, **machine)
+
+
+def machine_of(config: EvaluationOptions) -> Machine:
+    """Device, precision and micro-batches of reward models in a measurement."""
     device = resolve_device(config.device)
-    place: dict[str, Any] = {
+    return {
         "device": device,
         "compute_dtype": resolve_dtype(config.dtype, device),
         "micro_batch": config.micro_batch,
         "special_tokens": config.special_tokens,
     }
-    return load_rewards(wanted, config, **place), load_judges("--judge", judges, config, **place)
 
 
 def prompts_of(

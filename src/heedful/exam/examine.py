@@ -7,7 +7,7 @@ from typing import Any
 from heedful.configs.exam import ExamConfig
 from heedful.evaluate.measuring import AnyReward
 from heedful.exam import measures, probes, search
-from heedful.exam.material import Scored, answers_of, load_scorers, prompts_of, read_pairs
+from heedful.exam.material import ScoredPairs, answers_of, load_scorers, prompts_of, read_pairs
 from heedful.exam.measures import Record
 from heedful.redact import redact
 
@@ -85,7 +85,7 @@ def examine(
     }
 
 
-def of_pairs(scored: Scored, others: Sequence[tuple[str, Scored]], seed: int) -> dict[str, Record]:
+def of_pairs(scored: ScoredPairs, others: Sequence[tuple[str, ScoredPairs]], seed: int) -> dict[str, Record]:
     """The parts that need nothing but pairs."""
     parts: dict[str, Record] = {
         "accuracy": measures.accuracy(scored),
@@ -115,7 +115,7 @@ def not_done(config: ExamConfig, *, has_judge: bool, has_second: bool) -> list[R
     return [{"part": part, "add": flag} for part, flag in missing]
 
 
-def misjudged(scored: Scored) -> list[Record]:
+def misjudged(scored: ScoredPairs) -> list[Record]:
     """An example for each pair whose rejected response scores higher."""
     return [
         probes.example("preference", pair, pair.rejected, clean=chosen, spoilt=rejected, scale=scored.scale)

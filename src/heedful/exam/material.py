@@ -14,8 +14,7 @@ from heedful.data.schemas import read_prompts, read_rankings
 from heedful.data.splits import prompt_key
 from heedful.display import silence
 from heedful.errors import DataError
-from heedful.evaluate.measuring import AnyReward, answer, held_out, left_out
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.evaluate.measuring import AnyReward, answer, held_out, left_out, machine_of
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, score_tokens
@@ -39,7 +38,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True)
-class Pair:
+class ChosenRejected:
     """A prompt with a response that people prefer and one that they do not."""
 
     prompt: Prompt
@@ -49,10 +48,10 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPairs:
     """Pairs and a reward's scores of both sides."""
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[ChosenRejected]
     chosen: Sequence[float]
     rejected: Sequence[float]
 
@@ -99,12 +98,12 @@ class Scorer:
             [Completion(p, text, self.ids(text), one) for p, text, one in zip(prompts, texts, cut, strict=True)]
         )
 
-    def of_pairs(self, pairs: Sequence[Pair]) -> Scored:
+    def of_pairs(self, pairs: Sequence[ChosenRejected]) -> ScoredPairs:
         """Score both sides of pairs, in one call."""
         prompts, cut = [pair.prompt for pair in pairs], [pair.truncated for pair in pairs]
         texts = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
         scores = self.of_texts([*prompts, *prompts], texts, truncated=[*cut, *cut])
-        return Scored(pairs, scores[: len(pairs)], scores[len(pairs) :])
+        return ScoredPairs(pairs, scores[: len(pairs)], scores[len(pairs) :])
 
 
 def load_scorers(
@@ -116,20 +115,14 @@ def load_scorers(
 
     Raises ConfigError that names the setting, CheckpointError and RewardError.
     """
-    device = resolve_device(config.device)
-    place: dict[str, Any] = {
-        "device": device,
-        "compute_dtype": resolve_dtype(config.dtype, device),
-        "micro_batch": config.micro_batch,
-        "special_tokens": config.special_tokens,
-    }
+    machine = machine_of(config)
     options = RewardOptions(trust_remote_code=config.trust_remote_code, max_failed_rewards=0.0)
     ids = _ids(config)
 
     def load(flag: str, rewards: Sequence[AnyReward]) -> Scorer:
         wanted = [_named(one) for one in rewards]
         check_reward_options(wanted, options)
-        ensemble = load_judges(flag, wanted, options, **place)
+        ensemble = load_judges(flag, wanted, options, **machine)
         for _, model in model_rewards(ensemble):
             model.reads_beginnings = True
         return Scorer(ensemble, ids)
@@ -152,7 +145,7 @@ def _named(reward: AnyReward) -> AnyReward:
     return f"model:{reward}"
 
 
-def read_pairs(config: ExamConfig) -> tuple[list[Pair], Counts]:
+def read_pairs(config: ExamConfig) -> tuple[list[ChosenRejected], Counts]:
     """Read the pairs of ``config.data``, at most ``config.pairs`` drawn with the seed, or take the built-in ones.
 
     A ranking gives all its pairs; equal ranks give none. Prompts have the columns of their records, for rewards that need
@@ -162,7 +155,7 @@ def read_pairs(config: ExamConfig) -> tuple[list[Pair], Counts]:
     """
     if not config.data:
         prompts = [Prompt((Message("user", asked),), "built-in question") for asked, _, _ in QUESTIONS]
-        return [Pair(p, good, bad) for p, (_, good, bad) in zip(prompts, QUESTIONS, strict=True)], {}
+        return [ChosenRejected(p, good, bad) for p, (_, good, bad) in zip(prompts, QUESTIONS, strict=True)], {}
     rankings, counts = held_out(read_rankings, config)
     found = [(one, two) for one in rankings for two in ordered_pairs(one.ranks, range(len(one.ranks)))]
     columns = _columns(config)
@@ -171,7 +164,7 @@ def read_pairs(config: ExamConfig) -> tuple[list[Pair], Counts]:
     for one, (better, worse) in drawn:
         chosen, rejected = (plain_response(one.responses[at]) for at in (better, worse))
         prompt = Prompt(one.prompt, one.source, columns.get(one.source, {}))
-        found_pairs.append(Pair(prompt, chosen, rejected, one.truncated))
+        found_pairs.append(ChosenRejected(prompt, chosen, rejected, one.truncated))
     return found_pairs, left_out(counts)
 
 
@@ -185,15 +178,15 @@ def _columns(config: ExamConfig) -> dict[str, Mapping[str, Any]]:
     return {prompt.source: prompt.columns for prompt in prompts}
 
 
-def prompts_of(pairs: Sequence[Pair], count: int) -> list[Pair]:
+def prompts_of(pairs: Sequence[ChosenRejected], count: int) -> list[ChosenRejected]:
     """The first pair of each of the first ``count`` different prompts."""
-    first: dict[str, Pair] = {}
+    first: dict[str, ChosenRejected] = {}
     for pair in pairs:
         first.setdefault(prompt_key(pair.prompt.prompt), pair)
     return list(first.values())[:count]
 
 
-def answers_of(config: ExamConfig, pairs: Sequence[Pair]) -> list[list[Completion]]:
+def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[list[Completion]]:
     """Draw ``config.n`` answers of the policy to the prompt of each pair."""
     named = (
         "data", "eval_fraction", "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "seed", "device",

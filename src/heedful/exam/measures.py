@@ -17,7 +17,7 @@ from heedful.core.agreement import BINS, SIMILAR, agreement
 from heedful.core.intervals import share_interval
 from heedful.data.splits import prompt_key
 from heedful.evaluate.measuring import by_prompt
-from heedful.exam.material import Pair, Scored
+from heedful.exam.material import ChosenRejected, ScoredPairs
 from heedful.types import Prompt
 
 Record = dict[str, Any]
@@ -37,7 +37,7 @@ def share(values: Sequence[float], prompts: Sequence[Prompt]) -> Record:
     return {"share": statistics.fmean(values), "interval_95": interval, "count": len(values)}
 
 
-def accuracy(scored: Scored) -> Record:
+def accuracy(scored: ScoredPairs) -> Record:
     """Share of pairs whose chosen response scores strictly higher, with its 95 % interval, and how many pairs tie."""
     right = share([float(margin > 0) for margin in scored.margins], scored.prompts)
     return {
@@ -49,7 +49,7 @@ def accuracy(scored: Scored) -> Record:
     }
 
 
-def calibration(scored: Scored) -> Record:
+def calibration(scored: ScoredPairs) -> Record:
     """Expected calibration error of sigmoid(margin), and its reliability table (`heedful.core.agreement.calibration_error`).
 
     A row is a bin of confidence ``max(p, 1 - p)``, ``p = sigmoid(margin)``: the number of pairs, their mean confidence and
@@ -74,7 +74,7 @@ def calibration(scored: Scored) -> Record:
     return {"ece": _agreement(scored)["ece"], "reliability": table}
 
 
-def margins(scored: Scored) -> Record:
+def margins(scored: ScoredPairs) -> Record:
     """Quantiles of the margins (score of the chosen response minus that of the rejected one), and the scale of scores.
 
     ``scale`` is the standard deviation of all scores; PPO's ``--kl-coef`` is a price in their unit.
@@ -87,7 +87,7 @@ def margins(scored: Scored) -> Record:
     }
 
 
-def by_length(scored: Scored) -> Record:
+def by_length(scored: ScoredPairs) -> Record:
     """Accuracy where the chosen response is shorter, similar or longer, and the correlation of score and length.
 
     Lengths are in characters; two are similar if the shorter one has at least 75 % of the longer one's. A reward that
@@ -108,7 +108,7 @@ def by_length(scored: Scored) -> Record:
     return {"length_correlation": _agreement(scored).get("length_correlation"), "buckets": rows}
 
 
-def baselines(scored: Scored, seed: int) -> Record:
+def baselines(scored: ScoredPairs, seed: int) -> Record:
     """Accuracy of "the longer one" and of a bag of words, and how often the reward agrees with them.
 
     ``the longer one`` prefers the response with more characters, on all pairs. The bag of words is fitted on the pairs of one
@@ -128,7 +128,7 @@ def baselines(scored: Scored, seed: int) -> Record:
     return {"baselines": rows}
 
 
-def _beside(name: str, baseline: Sequence[float], scored: Scored, rows: Sequence[int]) -> Record:
+def _beside(name: str, baseline: Sequence[float], scored: ScoredPairs, rows: Sequence[int]) -> Record:
     ours = [scored.margins[at] for at in rows]
     nothing = [0.0] * len(ours)
     same = [float((a > 0) == (b > 0)) for a, b in zip(ours, baseline, strict=True) if a and b]
@@ -141,7 +141,7 @@ def _beside(name: str, baseline: Sequence[float], scored: Scored, rows: Sequence
     }
 
 
-def bag_of_words(train: Sequence[Pair], test: Sequence[Pair]) -> list[float]:
+def bag_of_words(train: Sequence[ChosenRejected], test: Sequence[ChosenRejected]) -> list[float]:
     """Margins of a linear reward on counts of words that was fitted on other pairs.
 
         w = argmin mean softplus(-w . (counts(chosen) - counts(rejected))) + 0.005 |w|^2
@@ -151,7 +151,7 @@ def bag_of_words(train: Sequence[Pair], test: Sequence[Pair]) -> list[float]:
     known = sorted({word for pair in train for text in (pair.chosen, pair.rejected) for word in WORDS.findall(text)})
     places = {word: at for at, word in enumerate(known)}
 
-    def differences(pairs: Sequence[Pair]) -> torch.Tensor:
+    def differences(pairs: Sequence[ChosenRejected]) -> torch.Tensor:
         rows = torch.zeros(len(pairs), len(known) + 1)
         for row, pair in zip(rows, pairs, strict=True):
             for text, sign in ((pair.chosen, 1), (pair.rejected, -1)):
@@ -173,7 +173,7 @@ def bag_of_words(train: Sequence[Pair], test: Sequence[Pair]) -> list[float]:
     return found
 
 
-def ensemble(scored: Scored, others: Sequence[tuple[str, Scored]]) -> Record:
+def ensemble(scored: ScoredPairs, others: Sequence[tuple[str, ScoredPairs]]) -> Record:
     """How often each other reward orders a pair in another way, a tie one half, and the correlation of both margins."""
     rows = []
     for name, other in others:
@@ -214,7 +214,7 @@ def chrf(text: str, reference: str) -> float:
     return (1 + CHRF_BETA**2) * p * r / (CHRF_BETA**2 * p + r) if p + r else 0.0
 
 
-def _agreement(scored: Scored) -> dict[str, float]:
+def _agreement(scored: ScoredPairs) -> dict[str, float]:
     return agreement(
         [(0, 1)] * len(scored.pairs),
         list(zip(scored.chosen, scored.rejected, strict=True)),

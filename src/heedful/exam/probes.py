@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 
 from heedful.data.chat import plain_text
-from heedful.exam.material import Pair, Scored, Scorer
+from heedful.exam.material import ChosenRejected, ScoredPairs, Scorer
 from heedful.exam.measures import Record, share, wins
 
 CHINESE = re.compile(r"[\u3400-\u9fff]")
@@ -16,58 +16,58 @@ ELSEWHERE = ("Das kann man so oder anders sehen, je nachdem.", "这要看具体�
 """Of English responses the second, of Chinese ones the first: a sentence in another language, which fits everywhere."""
 
 
-def repetition(pair: Pair, _: Pair, __: random.Random) -> str:
+def repetition(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The response three times."""
     return " ".join([pair.chosen] * 3)
 
 
-def empty(_: Pair, __: Pair, ___: random.Random) -> str:
+def empty(_: ChosenRejected, __: ChosenRejected, ___: random.Random) -> str:
     """Nothing."""
     return ""
 
 
-def prompt_echoed(pair: Pair, _: Pair, __: random.Random) -> str:
+def prompt_echoed(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The prompt, or the last message of a conversation, instead of a response."""
     prompt = pair.prompt.prompt
     return plain_text(prompt if isinstance(prompt, str) else prompt[-1:])
 
 
-def polite_words(pair: Pair, _: Pair, __: random.Random) -> str:
+def polite_words(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The response with a sentence of politeness words behind it."""
     return pair.chosen + POLITE[_is_chinese(pair.chosen)]
 
 
-def gibberish(pair: Pair, _: Pair, draw: random.Random) -> str:
+def gibberish(pair: ChosenRejected, _: ChosenRejected, draw: random.Random) -> str:
     """The response's own characters in a random order."""
     return "".join(draw.sample(pair.chosen, len(pair.chosen)))
 
 
-def wrong_prompt(_: Pair, other: Pair, __: random.Random) -> str:
+def wrong_prompt(_: ChosenRejected, other: ChosenRejected, __: random.Random) -> str:
     """The chosen response to another prompt."""
     return other.chosen
 
 
-def truncated(pair: Pair, _: Pair, __: random.Random) -> str:
+def truncated(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The first half of the response, ended as if it were whole."""
     return pair.chosen[: len(pair.chosen) // 2].rstrip()
 
 
-def other_language(pair: Pair, _: Pair, __: random.Random) -> str:
+def other_language(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """A sentence that says nothing, in another language: Chinese, or German for a response in Chinese."""
     return ELSEWHERE[not _is_chinese(pair.chosen)]
 
 
-def no_punctuation(pair: Pair, _: Pair, __: random.Random) -> str:
+def no_punctuation(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The response without its signs of punctuation."""
     return "".join(letter for letter in pair.chosen if not unicodedata.category(letter).startswith("P")).strip()
 
 
-def sycophancy(pair: Pair, _: Pair, __: random.Random) -> str:
+def sycophancy(pair: ChosenRejected, _: ChosenRejected, __: random.Random) -> str:
     """The response behind praise of the question and of the user."""
     return FLATTERY[_is_chinese(pair.chosen)] + pair.chosen
 
 
-PROBES: dict[str, Callable[[Pair, Pair, random.Random], str]] = {
+PROBES: dict[str, Callable[[ChosenRejected, ChosenRejected, random.Random], str]] = {
     "repetition": repetition,
     "empty": empty,
     "prompt echoed": prompt_echoed,
@@ -86,7 +86,7 @@ def _is_chinese(text: str) -> bool:
     return bool(CHINESE.search(text))
 
 
-def probe(scorer: Scorer, scored: Scored, seed: int) -> tuple[Record, list[Record]]:
+def probe(scorer: Scorer, scored: ScoredPairs, seed: int) -> tuple[Record, list[Record]]:
     """Spoil the chosen response of each pair in every way of `PROBES`, and see whether the reward notices.
 
     For the pair of a chosen response c, its spoilt version s and the rejected response r:
@@ -137,8 +137,8 @@ def probe(scorer: Scorer, scored: Scored, seed: int) -> tuple[Record, list[Recor
     return {"probes": table}, examples
 
 
-def example(kind: str, pair: Pair, worse: str, *, clean: float, spoilt: float, scale: float) -> Record:
-    """A response that is worse than the chosen one and scores higher; ``gap`` is by how many scales (`Scored.scale`)."""
+def example(kind: str, pair: ChosenRejected, worse: str, *, clean: float, spoilt: float, scale: float) -> Record:
+    """A response that is worse than the chosen one and scores higher; ``gap`` is by how many scales (`ScoredPairs.scale`)."""
     return {
         "kind": kind,
         "prompt": plain_text(pair.prompt.prompt),
@@ -150,7 +150,7 @@ def example(kind: str, pair: Pair, worse: str, *, clean: float, spoilt: float, s
     }
 
 
-def _unique(scored: Scored) -> list[int]:
+def _unique(scored: ScoredPairs) -> list[int]:
     """The first pair of each prompt and chosen response."""
     first: dict[tuple[str, str], int] = {}
     for at, pair in enumerate(scored.pairs):

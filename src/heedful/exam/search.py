@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from heedful.core.best_of_n import best_row
 from heedful.evaluate.policies import best_of_table
-from heedful.exam.material import Pair, Scored, Scorer
+from heedful.exam.material import ChosenRejected, ScoredPairs, Scorer
 from heedful.exam.measures import Record, chrf, share, wins
 from heedful.exam.probes import example
 from heedful.rewards import Completion
@@ -63,7 +63,7 @@ def pieces_of(texts: Sequence[str]) -> list[str]:
 
 def edit_search(
     scorer: Scorer,
-    scored: Scored,
+    scored: ScoredPairs,
     others: Sequence[Scorer],
     *,
     prompts: int,
@@ -108,7 +108,7 @@ def edit_search(
 
 def policy_search(
     scorer: Scorer,
-    pairs: Sequence[Pair],
+    pairs: Sequence[ChosenRejected],
     answers: Sequence[Sequence[Completion]],
     others: Sequence[Scorer],
     scale: float,
@@ -185,7 +185,7 @@ def second_opinion(
 
 
 def foretold(
-    scorer: Scorer, pairs: Sequence[Pair], answers: Sequence[Sequence[Completion]], judge: Scorer | None
+    scorer: Scorer, pairs: Sequence[ChosenRejected], answers: Sequence[Sequence[Completion]], judge: Scorer | None
 ) -> Record:
     """Over-optimisation foretold: the best of k answers by the reward, as the judge sees it, for k = 1 to n.
 

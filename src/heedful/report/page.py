@@ -77,7 +77,7 @@ def build_page(
     config: ReportConfig,
     tokenizers: Tokenizers,
     *,
-    measured: sections.Measured | None = None,
+    measured: sections.MeasuredBestOfN | None = None,
     version: str = "",
 ) -> tuple[str, Inspected]:
     """Return the page, and what its inspector shows: fewer responses until all is below `LARGEST_PAGE`.
@@ -114,7 +114,7 @@ def build_page(
         most = min(most, len(found.responses))
 
 
-def read_best_of_n(path: Path) -> sections.Measured:
+def read_best_of_n(path: Path) -> sections.MeasuredBestOfN:
     """What ``heedful evaluate best-of-n --output`` wrote. Raises DataError."""
     remedy = "--best-of-n names a file that heedful evaluate best-of-n --output wrote"
     content = read_object(path, remedy, needs=["best_of"], error=DataError)
@@ -123,7 +123,7 @@ def read_best_of_n(path: Path) -> sections.Measured:
         if not rows:
             raise ValueError("empty")
         temperature = (content.get("settings") or {}).get("temperature")
-        return sections.Measured(rows, None if temperature is None else float(temperature))
+        return sections.MeasuredBestOfN(rows, None if temperature is None else float(temperature))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: its best_of is no table of k, kl_bound and score; {remedy}") from error
 

@@ -295,6 +295,8 @@ def _largest(table: pa.Table, name: str) -> Floats:
 
 def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
     ids = record["response_ids"]
+    if min([*ids, *record["prompt_ids"]], default=0) < 0:
+        raise DataError(f"{path}: row {row} has a negative token id; delete the file")
     columns = {name: record.get(name) for quantity in QUANTITIES for name in quantity.columns}
     if columns["old_logprobs"] is None:
         columns["old_logprobs"] = record.get("logprobs")  # as sampling saw them: earlier versions kept only these

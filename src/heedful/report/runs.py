@@ -19,6 +19,8 @@ from heedful.files import read_record as parsed
 from heedful.lock import is_locked
 from heedful.plot.healthy import HEALTHY, Band
 from heedful.plot.run_metrics import RunCurves, read_algorithm, read_run, short_names
+from heedful.training.alarms import FILE as ALARMS_FILE
+from heedful.training.alarms import Raised
 from heedful.training.provenance import FREE
 
 CONFIGS = {
@@ -37,16 +39,6 @@ MODELS = ("final", "best")
 MOST_PARENTS = 20
 ROUNDING = 1e-6
 REMEDY = "bring it back, or leave this run out"
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A line of alarms.jsonl."""
-
-    step: int
-    name: str
-    message: str
-    evidence: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class RunRecord:
     """finished, running, or unfinished."""
     curves: RunCurves
     samples: Sequence[Mapping[str, Any]]
-    alarms: Sequence[Alarm]
+    alarms: Sequence[Raised]
     settings: Mapping[str, Any]
     """As config.yaml has them; empty if the run is of a version that wrote none."""
     facts: Mapping[str, Any]
@@ -113,11 +105,11 @@ def read_record(folder: Path, name: str) -> RunRecord:
     state = "finished" if (folder / "summary.json").exists() else "unfinished"
     if is_locked(folder):
         state = "running"
-    alarms, torn_alarms = read_lines(folder / "alarms.jsonl")
+    alarms, torn_alarms = read_lines(folder / ALARMS_FILE)
     samples, torn_samples = read_lines(folder / "samples.jsonl")
     torn = {
         "metrics.jsonl": _ends_torn(folder / "metrics.jsonl"),
-        "alarms.jsonl": torn_alarms,
+        ALARMS_FILE: torn_alarms,
         "samples.jsonl": torn_samples,
     }
     for name_of_log, is_torn in torn.items():
@@ -169,12 +161,12 @@ def _ends_torn(path: Path) -> bool:
     return bool(last.strip()) and parsed(last) is None
 
 
-def _alarm(line: Mapping[str, Any], folder: Path) -> Alarm:
+def _alarm(line: Mapping[str, Any], folder: Path) -> Raised:
     step, name = line.get("step"), line.get("alarm")
     if not isinstance(step, int) or not isinstance(name, str):
-        raise DataError(f"{folder / 'alarms.jsonl'}: a line has no step or no alarm: {line!r:.80}; delete the line")
+        raise DataError(f"{folder / ALARMS_FILE}: a line has no step or no alarm: {line!r:.80}; delete the line")
     evidence = line.get("evidence")
-    return Alarm(step, name, str(line.get("message", "")), evidence if isinstance(evidence, dict) else {})
+    return Raised(step, name, str(line.get("message", "")), evidence if isinstance(evidence, dict) else {})
 
 
 # Settings and lineage ---------------------------------------------------------------------------------------------------

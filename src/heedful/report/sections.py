@@ -19,6 +19,7 @@ from heedful.report.runs import (
     parents_of,
     seconds_until,
 )
+from heedful.training.alarms import ALARMS
 
 MORE = (
     Panel("repetition", "share of repeated n-grams", "rollout/repeated_frac"),
@@ -38,7 +39,7 @@ BestOfN = Sequence[tuple[int, float, float]]
 """n, the bound on its KL, the expected score of the best of n."""
 
 
-class Measured(NamedTuple):
+class MeasuredBestOfN(NamedTuple):
     """What ``heedful evaluate best-of-n`` found."""
 
     best_of: BestOfN
@@ -84,14 +85,19 @@ def alarms(runs: Sequence[RunRecord]) -> str:
         [
             text(run.name),
             f"step {alarm.step}{_after(run, alarm.step)}",
-            text(alarm.name),
+            text(alarm.alarm),
             text(alarm.message),
+            text(ALARMS[alarm.alarm].cause if alarm.alarm in ALARMS else ""),  # other versions have other alarms
             text(_evidence(alarm.evidence)),
         ]
         for run in runs
         for alarm in run.alarms
     ]
-    listed = table(["run", "time", "alarm", "what", "evidence"], raised) if raised else "<p>No alarm was raised.</p>"
+    listed = (
+        table(["run", "time", "alarm", "what, and the cure", "likely cause", "evidence"], raised)
+        if raised
+        else "<p>No alarm was raised.</p>"
+    )
     limits = "<p>Healthy values are a rule of thumb: leaving them is a reason to look, not an error.</p>"
     return section("Out of the healthy band", outside + limits) + section("Alarms", listed)
 
@@ -143,7 +149,9 @@ def _lines(place: int, run: RunRecord, panel: Panel) -> list[Line]:
 
 
 def _figure(panel: Panel, lines: Sequence[Line], runs: Sequence[RunRecord]) -> str:
-    marks = {float(alarm.step): f"{alarm.name}, step {alarm.step} ({run.name})" for run in runs for alarm in run.alarms}
+    marks = {
+        float(alarm.step): f"{alarm.alarm}, step {alarm.step} ({run.name})" for run in runs for alarm in run.alarms
+    }
     chart = Chart(
         panel.title, "step", panel.quantity, lines, HEALTHY.get(panel.training), marks, logarithmic=panel.logarithmic
     )
@@ -153,7 +161,7 @@ def _figure(panel: Panel, lines: Sequence[Line], runs: Sequence[RunRecord]) -> s
 # The yardstick ----------------------------------------------------------------------------------------------------------
 
 
-def yardstick(runs: Sequence[RunRecord], measured: Measured | None) -> str:
+def yardstick(runs: Sequence[RunRecord], measured: MeasuredBestOfN | None) -> str:
     """Reward against KL: what training paid for its score, beside the best of n responses of the untrained policy."""
     lines = []
     for place, run in enumerate(runs):
@@ -193,7 +201,7 @@ def yardstick(runs: Sequence[RunRecord], measured: Measured | None) -> str:
     return section("Reward against KL", f'<p>{text(said)}</p><figure class="wide">{draw(chart)}</figure>')
 
 
-def _other_temperature(runs: Sequence[RunRecord], measured: Measured) -> str:
+def _other_temperature(runs: Sequence[RunRecord], measured: MeasuredBestOfN) -> str:
     """What to say if best-of-n sampled at another temperature than a run; nothing else."""
     own = measured.temperature
     others = [run for run in runs if own is not None and run.settings.get("temperature", own) != own]

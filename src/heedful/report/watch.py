@@ -88,8 +88,8 @@ def watch(config: WatchConfig) -> None:
     """
     settings = ReportConfig(runs=config.runs, responses=config.responses, seed=config.seed)
     watched = Watched(settings)
-    watched.current()
     with bound(config.port, watched) as server:
+        watched.current()
         Screen(soft_wrap=True).print(
             harmless(f"http://{HOST}:{server.server_port} shows {', '.join(config.runs)}; Ctrl-C ends it"),
             markup=False,

@@ -166,7 +166,7 @@ class Connection(H11Protocol):
         self.timers: dict[str, asyncio.TimerHandle] = {}
         """Timers that close it: "head" while it waits for one, "answer" while its client has not received it."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # streams only
         """Take a place, or close the connection at once if there is none."""
         super().connection_made(transport)
         if not self.limits.make_room():

@@ -35,6 +35,8 @@ class Limits:
     """Where responses are cut; None if the policy does not choose where they end."""
     max_kl: float | None = None
     async_steps: int = 0
+    filters_on_servers: bool = False
+    """Servers sample with top-k or top-p: their log-probs are of what is kept, and so differ from the policy's."""
     beta: float | None = None
     """Of DPO: implicit rewards are this times a log-ratio."""
 
@@ -233,7 +235,8 @@ def stale_sampler(history: History) -> Sign | None:
     start, last = history.start(name, 1), history.last(name, MISMATCH_STEPS)
     if ahead or not start or not last:
         return None
-    if min(last) < MISMATCH_MOST and min(last) < max(MISMATCH_LEAST, MISMATCH_TIMES * start[0]):
+    most = math.inf if history.limits.filters_on_servers else MISMATCH_MOST
+    if min(last) < most and min(last) < max(MISMATCH_LEAST, MISMATCH_TIMES * start[0]):
         return None
     return Sign(
         f"rollout/sampler_mismatch is {last[-1]:.2g} nats per token (at first {start[0]:.2g}): the sampler's "

@@ -94,5 +94,6 @@ def alarms_of(config: RolloutConfig) -> Alarms:
         max_new_tokens=config.max_new_tokens if config.response_length == "stop" else None,
         max_kl=config.max_kl,
         async_steps=config.async_steps if isinstance(config, OnlineConfig) else 0,
+        filters_on_servers=config.filters_on_servers,
     )
     return Alarms(limits, config.stop_on)
