@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from heedful import ConfigError, SFTConfig, train_sft
+from heedful import ConfigError, OnlineDPOConfig, PPOConfig, SFTConfig, train_sft
+from heedful.algorithms.online.start import start
 from heedful.configs.checks import CHECKS
 from heedful.doctor.findings import Finding, finding
+from trainers import CONFIGS, MODULES
 
 RECORDS = [
     {"prompt": [{"role": "user", "content": f"问{i}"}], "completion": [{"role": "assistant", "content": "好的。"}]}
@@ -49,6 +51,28 @@ def test_responses_that_are_all_marked_as_cut_are_meant_beside_plain_text(heedfu
     outcome = heedful("sft", **settings([*marked, {"text": "从前有座山。"}]))
     assert outcome.status == 0, outcome.err
     assert "WARNING: no-end-token: 8 of 8 learned responses" in outcome.err
+
+
+def beside(records):
+    """What each trainer reads: the same prompts and responses in its columns."""
+    answers = [record["completion"] for record in records]
+    prompts = [{"prompt": record["prompt"]} for record in records]
+    worse = [{"role": "assistant", "content": "不知道。"}]
+    pairs = [one | {"chosen": answer, "rejected": worse} for one, answer in zip(prompts, answers, strict=True)]
+    labelled = [one | {"label": i % 2 == 0} for i, one in enumerate(records)]
+    return {"sft": records, "reward": pairs, "dpo": pairs, "kto": labelled, "ppo": prompts, "online-dpo": prompts}
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "ppo", "online-dpo"])
+def test_every_trainer_examines_its_data_before_it_begins(name, tiny, written, tmp_path, capsys):
+    path = str(written("数据.jsonl", beside(RECORDS)[name]))
+    given = {"model": tiny("gpt2"), "data": path, "eval_data": path, "output": tmp_path / "run"}
+    if name in CONFIGS:
+        MODULES[name].start(CONFIGS[name](**given, batch_size=4))
+    else:
+        kind = {"ppo": PPOConfig, "online-dpo": OnlineDPOConfig}[name]
+        start(kind(**given, rewards=("rule:digits",), rollout_batch_size=4, minibatch_size=4, max_new_tokens=4), [])
+    assert capsys.readouterr().err.count("WARNING: held-out-trained-on: ") == 1
 
 
 @pytest.mark.exhaustive

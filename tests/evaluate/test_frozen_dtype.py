@@ -16,6 +16,7 @@ from heedful import (
 )
 from heedful.cli.chat import chat
 from heedful.configs.tools import SampleConfig
+from heedful.evaluate.measuring import machine_of
 from heedful.kernels import device
 from heedful.models import Policy, RewardModel
 from heedful.rounds.sample import load_writers
@@ -59,3 +60,13 @@ def test_loaded_as_the_products_read_it(tiny, planted_model, written, monkeypatc
     RUNS[name](tiny(), planted_model, written(records * 2))
     assert seen
     assert all(torch.bfloat16 in dtypes for dtypes in seen)
+
+
+def test_reward_models_are_loaded_as_the_settings_say():
+    """For measurements and for the exam: their scores depend on each of these."""
+    given = {"device": "cpu", "dtype": "bfloat16", "micro_batch_size": 3, "special_tokens": "read"}
+    found = machine_of(ScoresConfig(model="m", data="d", rewards=("rule:digits",), **given))
+    assert found["special_tokens"] == "read"
+    assert found["compute_dtype"] == torch.bfloat16
+    assert found["device"] == torch.device("cpu")
+    assert found["micro_batch"].rows == 3

@@ -1,6 +1,7 @@
 """Every rollout as Parquet: what is in it, what is left of it after a kill, and that nothing is there twice."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -179,7 +180,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", often(CASES, ["one-update"]))
+@pytest.mark.parametrize("name", often(CASES, ["one-update", "grpo"]))
 def test_each_algorithm_has_the_columns_that_it_knows(name, config, varied):
     kind, changes, columns = CASES[name]
     train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
@@ -255,6 +256,24 @@ def test_five_tokens_by_hand(config, varied):
     values = token_outputs(head.eval(), batch, temperature=0.7, micro_batch=MicroBatch(1)).values[0]
     assert row["values"] == pytest.approx(values.tolist(), abs=1e-5)
     assert any(abs(value) > 1e-3 for value in row["values"])
+
+
+def test_the_ratio_is_of_the_new_policy_to_the_old(config, varied):
+    """In the second of two passes the policy is the one that a run of a single pass ends with."""
+    settings = config(rollouts="all", eval_fraction=0.0, steps=1, learning_rate=1e-2)
+    once, twice = (
+        replace(settings, ppo_epochs=epochs, output=settings.output.with_name(f"{epochs}")) for epochs in (1, 2)
+    )
+    for run in (once, twice):
+        train_ppo(run, [varied])
+    model = AutoModelForCausalLM.from_pretrained(once.output / "final", dtype=torch.float32).eval()
+    row = max(rows_of(twice.output), key=lambda row: max(map(abs, row["log_ratio"])))
+    ids, length = torch.tensor([row["prompt_ids"] + row["response_ids"]]), row["length"]
+    with torch.no_grad():
+        logprobs = model(ids).logits[0, -length - 1 : -1].log_softmax(-1)
+    new = logprobs.gather(-1, ids[0, -length:, None])[:, 0]
+    assert row["log_ratio"] == pytest.approx((new - torch.tensor(row["old_logprobs"])).tolist(), abs=1e-4)
+    assert max(map(abs, row["log_ratio"])) > 0.01
 
 
 @pytest.mark.exhaustive

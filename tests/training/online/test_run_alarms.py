@@ -17,6 +17,7 @@ from heedful import (
     make_tiny_model,
     train_ppo,
 )
+from heedful.algorithms.online.loop import alarms_of
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
@@ -112,6 +113,33 @@ def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, caps
     assert (line["step"], line["alarm"], line["evidence"]) == (3, "scores-tied", {"reward/tied_frac": 1.0})
     assert line["message"].endswith("or use a reward that tells responses apart")
     assert done["alarms"] == [{"step": 3, "alarm": "scores-tied"}]
+
+
+def test_stop_on_ends_a_run_after_an_evaluation(config, tmp_path):
+    """A judge that falls with every evaluation, while the reward rises with every call, is seen there."""
+    calls = {"reward": 0, "judge": 0}
+
+    def rises(completions):
+        calls["reward"] += 1
+        return [calls["reward"] + 0.1 * len(one) for one in completions]
+
+    def falls(completions):
+        calls["judge"] += 1
+        return [-calls["judge"] - 0.1 * len(one) for one in completions]
+
+    settings = config(steps=12, eval_every=1, selection_rewards=(falls,), stop_on=("judge-falling",))
+    with pytest.raises(TrainingError, match="judge-falling: eval/judge_mean fell from"):
+        train_ppo(settings, rewards=[rises])
+    assert read_jsonl(settings.output / "alarms.jsonl")[-1]["alarm"] == "judge-falling"
+    assert max(line["step"] for line in read_metrics(settings.output)) == 3, "not a step later"
+
+
+def test_alarms_compare_with_the_settings(config):
+    servers = {"sampler": ("vllm:http://127.0.0.1:8000",), "importance": "token-truncate"}
+    found = alarms_of(config(async_steps=1, top_p=0.5, max_kl=3.0, **servers)).history.limits
+    assert (found.async_steps, found.filters_on_servers, found.max_kl) == (1, True, 3.0)
+    assert not alarms_of(config(**servers)).history.limits.filters_on_servers
+    assert alarms_of(config(response_length="fixed")).history.limits.max_new_tokens is None
 
 
 def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path):
