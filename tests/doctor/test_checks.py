@@ -88,10 +88,15 @@ def test_two_bos_tokens(begin, is_found):
 
 def marked(answer):
     """The tiny template with generation markers in the assistant's turn."""
+    return marked_turn("<|assistant|>" + answer)
+
+
+def marked_turn(turn):
+    """The tiny template with another assistant's turn."""
     return (
-        "{% for message in messages %}<|{{ message['role'] }}|>{% if message['role'] == 'assistant' %}"
-        + answer
-        + "{% else %}{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        + turn
+        + "{% else %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
 
@@ -102,6 +107,7 @@ def marked(answer):
         (CHAT_TEMPLATE, False),
         (marked("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"), False),
         (marked("{%- generation -%}{{ message['content'] }}{%- endgeneration -%}<|end|>"), False),
+        (marked_turn("{% generation %}<|assistant|>{{ message['content'] }}<|end|>{% endgeneration %}"), False),
         (marked("{% generation %}{{ message['content'][:1] }}{% endgeneration %}{{ message['content'][1:] }}<|end|>"), True),
         (marked("{% generation %}{% endgeneration %}{{ message['content'] }}<|end|>"), True),
     ],

@@ -103,7 +103,7 @@ def double_bos(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase) -> 
 def generation_mask(records: Sequence[HasPrompt], renderer: Renderer) -> Finding | None:
     """Is what is learned of an answer what the template's ``{% generation %}`` markers say?
 
-    Templates without markers say nothing, and white space and the end of the turn may be on either side.
+    Templates without markers say nothing. White space, the head of the answer's turn and its end may be on either side.
     """
     templates = renderer.tokenizer.chat_template
     if not isinstance(templates, str) or MARKER.search(templates) is None:
@@ -202,10 +202,12 @@ def _with_signs(renderer: Renderer) -> ChatTemplate:
 
 
 def _marked(prompt: Conversation, answer: Response, template: ChatTemplate) -> str:
-    """What the template marks as the last answer of a conversation."""
+    """What the template marks as the last answer of a conversation, without the head of its turn."""
     turn = Message("assistant", answer) if isinstance(answer, str) else answer
-    text = template.text((*prompt, turn), add_generation_prompt=False)
-    return text.rpartition(BEGIN)[2].partition(END)[0] if BEGIN in text else ""
+    before, begin, rest = template.text((*prompt, turn), add_generation_prompt=False).rpartition(BEGIN)
+    marked = rest.partition(END)[0] if begin else ""
+    head = template.text(prompt, add_generation_prompt=True).removeprefix(before)
+    return marked.removeprefix(head)
 
 
 def _bare(text: str, renderer: Renderer) -> str:
