@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "distributed",
     },
     "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
-    "plot": {"core", "algorithms", "training"},
+    "plot": {"core", "algorithms", "training", "data"},
     "report": {"plot", "training", "engines", "models", "kernels", "data", "core", "serving"},
     "publishing": {"evaluate", "plot"},
     "exam": {"plot", "evaluate", "engines", "rewards", "models", "kernels", "data", "core"},

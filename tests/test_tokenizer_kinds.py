@@ -18,6 +18,7 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
+from heedful.plot import token_texts
 from jsonl import read_jsonl, write_jsonl
 
 TEXTS = [
@@ -354,6 +355,16 @@ def test_full_width_letters_of_a_special_token_are_letters(made, kind):
     assert not ends & {*renderer.prompt_ids(typed), *renderer.response_ids(typed, prompt="q0")[:-1]}
     prompts = [renderer.prompt_ids((Message("user", text),)) for text in ("x", typed)]
     assert [sum(i in ends for i in ids) for ids in prompts] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_is_shown_with_the_space_before_it(made, kind):
+    """Decoders of SentencePiece leave it out of a token alone."""
+    tokenizer, _ = made(kind, "ChatML")
+    ids = tokenizer("says that 今天", add_special_tokens=False).input_ids
+    texts = token_texts(ids, tokenizer)
+    assert "".join(texts).replace("‥", "").strip() == tokenizer.decode(ids).strip()
+    assert "" not in texts
 
 
 PROGRAM = "def f(x):\n"

@@ -30,6 +30,19 @@ class _PutsSpace(NamedTuple):
     """Also before a text that begins with one."""
 
 
+def decode_inside(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of token ids inside a text, with the leading space that SentencePiece's decoders remove."""
+    alone, before = _decode(ids, tokenizer), tokenizer.eos_token_id
+    if before is None:
+        return alone
+    start, text = _decode([before], tokenizer), _decode([before, *ids], tokenizer)
+    return text.removeprefix(start) if text.startswith(start) else alone
+
+
+def _decode(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
 class Encoder:
     """Encodes and decodes with one tokenizer.
 
@@ -118,7 +131,7 @@ class Encoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids alone, special tokens included."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return _decode(ids, self.tokenizer)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text of token ids that follow others.
@@ -129,16 +142,10 @@ class Encoder:
         texts, known = [], list(before)
         for is_added, group in groupby(ids, self._added.__contains__):
             run = list(group)
-            text = self._decoded_inside(run)
+            text = decode_inside(run, self.tokenizer)
             texts.append(text[1:] if text.startswith(" ") and not is_added and self._is_put(text, known) else text)
             known += run
         return "".join(texts)
-
-    def _decoded_inside(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids with its leading space."""
-        neutral = self.tokenizer.eos_token_id
-        start, text = self.decode([neutral]), self.decode([neutral, *ids])
-        return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
     def _is_put(self, text: str, before: Sequence[int]) -> bool:
         """Whether the tokenizer itself added the leading space of a text after these ids."""

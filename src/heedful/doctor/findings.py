@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.configs.checks import CHECKS
 from heedful.configs.options import TrainingOptions
 from heedful.data.chat import Renderer
+from heedful.data.encoding import decode_inside
 from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt
 from heedful.display import harmless, shown
@@ -104,12 +105,12 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     part: list[int] = []
     for i in ids:
         part.append(i)
-        text = tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = decode_inside(part, tokenizer)
         if "\ufffd" not in text or len(part) == LONGEST_CHARACTER:
             texts.append(text)
             part = []
     if part:
-        texts.append(tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        texts.append(decode_inside(part, tokenizer))
     return texts
 
 

@@ -1,10 +1,10 @@
-"""The text of each token, so that a character of several tokens is shown whole; torch- and matplotlib-free."""
+"""The text of each token, so that a character of several tokens is shown whole."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
+
+from heedful.data.encoding import decode_inside
 
 SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"})
 """Symbols for white space."""
@@ -16,8 +16,8 @@ LONGEST_CHARACTER = 4
 """Number of bytes of a UTF-8 character."""
 
 
-def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Return the text of each token, special tokens included.
+def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the text of each token, its leading space and special tokens included.
 
     A character of several tokens, such as a Chinese one in a byte-level tokenizer, is the text of the last of them; the
     others are ‥. Invalid bytes are �, on the last of their tokens.
@@ -26,9 +26,9 @@ def token_texts(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> lis
     begun: list[int] = []
     for token in ids:
         before, begun = begun, [*begun, token]
-        text = tokenizer.decode(begun, skip_special_tokens=False)
-        if before and INVALID in text and INVALID not in (own := tokenizer.decode([token], skip_special_tokens=False)):
-            texts[-1] = tokenizer.decode(before, skip_special_tokens=False)  # no character came of them
+        text = decode_inside(begun, tokenizer)
+        if before and INVALID in text and INVALID not in (own := decode_inside([token], tokenizer)):
+            texts[-1] = decode_inside(before, tokenizer)  # no character came of them
             begun, text = [token], own
         is_part = text.endswith(INVALID) and len(begun) < LONGEST_CHARACTER
         texts.append(PART if is_part else text)
