@@ -1,6 +1,7 @@
 """The clinic: runs with diseases that are planted, and healthy twins. Which alarms speak, how early, and how often wrongly?
 
 python benchmarks/clinic.py run runs/clinic [--half development] [--only dead-critic ppo ...]
+python benchmarks/clinic.py doctor runs/clinic [--half held-out]
 python benchmarks/clinic.py table runs/clinic [--half held-out] [--picture docs/clinic.png]
 
 A world is that of ``heedful demo``: its fine-tuned model, its reward model, and a second reward model (another seed, half the
@@ -10,8 +11,8 @@ responses. The gold judge, which knows the truth, scores every response of every
 
 A disease is planted in this process alone: by settings, by a wrapper around the reward, or by a function in place of one of
 heedful's. Every run is a line of OUTPUT/runs.jsonl as soon as it is done, with its metrics; what has its
-line is not done again. ``table`` plays these metrics to the alarms as they are now: a threshold that changes needs no new
-run.
+line is not done again. ``doctor`` has ``heedful doctor`` examine each case in each world (OUTPUT/doctor.jsonl).
+``table`` plays the metrics to the alarms as they are now: a threshold that changes needs no new run.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import json
 import os
 import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -40,16 +41,18 @@ from heedful.algorithms.online_dpo import train_online_dpo
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.cli.doctor import examine
 from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig, RolloutConfig
 from heedful.configs.tools import DemoConfig
 from heedful.core import share_interval
-from heedful.data.chat import RewardInputs, plain_text
+from heedful.data.chat import RewardInputs
 from heedful.demo.folder import make_beginning
 from heedful.demo.judge import gold_score
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.display import silence
 from heedful.errors import HeedfulError
 from heedful.files import to_json
+from heedful.rewards.models import ModelReward, model_rewards
 from heedful.training.alarm_signs import JUDGED, Limits
 from heedful.training.alarms import ALARMS, Alarms, Raised
 
@@ -126,38 +129,37 @@ def end_masked() -> AbstractContextManager[Any]:
     return patch.object(ppo, "objective_loss", masked)
 
 
-def other_inputs(make: Callable[[RewardInputs], Any]) -> AbstractContextManager[Any]:
-    """The reward model, but not the judge, encodes its texts in another way."""
+def reward_models(change: Callable[[ModelReward], None]) -> AbstractContextManager[Any]:
+    """Something is done to the reward model, but not to the judge."""
     real = start.load_rewards
 
     def load(*given: Any, **machine: Any) -> Any:
         rewards = real(*given, **machine)
-        for reward in rewards:
-            if hasattr(reward.function, "inputs"):
-                reward.function.inputs = make(reward.function.inputs)
+        for _, reward in model_rewards(rewards):
+            change(reward)
         return rewards
 
     return patch.object(start, "load_rewards", load)
 
 
-class Early:
-    """Reads a text but for its last token."""
-
-    def __init__(self, inputs: RewardInputs) -> None:
-        self.inputs, self.tokenizer = inputs, inputs.tokenizer
-
-    def encode(self, *given: Any, **options: Any) -> dict[str, list[int]]:
-        return {name: ids[:-1] for name, ids in self.inputs.encode(*given, **options).items()}
+def take_end_for_padding(reward: ModelReward) -> None:
+    """Padding is left out, so that the score is read before the end."""
+    assert reward.inputs.renderer is not None
+    reward.model.classifier.config.pad_token_id = reward.inputs.renderer.turn_end_id
 
 
-class NoTemplate:
-    """Reads a conversation as raw text with names of roles, and not by its chat template."""
+RAW = (
+    "{% for message in messages %}{{ 'User: ' if message['role'] == 'user' else 'Assistant: ' }}{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant: {% endif %}"
+)
 
-    def __init__(self, inputs: RewardInputs) -> None:
-        self.inputs, self.tokenizer = inputs, inputs.tokenizer
 
-    def encode(self, prompt: Any, response: Any, **options: Any) -> dict[str, list[int]]:
-        return self.inputs.encode(f"User: {plain_text(prompt)}\nAssistant: ", response, **options)
+def read_raw_text(reward: ModelReward) -> None:
+    """A conversation is rendered as text with names of roles, and not as the reward model has learned it."""
+    tokenizer = copy.copy(reward.inputs.tokenizer)
+    tokenizer.chat_template = RAW
+    reward.inputs = RewardInputs(tokenizer, reward.inputs.reads)
 
 
 def tied() -> AbstractContextManager[Any]:
@@ -237,8 +239,8 @@ DISEASES = {
     "dead-critic": Case("the critic's learning rate is 1e-12", {"value_learning_rate": 1e-12}),
     "wrong-sign": Case("advantages have the wrong sign", plant=wrong_sign),
     "end-masked": Case("the end token is not learned", plant=end_masked),
-    "read-early": Case("the reward model is read one token early", plant=lambda: other_inputs(Early)),
-    "no-template": Case("the reward model reads raw text", plant=lambda: other_inputs(NoTemplate)),
+    "read-early": Case("the reward model is read one token early", plant=lambda: reward_models(take_end_for_padding)),
+    "no-template": Case("the reward model reads raw text", plant=lambda: reward_models(read_raw_text)),
     "length-hacked": Case("the reward pays 0.1 per character", {"score_norm_samples": 0}, rewards=(length_bonus,)),
     "kl-0": Case("no KL penalty", {"kl_coef": 0.0}),
     "rate-30": Case("30 times the learning rate", {"learning_rate": 9e-3}),
@@ -317,16 +319,22 @@ def run_case(name: str, of: World, output: Path, seed: int) -> Row:
     }  # fmt: skip
 
 
-def read_rows(output: Path) -> list[Row]:
-    """The lines that are whole."""
-    path = output / "runs.jsonl"
+def read_rows(path: Path) -> list[Row]:
+    """The lines of a file that are whole."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines]
 
 
+def add_row(path: Path, row: Row) -> None:
+    """Append a line in one piece."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (to_json(row) + "\n").encode())
+    os.close(file)
+
+
 def run_all(options: argparse.Namespace) -> None:
     """All runs that have no line yet: for each seed every case, so that an early end leaves whole seeds."""
-    done = {(row["case"], row["seed"]) for row in read_rows(options.output)}
+    done = {(row["case"], row["seed"]) for row in read_rows(options.output / "runs.jsonl")}
     for half in options.half or HALVES:
         seeds, worlds = HALVES[half]
         for seed in seeds[: options.seeds]:
@@ -337,11 +345,29 @@ def run_all(options: argparse.Namespace) -> None:
                 folder = options.output / "run"
                 shutil.rmtree(folder, ignore_errors=True)
                 row = run_case(name, here, folder, seed)
-                file = os.open(options.output / "runs.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-                os.write(file, (to_json(row) + "\n").encode())  # in one piece
-                os.close(file)
+                add_row(options.output / "runs.jsonl", row)
                 spoke = ", ".join(f"{one.alarm} {one.step}" for one in replay(row))
                 print(f"{half} {name} {seed}: {row['seconds']:.0f} s, gold {row['gold'][-1]:.2f}, {spoke}", flush=True)
+
+
+def examine_all(options: argparse.Namespace) -> None:
+    """What the doctor finds of each case in each world, before the first step, with the first seed that the world has."""
+    done = {(row["case"], row["world"]) for row in read_rows(options.output / "doctor.jsonl")}
+    for half in options.half or HALVES:
+        seeds, worlds = HALVES[half]
+        for number in worlds:
+            here = world(options.output, number)
+            for name in options.only or CASES:
+                if (name, here.folder.name) in done:
+                    continue
+                case = CASES[name]
+                settings = settings_of(case, here, options.output / "run", seeds[number % len(worlds)])
+                named = tuple(f"python:{Path(__file__).resolve()}:{function.__name__}" for function in case.rewards)
+                with case.plant(), silence():
+                    found = examine(replace(settings, rewards=(*settings.rewards, *named))).result
+                row = {"case": name, "world": here.folder.name, "findings": [asdict(one) for one in found]}
+                add_row(options.output / "doctor.jsonl", row)
+                print(f"{here.folder.name} {name}: {', '.join(one.check for one in found)}", flush=True)
 
 
 # The table ---------------------------------------------------------------------------------------------------------------
@@ -375,8 +401,8 @@ def half_lost(ill: Sequence[float], twin: Sequence[float]) -> int | None:
     return 2 + max((at for at, lost in enumerate(gap) if lost < gap[-1] / 2), default=-1)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Markdown: a line for each disease and for each healthy kind."""
+def table(rows: Sequence[Row], examined: Sequence[Row] = ()) -> str:
+    """Markdown: a line for each disease and for each healthy kind. ``examined`` is what the doctor found in these worlds."""
     lines = [
         "| disease | runs | detected | by (runs, median step) | gold at the end, twin's | lost | lead time | doctor |",
         "|---|---|---|---|---|---|---|---|",
@@ -391,12 +417,15 @@ def table(rows: Sequence[Row]) -> str:
         halves = [half_lost(row["gold"], twin["gold"]) for row, twin in zip(mine, twins, strict=True)]
         leads = [half - one[0].step for half, one in zip(halves, said, strict=True) if half is not None and one]
         lead = f"{median(leads):.0f} ({min(leads)} to {max(leads)})" if leads else ""
-        doctor = ", ".join(sorted({row["doctor"] for row in mine if row.get("doctor")}))
         lines.append(
             f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)}, {end(twins)} | "
-            f"{sum(half is not None for half in halves)} | {lead} | {doctor} |"
+            f"{sum(half is not None for half in halves)} | {lead} | {by_doctor(name, examined)} |"
         )
-    lines += ["", "| healthy runs | runs | with a false alarm | which | gold at the end |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| healthy runs | runs | with a false alarm | which | gold at the end | doctor |",
+        "|---|---|---|---|---|---|",
+    ]
     every: list[list[Raised]] = []
     for name, case in HEALTHY.items():
         mine = [row for row in rows if row["case"] == name]
@@ -404,13 +433,14 @@ def table(rows: Sequence[Row]) -> str:
         every += said
         if mine:
             lines.append(
-                f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)} |"
+                f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)} | "
+                f"{by_doctor(name, examined)} |"
             )
     wrong, number = sum(map(bool, every)), len(every)
     if number:
         low, high = share_interval([[float(bool(said))] for said in every])
         share = f"{wrong / number:.1%} (95 % interval {low:.1%} to {high:.1%})"
-        lines.append(f"| all | {number} | {wrong}: {share} | {by_alarm(every)} | |")
+        lines.append(f"| all | {number} | {wrong}: {share} | {by_alarm(every)} | | |")
     return "\n".join(lines)
 
 
@@ -429,6 +459,13 @@ def by_alarm(said: Sequence[Sequence[Raised]]) -> str:
     found = {name: [one.step for raised in said for one in raised if one.alarm == name] for name in ALARMS}
     parts = [f"{name} {len(steps)} ({median(steps):.0f})" for name, steps in found.items() if steps]
     return ", ".join(sorted(parts, key=lambda part: -int(part.split()[1])))
+
+
+def by_doctor(case: str, examined: Sequence[Row]) -> str:
+    """Each check of the doctor with the number of worlds in which it found something."""
+    mine = [row for row in examined if row["case"] == case]
+    found = Counter(check for row in mine for check in {one["check"] for one in row["findings"]})
+    return ", ".join(f"{check} {number} of {len(mine)}" for check, number in found.most_common())
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -459,7 +496,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("command", choices=["run", "doctor", "table"])
     parser.add_argument("output", type=Path)
     parser.add_argument("--half", nargs="+", choices=HALVES, help="seeds; all if left out")
     parser.add_argument("--seeds", type=int, default=8, help="how many of each half")
@@ -470,13 +507,17 @@ def main() -> None:
     options.output = options.output.resolve()
     options.output.mkdir(parents=True, exist_ok=True)
     if options.command == "run":
-        run_all(options)
-        return
-    seeds = {seed for half in options.half or HALVES for seed in HALVES[half][0][: options.seeds]}
-    rows = [row for row in read_rows(options.output) if row["seed"] in seeds]
-    print(table(rows))
+        return run_all(options)
+    if options.command == "doctor":
+        return examine_all(options)
+    halves = options.half or HALVES
+    seeds = {seed for half in halves for seed in HALVES[half][0][: options.seeds]}
+    rows = [row for row in read_rows(options.output / "runs.jsonl") if row["seed"] in seeds]
+    worlds = {f"world-{number}" for half in halves for number in HALVES[half][1]}
+    print(table(rows, [row for row in read_rows(options.output / "doctor.jsonl") if row["world"] in worlds]))
     if options.picture:
         draw(rows, options.picture)
+    return None
 
 
 if __name__ == "__main__":

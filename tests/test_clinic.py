@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from heedful.data.chat import RewardInputs
 from heedful.models import load_tokenizer
+from heedful.models.load import load_reward_model
+from heedful.rewards.models import ModelReward
 from heedful.types import Message
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -47,14 +50,14 @@ def test_the_table_counts_runs_alarms_and_steps_of_lead(clinic):
     assert "| 2 | 2 | end-token-lost 2 (23), responses-cut 2 (21) | 0.10, 0.50 | 2 | 11 (11 to 11) |" in line, (
         "no twin of 2"
     )
-    assert "| all | 2 | 1: 50.0% (95 % interval 9.5% to 90.5%) | entropy-collapse 1 (25) | |" in lines
+    assert "| all | 2 | 1: 50.0% (95 % interval 9.5% to 90.5%) | entropy-collapse 1 (25) | | |" in lines
 
 
 def test_a_line_that_was_cut_off_does_not_count(clinic, tmp_path):
-    assert clinic.read_rows(tmp_path) == []
+    assert clinic.read_rows(tmp_path / "runs.jsonl") == []
     whole = json.dumps(row("ppo", 3, [0.5]))
     (tmp_path / "runs.jsonl").write_text(f"{whole}\n{whole[:40]}", encoding="utf-8")
-    assert [(one["case"], one["seed"]) for one in clinic.read_rows(tmp_path)] == [("ppo", 3)]
+    assert [(one["case"], one["seed"]) for one in clinic.read_rows(tmp_path / "runs.jsonl")] == [("ppo", 3)]
 
 
 def test_no_seed_and_no_world_is_in_both_halves(clinic):
@@ -64,11 +67,30 @@ def test_no_seed_and_no_world_is_in_both_halves(clinic):
     assert len(clinic.DISEASES) == 12
 
 
-def test_the_plants_at_the_reward_model(clinic, tiny):
+def test_the_plants_at_the_reward_model(clinic, checkpoints):
     """Read one token early, and without the chat template."""
-    inputs = RewardInputs(load_tokenizer(tiny("gpt2")))
-    prompt = (Message("user", "你好"),)
-    whole = inputs.encode(prompt, "您好")["input_ids"]
-    assert clinic.Early(inputs).encode(prompt, "您好") == {"input_ids": whole[:-1]}
-    raw = clinic.NoTemplate(inputs).encode(prompt, "您好")["input_ids"]
-    assert inputs.tokenizer.decode(raw).startswith("User: 你好\nAssistant: 您好")
+    folder, prompt = str(checkpoints["gpt2"]), (Message("user", "你好"),)
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3).eval()
+    inputs = RewardInputs(tokenizer)
+    whole = inputs.encode(prompt, "您好")
+    reward = ModelReward(model, inputs)
+    with torch.no_grad():
+        before_the_end = model([{"input_ids": whole["input_ids"][:-1]}])
+        assert not torch.equal(model([whole]), before_the_end)
+        clinic.take_end_for_padding(reward)
+        assert torch.equal(model([whole]), before_the_end)
+    clinic.read_raw_text(reward)
+    assert tokenizer.decode(reward.inputs.encode(prompt, "您好")["input_ids"]).startswith("User: 你好\nAssistant: 您好")
+    assert inputs.encode(prompt, "您好") == whole, "the judge reads as before"
+
+
+def test_the_table_has_what_the_doctor_found(clinic):
+    rows = [row(case, 0, [0.5] * 40) for case in ("ppo", "read-early")]
+    found = [{"check": check} for check in ("score-position", "score-position", "reward-white-space")]
+    examined = [{"case": "read-early", "world": f"world-{i}", "findings": found[: 3 - i]} for i in (0, 1)]
+    lines = clinic.table(rows, examined).splitlines()
+    (line,) = [line for line in lines if line.startswith("| read-early")]
+    assert line.endswith("| score-position 2 of 2, reward-white-space 1 of 2 |")
+    (line,) = [line for line in lines if line.startswith("| ppo")]
+    assert line.endswith("| 0.50 |  |")
