@@ -416,7 +416,7 @@ def table(rows: Sequence[Row], examined: Sequence[Row] = ()) -> str:
         said = [replay(row) for row in mine]
         halves = [half_lost(row["gold"], twin["gold"]) for row, twin in zip(mine, twins, strict=True)]
         leads = [half - one[0].step for half, one in zip(halves, said, strict=True) if half is not None and one]
-        lead = f"{median(leads):.0f} ({min(leads)} to {max(leads)})" if leads else ""
+        lead = f"{round(median(leads))} ({min(leads)} to {max(leads)})" if leads else ""
         lines.append(
             f"| {name}: {case.what} | {len(mine)} | {sum(map(bool, said))} | {by_alarm(said)} | {end(mine)}, {end(twins)} | "
             f"{sum(half is not None for half in halves)} | {lead} | {by_doctor(name, examined)} |"
@@ -441,6 +441,12 @@ def table(rows: Sequence[Row], examined: Sequence[Row] = ()) -> str:
         low, high = share_interval([[float(bool(said))] for said in every])
         share = f"{wrong / number:.1%} (95 % interval {low:.1%} to {high:.1%})"
         lines.append(f"| all | {number} | {wrong}: {share} | {by_alarm(every)} | | |")
+    lines += ["", "| alarm | spoke in | in healthy runs |", "|---|---|---|"]
+    for alarm in ALARMS:
+        of_alarm = {name: [steps_of(alarm, row) for row in rows if row["case"] == name] for name in CASES}
+        ill = [spoke_in(name, of_alarm[name]) for name in DISEASES if any(of_alarm[name])]
+        well = [steps for name in HEALTHY for steps in of_alarm[name]]
+        lines.append(f"| {alarm} | {', '.join(ill)} | {sum(map(bool, well))} of {len(well)} |")
     return "\n".join(lines)
 
 
@@ -452,6 +458,17 @@ def twin_of(case: Case) -> str:
 def end(rows: Sequence[Row]) -> str:
     """The gold judge's mean over the last steps of some runs."""
     return f"{fmean(fmean(row['gold'][-SMOOTH:]) for row in rows):.2f}"
+
+
+def steps_of(alarm: str, row: Row) -> list[int]:
+    """The steps at which an alarm spoke in a run."""
+    return [one.step for one in replay(row) if one.alarm == alarm]
+
+
+def spoke_in(case: str, steps: Sequence[Sequence[int]]) -> str:
+    """In how many runs of a case, and the median step of the first time."""
+    first = [spoken[0] for spoken in steps if spoken]
+    return f"{case} {len(first)} of {len(steps)} (step {median(first):.0f})"
 
 
 def by_alarm(said: Sequence[Sequence[Raised]]) -> str:

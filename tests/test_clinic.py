@@ -51,6 +51,8 @@ def test_the_table_counts_runs_alarms_and_steps_of_lead(clinic):
         "no twin of 2"
     )
     assert "| all | 2 | 1: 50.0% (95 % interval 9.5% to 90.5%) | entropy-collapse 1 (25) | | |" in lines
+    assert "| end-token-lost | wrong-sign 3 of 3 (step 23) | 0 of 2 |" in lines
+    assert "| entropy-collapse |  | 1 of 2 |" in lines
 
 
 def test_a_line_that_was_cut_off_does_not_count(clinic, tmp_path):
