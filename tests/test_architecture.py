@@ -28,6 +28,7 @@ LEAVES = {
     "retries",
     "background",
     "user_code",
+    "devices",
 }
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     "background": set(),
     "user_code": {"errors"},
     "configs": {"errors", "user_code"},
+    "devices": set(),
     "hub": set(),
     "core": set(),
     "distributed": set(),
