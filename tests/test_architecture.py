@@ -70,6 +70,7 @@ MAY_IMPORT = {
         "planning",
         "distributed",
     },
+    "device_checks": {"algorithms", "training", "engines", "models", "kernels", "data", "planning", "distributed"},
     "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
     "plot": {"core", "algorithms", "training", "data"},
     "report": {"plot", "training", "engines", "models", "kernels", "data", "core", "serving"},
@@ -82,6 +83,7 @@ MAY_IMPORT = {
     "course": {"demo", "algorithms", "models", "data", "core"},
     "cli": {
         "doctor",
+        "device_checks",
         "algorithms",
         "training",
         "tracking",

@@ -46,6 +46,11 @@ class GraphDecoder:
         self._batch: FixedBatch | None = None
         self._num_rows = self._written = 0
 
+    @property
+    def graphs(self) -> dict[tuple[int, int], object]:
+        """The captured graphs, by rows and positions."""
+        return dict(self._graphs)
+
     @torch.no_grad()
     def start(self, cache: Cache, attention_mask: Tensor, max_new_tokens: int, rows: Tensor | None = None) -> None:
         """Start decoding after a prefill.
