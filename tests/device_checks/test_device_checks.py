@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,7 @@ def raises(error):
         (gives(1.1), "fail", "off"),
         (gives(math.nan), "fail", "off"),
         (raises(CheckError("moments are elsewhere")), "fail", "moments are elsewhere"),
-        (raises(ValueError("first\nsecond")), "fail", "ValueError: first"),
+        (raises(ValueError("first\nsecond")), "fail", r"ValueError: first \(test_device_checks.py:\d+\)"),
         (raises(LeftOutError("no such library")), "skip", "no such library"),
         (replace(gives(2.0), needs="graphs"), "skip", "cpu has no CUDA graphs"),
         (replace(gives(2.0), needs="bitsandbytes"), "skip", "cpu has no kernels of bitsandbytes"),
@@ -44,7 +45,8 @@ def raises(error):
 )
 def test_what_becomes_of_a_check(capfd, check, outcome, note):
     row = run_check(check, CPU)
-    assert (row.check, row.outcome, row.note) == ("made up", outcome, note)
+    assert (row.check, row.outcome) == ("made up", outcome)
+    assert re.fullmatch(note, row.note)
     assert (row.value is None) == (note != "off")
     assert capfd.readouterr() == ("", "")
 

@@ -23,7 +23,7 @@ class DoctorOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorDeviceConfig(Settings):
-    """Check that training and sampling work on a device, with tiny models made in memory: about a minute on a GPU."""
+    """Check training and sampling on a device, with tiny models made on the spot, and print a table to send to heedful."""
 
     device: str = "auto"
     """auto (CUDA if there is any, else mps, else cpu), cpu, cuda, cuda:N, mps, or any other type of device that torch

@@ -4,6 +4,7 @@ import contextlib
 import io
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -68,6 +69,7 @@ CHECKS = (
     Check("AdamW in main memory", passes.moments_in_main_memory),
     Check("random numbers on resuming", passes.random_numbers),
     Check("greedy sampling", sampling.greedy_sampling),
+    *(Check(f"sampled log-probs, {dtype}", sampling.sampled_logprobs, {"dtype": dtype}) for dtype in DTYPES),
     *(Check(f"PPO's stages, {dtype}", training.three_stages, {"dtype": dtype}) for dtype in DTYPES),
     *(Check(f"GRPO, {name}", training.grpo, {"settings": settings}) for name, settings in GRPO.items()),
     *(Check(f"SFT, {name}", training.less_memory, {"settings": settings}) for name, settings in LESS.items()),
@@ -117,7 +119,9 @@ def run_check(check: Check, device: torch.device) -> Row:
     except CheckError as error:
         return row("fail", str(error))
     except Exception as error:
-        return row("fail", f"{type(error).__name__}: {error}".partition("\n")[0])
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return row("fail", f"{said} ({Path(last.filename).name}:{last.lineno})")
     return row("pass" if found.value <= found.limit else "fail", found.what, found)
 
 

@@ -21,6 +21,8 @@ from heedful.models.policy import Policy
 from heedful.models.tiny import Architecture
 from heedful.types import MicroBatch
 
+SCORED = "log-probs of sampled tokens, from those of a pass over all tokens"
+
 
 def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Rollouts:
     """Greedy responses to all prompts, of which some end early."""
@@ -39,6 +41,21 @@ def greedy_sampling(place: Place) -> Measured:
     return Measured(differing(*found), 0, "responses that are not the CPU's")
 
 
+def sampled_logprobs(place: Place, dtype: DtypeName) -> Measured:
+    """Log-probs of sampled tokens, one token at a time with a cache, against a pass over all of them."""
+    policy, options = place.policy(dtype, spread=0.1), SamplingOptions(max_new_tokens=50)
+    generator = torch.Generator().manual_seed(0)
+    found = sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), pad_id=0, generator=generator)
+    return Measured(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
+
+
+def _off(policy: Policy, sampled: Rollouts) -> float:
+    """Largest difference of the sampler's log-probs from those of a pass over all tokens."""
+    scored = token_outputs(policy, sampled.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
+    mask = sampled.batch.response_mask
+    return furthest([(sampled.sampler_logprobs[mask], scored[mask])])
+
+
 def recorded_sampling(place: Place, dtype: DtypeName) -> Measured:
     """Over two batches, with rows that leave, before and after the weights change in place.
 
@@ -53,14 +70,12 @@ def recorded_sampling(place: Place, dtype: DtypeName) -> Measured:
         if dtype == "float32":
             apart = differing(responses, _sampled(policy).responses(with_stop=True))
             expect(apart == 0, f"{apart} of {len(responses)} responses are not those without graphs")
-        scored = token_outputs(policy, found.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
-        mask = found.batch.response_mask
-        off.append(furthest([(found.sampler_logprobs[mask], scored[mask])]))
+        off.append(_off(policy, found))
         _change(policy.lm)
     expect(all_responses[0] != all_responses[1], "changed weights give the same responses")
     lengths = [len(response) for response in all_responses[0]]
     expect(min(lengths) <= 16 < max(lengths), f"no rows leave on the way: {min(lengths)} to {max(lengths)} tokens")
-    return Measured(max(off), 1e-4 if dtype == "float32" else 0.05, "log-probs, from those of a pass over all tokens")
+    return Measured(max(off), 1e-4 if dtype == "float32" else 0.05, SCORED)
 
 
 def _change(lm: PreTrainedModel) -> None:
