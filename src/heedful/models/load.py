@@ -97,10 +97,10 @@ def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: to
 
 
 def _check(flag: str, device: torch.device) -> None:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError(f'{flag} needs bitsandbytes, which is not installed: pip install "heedful[gpu]"')
     if not capabilities(device).bitsandbytes:
         raise ConfigError(f"{flag} needs a CUDA device, but this run is on {device.type}; leave it out")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(f'{flag} needs bitsandbytes, which is not installed: pip install "heedful[gpu]"')
 
 
 class LoadOptions(TypedDict, total=False):
