@@ -140,6 +140,7 @@ def test_every_check_passes_on_the_cpu_or_says_what_it_lacks(heedful):
     }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that cannot capture")
 def test_checks_of_graphs_fail_where_nothing_can_be_recorded(monkeypatch):
     """On a device that claims to have them, sampling continues kernel by kernel, with the same responses and a warning."""
