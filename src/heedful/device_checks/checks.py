@@ -72,7 +72,10 @@ CHECKS = (
     *(Check(f"sampled log-probs, {dtype}", sampling.sampled_logprobs, {"dtype": dtype}) for dtype in DTYPES),
     *(Check(f"PPO's stages, {dtype}", training.three_stages, {"dtype": dtype}) for dtype in DTYPES),
     *(Check(f"GRPO, {name}", training.grpo, {"settings": settings}) for name, settings in GRPO.items()),
-    *(Check(f"SFT, {name}", training.less_memory, {"settings": settings}) for name, settings in LESS.items()),
+    *(
+        Check(f"SFT, {name}", training.less_memory, {"settings": settings, "dtype": "bfloat16"})
+        for name, settings in LESS.items()
+    ),
     Check("8-bit moments", training.bitsandbytes, {"settings": EIGHT_BIT}, "bitsandbytes"),
     Check("4-bit weights", training.bitsandbytes, {"settings": FOUR_BIT}, "bitsandbytes"),
     Check("a divided model, one rank", training.one_rank),

@@ -15,6 +15,7 @@ from heedful.device_checks.result import LeftOutError, Measured, Place, expect, 
 from heedful.devices import capabilities
 from heedful.distributed.sharded_files import Parts, write_parts
 from heedful.distributed.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
+from heedful.kernels.device import DtypeName
 from heedful.models.load import load_causal_lm
 from heedful.training.optimization import make_optimizer
 
@@ -34,7 +35,7 @@ def _first_kl(summary: Any) -> float:
     return abs(summary["first_evaluation"]["eval/kl"])
 
 
-def three_stages(place: Place, dtype: str) -> Measured:
+def three_stages(place: Place, dtype: DtypeName) -> Measured:
     """SFT, a reward model, and PPO with each kind of critic. The policy begins at its reference."""
     data, texts = place.data("pairs.jsonl", PAIRS), place.data("sft.jsonl", TEXTS)
     common: dict[str, Any] = {"device": str(place.device), "dtype": dtype, "eval_fraction": 0.3}
@@ -61,7 +62,7 @@ def grpo(place: Place, settings: dict[str, Any]) -> Measured:
     return Measured(_first_kl(summary), 0.1, "KL to the reference at the start")
 
 
-def less_memory(place: Place, settings: dict[str, Any]) -> Measured:
+def less_memory(place: Place, settings: dict[str, Any], dtype: DtypeName) -> Measured:
     """SFT learns as much with moments in main memory, or with weights in bfloat16."""
     if place.device.type == "cpu" and "optimizer_device" in settings:
         raise LeftOutError("on a CPU moments are in main memory anyway")
@@ -69,7 +70,7 @@ def less_memory(place: Place, settings: dict[str, Any]) -> Measured:
     common: dict[str, Any] = {"model": place.model(hidden_size=64), "data": texts, "eval_data": texts}
     common |= {
         "device": str(place.device),
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "max_steps": 20,
         "batch_size": 8,
         "learning_rate": 1e-3,
