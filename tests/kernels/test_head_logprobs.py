@@ -125,7 +125,7 @@ CHUNKS = {"one kept": (64, True), "one recomputed": (64, False), "five kept": (5
 def chunked(monkeypatch, tokens, is_kept, vocab=VOCAB):
     """As many tokens a chunk, in blocks of two, gradients of four words at a time, and logits kept for the backward pass or
     not."""
-    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK_ON_CPU", 1)
+    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", {"cpu": 1})
     monkeypatch.setattr(MODULE, "CHUNK", tokens * vocab)
     monkeypatch.setattr(MODULE, "BLOCK", {"cpu": 2 * vocab})
     monkeypatch.setattr(MODULE, "PART", 4)
@@ -350,7 +350,7 @@ def test_kept_logits_are_not_computed_again(monkeypatch):
 
 def test_a_chunk_has_some_tokens_however_large_the_vocabulary(monkeypatch):
     chunked(monkeypatch, 1, is_kept=True)
-    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK_ON_CPU", 80)
+    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", {"cpu": 80})
     assert passes().logits == [80, 80, 40]
 
 
