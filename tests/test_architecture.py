@@ -28,6 +28,7 @@ LEAVES = {
     "retries",
     "background",
     "user_code",
+    "devices",
 }
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     "background": set(),
     "user_code": {"errors"},
     "configs": {"errors", "user_code"},
+    "devices": set(),
     "hub": set(),
     "core": set(),
     "distributed": set(),
@@ -68,6 +70,7 @@ MAY_IMPORT = {
         "planning",
         "distributed",
     },
+    "device_checks": {"algorithms", "training", "engines", "models", "kernels", "data", "planning", "distributed"},
     "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
     "plot": {"core", "algorithms", "training", "data"},
     "report": {"plot", "training", "engines", "models", "kernels", "data", "core", "serving"},
@@ -80,6 +83,7 @@ MAY_IMPORT = {
     "course": {"demo", "algorithms", "models", "data", "core"},
     "cli": {
         "doctor",
+        "device_checks",
         "algorithms",
         "training",
         "tracking",

@@ -289,6 +289,15 @@ def test_dropping_too_many(train, refused, written, command):
     refused(train(command, "--too-long", "drop", "--max-dropped", "1", data_file=path), "1 of 1 records", path)
 
 
+@pytest.mark.parametrize("words", [
+    "ppo --data d --output o --rewards rule:digits", "chat", "evaluate scores --data d --rewards rule:digits",
+])  # fmt: skip
+def test_graphs_on_a_device_without_them(heedful, refused, words):
+    """Before any model is loaded, or even looked for."""
+    outcome = heedful(*words.split(), "--model", "nowhere", "--device", "cpu", "--cuda-graphs")
+    refused(outcome, "--cuda-graphs: cpu has no CUDA graphs; leave it out")
+
+
 @each_online
 def test_max_new_tokens_that_leave_no_room(train, refused, command):
     refused(train(command, "--max-new-tokens", "128"), "--max-new-tokens 128", "no room")
@@ -537,7 +546,7 @@ def test_an_empty_folder_is_a_good_output(train, command, tmp_path):
         ("--eval-fraction", "1", "below 1"),
         ("--seed", "-1", "got -1"),
         ("--seed", "99999999999999999999", "--seed"),
-        ("--device", "gpu", "auto, cpu, mps, cuda"),
+        ("--device", "gpu", "auto, cpu, cuda, cuda:N, mps"),
     ],
 )
 def test_out_of_range(train, refused, command, flag, value, fragment):

@@ -27,6 +27,7 @@ from heedful import (
 from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
 from heedful.configs.doctor import (
     DoctorA2CConfig,
+    DoctorDeviceConfig,
     DoctorDPOConfig,
     DoctorGRPOConfig,
     DoctorKTOConfig,
@@ -119,6 +120,7 @@ LEAST = {
     PlanKTOConfig: {"model": "4B"},
     PlanGRPOConfig: {"model": "4B"},
     PlanOnlineDPOConfig: {"model": "4B"},
+    DoctorDeviceConfig: {},
     DoctorSFTConfig: MEASURE,
     DoctorRewardConfig: MEASURE,
     DoctorPPOConfig: MEASURE,

@@ -7,7 +7,9 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, MistralConfig, MistralForCausalLM
 
+from heedful import ConfigError
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder, obstacle
+from heedful.engines.decoder import SamplingModel
 from heedful.kernels.packing import positions
 from heedful.models import byte_tokenizer
 
@@ -135,6 +137,11 @@ def test_where_capturing_fails_the_same_tokens_come_without_a_graph(policies):
         tokens = decode(decoder, PROMPTS, 12)
     assert torch.equal(tokens, generate(lm, PROMPTS, 12))
     assert len(caught) == 1
+
+
+def test_a_device_without_graphs_refuses_them(policy):
+    with pytest.raises(ConfigError, match="--cuda-graphs: cpu has no CUDA graphs"):
+        SamplingModel(policy, cuda_graphs=True)
 
 
 class Device:

@@ -61,18 +61,18 @@ def test_the_cache_of_compiled_products_is_small_unless_the_user_says_otherwise(
 
 @pytest.mark.parametrize("name", ["banana", "", "cuda:x"])
 def test_a_device_that_is_none(name):
-    with pytest.raises(ConfigError, match=r"is not a device; choose auto, cpu, mps, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match=r"is not a device; choose auto, cpu, cuda, cuda:N, mps or another type"):
         resolve_device(name)
 
 
 def test_devices_of_other_machines(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: False)
     for name in ("cuda", "cuda:1", "mps", "meta", "xla"):
         with pytest.raises(ConfigError, match=f"'{name}' is not available on this machine; --device auto"):
             resolve_device(name)
     assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
     assert resolve_device("auto") == torch.device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -80,8 +80,34 @@ def test_devices_of_other_machines(monkeypatch):
     assert resolve_device("auto") == torch.device("cuda")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert resolve_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="'cuda:2' does not exist; this machine has 2 CUDA devices"):
-        resolve_device("cuda:2")
+    for name, there in (("cuda:2", "2 CUDA devices"), ("cpu:5", "1 CPU device,")):
+        with pytest.raises(ConfigError, match=f"'{name}' does not exist; this machine has {there}"):
+            resolve_device(name)
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps"])
+def test_graphs_are_refused_on_a_device_without_them(monkeypatch, name):
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device("cuda", graphs=True) == torch.device("cuda")
+    with pytest.raises(
+        ConfigError, match=f"--cuda-graphs: {name} has no CUDA graphs; leave it out, or .*--device cuda"
+    ):
+        resolve_device(name, graphs=True)
+
+
+def test_half_precision_is_refused_on_a_device_without_it(monkeypatch):
+    """An Apple GPU under an old macOS; a device to which torch cannot cast by itself."""
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *_: False)
+    assert resolve_dtype("float16", torch.device("mps")) is torch.float16
+    with pytest.raises(ConfigError, match="--dtype bfloat16 is not available on mps; choose float32 or float16, or"):
+        resolve_dtype("bfloat16", torch.device("mps"))
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *_: True)
+    assert resolve_dtype("bfloat16", torch.device("mps")) is torch.bfloat16
+    with pytest.raises(ConfigError, match="--dtype float16 is not available on meta; choose float32, or --dtype auto"):
+        resolve_dtype("float16", torch.device("meta"))
 
 
 def test_compute_dtype(monkeypatch):

@@ -144,7 +144,7 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
 
     Raises ConfigError and CheckpointError.
     """
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, graphs=config.cuda_graphs)
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config))
     if not config.raw and not renderer.tokenizer.chat_template:

@@ -137,6 +137,11 @@ COMMANDS = {
         )
         for name, config in TRAINERS.items()
     },
+    "doctor device": Command(
+        "configs.doctor:DoctorDeviceConfig",
+        "cli.doctor_device:check_device",
+        "check a device: heedful doctor --device cuda",
+    ),
     "label new": Command(
         "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"
     ),
@@ -223,7 +228,7 @@ COMMANDS = {
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),
     "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
-    "doctor": ("trainer", "examine a run before it trains (heedful doctor FILE.yaml, or a trainer's flags)"),
+    "doctor": ("trainer", "examine a run (heedful doctor FILE.yaml) or a device (--device cuda)"),
     "label": ("command", "have people label, in a project"),
     "course": ("command", "learn from lessons that run as notebooks"),
 }

@@ -223,8 +223,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(version("heedful"))
         return 0
     name = words.pop(0)
-    if name in ("plan", "doctor") and words and words[0].endswith((".yaml", ".yml")):
-        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0]), name))
+    if name in ("plan", "doctor") and words:
+        words[:0] = _left_out(name, words[0])
     is_whole = name in COMMANDS and (not words or words[0].startswith("-"))
     if name in GROUPS and not is_whole:
         found = _command_of_group(name, words)
@@ -261,6 +261,14 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if command.objective is not None and os.environ.get("RANK", "0") == "0":
         _load("cli.commands:report_training")(config, result.summary, command.objective)
     return 0
+
+
+def _left_out(group: str, word: str) -> list[str]:
+    """The second word of a command that its third implies: the trainer of a YAML file, or device before its flags."""
+    if word.endswith((".yaml", ".yml")):
+        return [_load("configs.plan:trainer_of")(Path(word), group)]
+    is_device = group == "doctor" and word.partition("=")[0] in ("--device", "--json")
+    return ["device"] if is_device else []
 
 
 def _command_of_group(group: str, words: list[str]) -> str | int:

@@ -1,4 +1,4 @@
-"""Settings of ``heedful doctor``: those of a trainer, and what is shown."""
+"""Settings of ``heedful doctor``: those of a trainer, and what is shown; or a device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,17 @@ class DoctorOptions(Settings):
     """Records to show as text, tokens and mask."""
     json: bool = False
     """Write the findings as JSON to standard output, and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorDeviceConfig(Settings):
+    """Check training and sampling on a device, with tiny models made on the spot, and print a table to send to heedful."""
+
+    device: str = "auto"
+    """auto (CUDA if there is any, else mps, else cpu), cpu, cuda, cuda:N, mps, or any other type of device that torch
+    knows."""
+    json: bool = False
+    """Write the table as JSON to standard output, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,7 @@ FIRST_SCREENS = {
     ),
     "label backup": FirstScreen("PROJECT"),
     "label restore": FirstScreen("PROJECT"),
+    "doctor device": FirstScreen("--device cuda", ("device", "json")),
     **{
         f"doctor {trainer}": FirstScreen(
             f"--model runs/sft/final --data {data}.jsonl", ("examples", "json", "learning_rate", "batch_size", "allow")

@@ -246,7 +246,8 @@ class MachineOptions(Settings):
     seed: Annotated[int, SEED] = 0
     """Seed of every random draw. On a CPU the same seed gives the same run, bit for bit."""
     device: str = "auto"
-    """auto, cpu, mps, cuda or cuda:N."""
+    """auto (CUDA if there is any, else mps, else cpu), cpu, cuda, cuda:N, mps, or any other type of device that torch
+    knows."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of matrix products; what is trained stays float32 (but see weights-dtype). auto: bfloat16 if the hardware is
     fast at it, float16 on older GPUs, else float32."""
@@ -480,8 +481,8 @@ class SamplingOptions(Settings):
     top_p: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Sample only from the most likely tokens that together have this probability. 1 samples from all."""
     cuda_graphs: bool = False
-    """On a CUDA device, record the kernels of one token and launch them together: faster for small models, in exchange for
-    the memory of the recordings. Other devices have none."""
+    """Record the kernels of one token and launch them together: faster for small models, in exchange for the memory of the
+    recordings. Only CUDA devices have such graphs; elsewhere it is refused."""
 
     @property
     def leaves_out(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from heedful.devices import dropout_state, empty_cache, set_dropout_state
 from heedful.display import say
 from heedful.distributed import ranks
 from heedful.distributed.rank_failures import check_present, in_lockstep, others_wait
@@ -210,7 +211,7 @@ class AdaptiveMicroBatch:
 
         Raises MemoryFullError if memory runs out with one row at a time, or in a pass through sharded models.
         """
-        before = _random_state()
+        before = dropout_state()
         while True:
             attempt = Attempt(self.within(limit), rows, self.flag)
             yield attempt
@@ -218,12 +219,11 @@ class AdaptiveMicroBatch:
                 return
             # Outside the attempt the error and everything held by its frames is gone.
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            empty_cache()
             tokens = attempt.micro_batch.tokens
             self.found = MicroBatch((attempt.count + 1) // 2, None if tokens is None else max(1, tokens // 2))
             undo()
-            _set_random_state(before)
+            set_dropout_state(before)
             say(
                 f"out of memory with {attempt.count} rows at a time, so from here on {self.found.rows}: the same results, "
                 f"more slowly ({self.flag} {self.found.rows} does so from the start; heedful plan shows the use of memory)"
@@ -290,16 +290,3 @@ class Attempt:
             ) from error
         self.ran_out = True
         return True
-
-
-def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
-    """State of torch's random generators, which dropout uses. Reading it does not wait for the GPU."""
-    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if is_on_gpu else None
-
-
-def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    on_cpu, on_gpu = state
-    torch.set_rng_state(on_cpu)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state(on_gpu)

@@ -88,16 +88,18 @@ def join(device: torch.device, timeout: timedelta) -> None:
         return
     import torch.distributed as dist
 
+    from heedful.devices import capabilities
     from heedful.display import fall_silent
     from heedful.distributed import rank_failures
 
     here, count = number("RANK"), number("WORLD_SIZE")
     store = rank_failures.open_store(here, count, timeout)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    uses_nccl = capabilities(device).nccl
+    backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
     with complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
     _World.rank, _World.size = here, count
-    _World.uses_nccl = device.type == "cuda"
+    _World.uses_nccl = uses_nccl
     if here:
         fall_silent()
 
@@ -143,7 +145,7 @@ def number(name: str) -> int:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """This rank's device: with CUDA, the one of index LOCAL_RANK, made current.
+    """This rank's device: of those with NCCL, the one of index LOCAL_RANK, made current.
 
     Raises ConfigError for a device that ranks would share.
     """
@@ -151,8 +153,10 @@ def local_device(device: torch.device) -> torch.device:
         return device
     import torch
 
-    here, count = number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")
-    if device.type != "cuda":
+    from heedful.devices import capabilities, device_module, name_of
+
+    here, count, module = number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE"), device_module(device)
+    if not capabilities(device).nccl:
         raise ConfigError(
             f"--device {device.type}: {count} ranks cannot share it; start one process, or use --device cpu"
         )
@@ -161,13 +165,13 @@ def local_device(device: torch.device) -> torch.device:
             f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each rank uses the GPU of its number "
             "(CUDA_VISIBLE_DEVICES selects among them)"
         )
-    if count > torch.cuda.device_count():
+    if count > module.device_count():
         raise ConfigError(
-            f"rank {number('RANK')}: {count} ranks on a machine with {torch.cuda.device_count()} CUDA devices; "
-            f"use torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+            f"rank {number('RANK')}: {count} ranks on a machine with {module.device_count()} {name_of(device)} devices; "
+            f"use torchrun --nproc-per-node {module.device_count()}, or --device cpu"
         )
-    device = torch.device("cuda", here)
-    torch.cuda.set_device(device)
+    device = torch.device(device.type, here)
+    module.set_device(device)
     return device
 
 
@@ -183,16 +187,15 @@ def own_random_numbers() -> Iterator[None]:
         return
     import torch
 
+    from heedful.devices import dropout_state, set_dropout_state
+
     seed = int(torch.randint(2**60, ()))
-    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if uses_gpu else None
+    shared = dropout_state()
     torch.manual_seed(seed + rank())
     try:
         yield
     finally:
-        torch.set_rng_state(on_cpu)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
+        set_dropout_state(shared)
 
 
 def shard_indices(costs: Sequence[float]) -> list[int]:

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.masking import masked_mean
+from heedful.devices import total_memory
 from heedful.doctor.findings import Finding, finding
 from heedful.engines.rollouts import Rollouts
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
 from heedful.planning.memory import GB, Lengths, Trainer, plan_of
-from heedful.training.memory_preflight import main_memory
+from heedful.training.memory_preflight import main_memory, planned_as
 from heedful.training.non_finite import NonFiniteGuard
 
 ROUNDING, HALF_ROUNDING = 1e-3, 0.05
@@ -120,20 +121,19 @@ def responses_cut(rollouts: Rollouts, config: RolloutConfig) -> Finding | None:
 
 def memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> Finding | None:
     """Does the plan fit into the memory with some room?"""
-    is_gpu = device.type == "cuda"
+    kind, half = planned_as(device), compute_dtype in HALF
     try:
-        plan = plan_of(
-            config, load_shape, lengths, ranks=1, device="cuda" if is_gpu else "cpu", half=compute_dtype in HALF
-        )
+        plan = plan_of(config, load_shape, lengths, ranks=1, device=kind, half=half)
     except CheckpointError:  # a model that cannot be planned
         return None
-    there = torch.cuda.mem_get_info(device)[1] if is_gpu else main_memory()
+    own = total_memory(device)
+    there = main_memory() if own is None else own
     if plan.peak <= FULL * there:
         return None
     return finding(
         "memory",
         "warn",
-        f"the plan needs {plan.peak / GB:.1f} GB, and {'the GPU' if is_gpu else 'this machine'} has {there / GB:.1f} GB",
+        f"the plan needs {plan.peak / GB:.1f} GB, and {'this machine' if own is None else 'the GPU'} has {there / GB:.1f} GB",
         f"most in the phase {plan.peak_phase!r}, with texts of up to {lengths.longest} tokens",
     )
 

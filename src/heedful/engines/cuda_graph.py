@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from heedful.devices import capabilities
 from heedful.engines.fixed_batch import FixedBatch
 from heedful.kernels.packing import positions
 
@@ -33,17 +34,22 @@ class GraphDecoder:
     Args:
         lm: the model to decode with.
         compute_dtype: half precision runs matrix products under autocast, unless the weights already have that dtype.
-        capture: capture graphs; None means on CUDA devices only.
+        capture: capture graphs; None means where the device has them.
     """
 
     def __init__(self, lm: PreTrainedModel, compute_dtype: torch.dtype, *, capture: bool | None = None) -> None:
         self.lm = lm
         self.compute_dtype = compute_dtype
-        self._capture = lm.device.type == "cuda" if capture is None else capture
+        self._capture = capabilities(lm.device).graphs if capture is None else capture
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._weights: list[int] = []
         self._batch: FixedBatch | None = None
         self._num_rows = self._written = 0
+
+    @property
+    def graphs(self) -> dict[tuple[int, int], object]:
+        """The captured graphs, by rows and positions."""
+        return dict(self._graphs)
 
     @torch.no_grad()
     def start(self, cache: Cache, attention_mask: Tensor, max_new_tokens: int, rows: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from heedful.distributed.sharding import gathered
 from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
 from heedful.engines.kv_cache import KEYS_AND_VALUES, cache_argument, capacity, make_cache
 from heedful.kernels.cpu.products import pack_linears
-from heedful.kernels.device import HALF, autocast
+from heedful.kernels.device import HALF, autocast, check_graphs
 from heedful.kernels.packing import positions
 from heedful.kernels.weights import as_sampled, inference_copy, refresh
 from heedful.models.policy import Policy
@@ -27,13 +27,16 @@ class SamplingModel:
 
     Args:
         policy: the model to sample from.
-        cuda_graphs: decode with CUDA graphs on a CUDA device (`heedful.engines.cuda_graph`).
+        cuda_graphs: decode with CUDA graphs (`heedful.engines.cuda_graph`).
+
+    Raises ConfigError for CUDA graphs on a device without them.
     """
 
     def __init__(self, policy: Policy, *, cuda_graphs: bool = False) -> None:
         self.device, self.compute_dtype = policy.device, policy.compute_dtype
         self.graph: GraphDecoder | None = None
-        if cuda_graphs and self.device.type == "cuda":
+        if cuda_graphs:
+            check_graphs(self.device)
             self.lm, self.graph = _recorded(policy)
         else:
             lm = gathered(policy, convert=as_sampled(self.compute_dtype)).lm

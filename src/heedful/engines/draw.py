@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.core.masking import at_least_float32
+from heedful.devices import capabilities
 
 BLOCK = 64
 """Tokens per block. The search first finds the block by block sums, then the token in it."""
@@ -51,7 +52,7 @@ def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]
 
 def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """`draw` from probabilities: find the block in which the cumulative sum exceeds ``u``, then the token."""
-    if probabilities.device.type == "mps":  # has no float64
+    if not capabilities(probabilities.device).float64:
         return draw_from(probabilities.cpu(), uniforms.cpu()).to(probabilities.device)
     rows, vocab = probabilities.shape
     size = math.gcd(vocab, BLOCK)  # most vocabularies are multiples of BLOCK; others are padded

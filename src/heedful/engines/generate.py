@@ -9,6 +9,7 @@ from torch import Tensor
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.batches import AdaptiveMicroBatch, collate, rows_by_length
+from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.draw import draw, draw_from, filter_logits
@@ -157,7 +158,7 @@ def decode(
     multiple = ROWS if model.compute_dtype in HALF else 1
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     lengths = lengths.to(device)
-    uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
+    uniforms = uniforms.to(device) if capabilities(device).float64 else uniforms
     most = int(lengths.max())
     decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
     rows = torch.arange(len(prompts), device=device)
@@ -167,7 +168,7 @@ def decode(
         tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
         yield Step(rows, tokens, logprobs, kept, active)
         active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
-        if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
+        if not capabilities(device).queues or step % CHECK_EVERY == CHECK_EVERY - 1:
             num_active = int(active.sum())
             if num_active == 0:
                 return

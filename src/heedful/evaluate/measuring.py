@@ -83,7 +83,7 @@ def load_functions(
 
 def machine_of(config: EvaluationOptions) -> Machine:
     """Device, precision and micro-batches of reward models in a measurement."""
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False))
     return {
         "device": device,
         "compute_dtype": resolve_dtype(config.dtype, device),
@@ -142,7 +142,8 @@ class Answered:
 
 def load_frozen(model: str | Source, options: MachineOptions) -> Policy:
     """Load a frozen policy. Raises CheckpointError."""
-    policy = load_policy(model, **frozen_place(resolve_device(options.device), options.dtype))
+    device = resolve_device(options.device, graphs=getattr(options, "cuda_graphs", False))
+    policy = load_policy(model, **frozen_place(device, options.dtype))
     freeze(policy)
     return policy
 

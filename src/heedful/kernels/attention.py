@@ -18,6 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.core.masking import at_least_float32
+from heedful.devices import capabilities
 from heedful.kernels.cpu.products import compiles_each_shape
 from heedful.kernels.device import HALF
 
@@ -176,9 +177,10 @@ def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segme
 
 
 def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:
-    """Whether torch's variable-length kernel applies: CUDA, half precision, causal, without dropout or a cap."""
+    """Whether torch's variable-length kernel applies: the device has it, half precision, causal, no dropout, no cap."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return query.is_cuda and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
+    has = capabilities(query.device).varlen_attention
+    return has and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:

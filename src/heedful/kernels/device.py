@@ -5,11 +5,13 @@ import ctypes
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
+from heedful.devices import capabilities, device_module, name_of
 from heedful.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -17,18 +19,21 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 HALF = (torch.float16, torch.bfloat16)
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device for ``--device``; ``auto`` is CUDA if available, else Apple's MPS, else the CPU.
+def resolve_device(name: str, *, graphs: bool = False) -> torch.device:
+    """The device for ``--device``: ``auto`` is CUDA if available, else Apple's MPS, else the CPU; others are named, such as
+    ``cuda:1`` or any type that torch knows.
 
     Also sets up the process for the device. On a CPU it calls `reuse_memory`. On CUDA it switches cuDNN's attention
     off, which plans each shape anew, and whose gradients with a mask were NaN at some lengths (pytorch issue 196678).
 
-    Raises ConfigError if the machine does not have the device.
+    ``graphs`` is ``--cuda-graphs``. Raises ConfigError if the machine does not have the device, or the device no graphs.
     """
     device = _device(name)
+    if graphs:
+        check_graphs(device)
     if device.type == "cpu":
         reuse_memory()
-    elif device.type == "cuda":
+    elif device.type == "cuda":  # a switch that only CUDA has
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
@@ -55,26 +60,40 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("mps" if torch.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"--device: {name!r} is not a device; choose auto, cpu, mps, cuda or cuda:N") from None
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if not available.get(device.type):
-        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto selects one that is")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"--device: {name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
-        )
+            f"--device: {name!r} is not a device; choose auto, cpu, cuda, cuda:N, mps or another type that torch knows"
+        ) from None
+    module = device_module(device)
+    if not (hasattr(module, "is_available") and module.is_available()):
+        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto selects one that is")
+    count = module.device_count()
+    if (device.index or 0) >= count:
+        devices = f"{count} {name_of(device)} device{'s' * (count != 1)}"
+        raise ConfigError(f"--device: {name!r} does not exist; this machine has {devices}, numbered from 0")
     return device
+
+
+def check_graphs(device: torch.device) -> None:
+    """Raises ConfigError if a device has no CUDA graphs."""
+    if not capabilities(device).graphs:
+        raise ConfigError(
+            f"--cuda-graphs: {device.type} has no CUDA graphs; leave it out, or use a CUDA device (--device cuda)"
+        )
 
 
 def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32.
 
-    Warns once on standard error about bfloat16 on a CPU that emulates it.
+    Warns once on standard error about bfloat16 on a CPU that emulates it. Raises ConfigError for half precision that the
+    device does not have.
     """
+    if name != "auto" and DTYPES[name] in HALF and DTYPES[name] not in half_dtypes(device):
+        has = " or ".join(["float32", *(str(dtype).removeprefix("torch.") for dtype in half_dtypes(device))])
+        raise ConfigError(f"--dtype {name} is not available on {device.type}; choose {has}, or --dtype auto")
     if name == "bfloat16" and device.type == "cpu" and not _fast_bfloat16(device):
         _say_emulated()
     if name != "auto":
@@ -82,6 +101,17 @@ def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     if _fast_bfloat16(device):
         return torch.bfloat16
     return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def half_dtypes(device: torch.device) -> Sequence[torch.dtype]:
+    """Half precisions of a device's matrix products."""
+    if device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+        return (torch.float16,)
+    if not torch.amp.is_autocast_available(device.type):
+        return ()
+    module = device_module(device)
+    known = getattr(module, "get_amp_supported_dtype", None)  # what a device from outside torch says
+    return HALF if known is None else [dtype for dtype in HALF if dtype in known()]
 
 
 def frozen_dtype(device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
@@ -119,7 +149,8 @@ def _fast_bfloat16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return False
+    has = getattr(device_module(device), "is_bf16_supported", None)
+    return has is not None and bool(has())
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:

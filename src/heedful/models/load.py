@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from heedful.configs.options import MemoryOptions
+from heedful.devices import capabilities
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
@@ -96,10 +97,10 @@ def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: to
 
 
 def _check(flag: str, device: torch.device) -> None:
+    if not capabilities(device).bitsandbytes:
+        raise ConfigError(f"{flag} needs a CUDA device, but this run is on {device.type}; leave it out")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(f'{flag} needs bitsandbytes, which is not installed: pip install "heedful[gpu]"')
-    if device.type != "cuda":
-        raise ConfigError(f"{flag} needs a CUDA device, but this run is on {device.type}; leave it out")
 
 
 class LoadOptions(TypedDict, total=False):

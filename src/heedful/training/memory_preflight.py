@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from heedful.devices import free_memory
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import HALF
@@ -20,8 +21,8 @@ BESIDE_WEIGHTS = {"CUDA itself", "states of the value head", "copy that samples"
 
 
 def check_memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Raises ConfigError, with settings that would fit, if a run needs clearly more memory than the CUDA device has, or
-    elsewhere, if its weights, gradients and moments alone exceed the machine's memory.
+    """Raises ConfigError, with settings that would fit, if a run needs clearly more memory than the device has, or for a
+    device without memory of its own, if its weights, gradients and moments alone exceed the machine's memory.
 
     Call it when the lengths of the texts are known, best before the models are loaded. Does nothing with
     ``memory_check`` off.
@@ -30,13 +31,11 @@ def check_memory(config: Trainer, lengths: Lengths, device: torch.device, comput
         return
     half = compute_dtype in HALF
     try:
-        if device.type == "cuda":
-            # Memory of this process is the run's own, or torch's cache from an earlier run.
-            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free = free_memory(device)
+        if free is not None:
             refuse_on_gpu(config, load_shape, lengths, half=half, free=free, number=ranks.size())
         else:
-            # Apple's GPUs store weights like CUDA devices.
-            kind: Literal["cpu", "cuda"] = "cpu" if device.type == "cpu" else "cuda"
+            kind = planned_as(device)
             refuse_in_main_memory(config, load_shape, lengths, kind, half=half, memory=main_memory())
     except CheckpointError:
         return  # a model that cannot be built without weights cannot be planned; loading it reports errors
@@ -86,6 +85,11 @@ def refuse_in_main_memory(
         f"has {memory / GB:.1f} GB of memory; {advice(what_fits(config, needed, memory))}\n"
         "--no-memory-check runs it anyway"
     )
+
+
+def planned_as(device: torch.device) -> Literal["cpu", "cuda"]:
+    """The kind of device whose plan holds: every accelerator stores weights like CUDA."""
+    return "cpu" if device.type == "cpu" else "cuda"
 
 
 def main_memory() -> float:

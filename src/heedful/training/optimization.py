@@ -8,14 +8,12 @@ import torch
 from torch import nn
 
 from heedful.configs.options import OptimizerOptions, TrainingOptions
+from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.sharding import clip_gradients, is_divided
 from heedful.errors import TrainingError
 from heedful.faults import hit
 from heedful.training.compact_adamw import CompactAdamW
-
-FUSED_ON = {"cpu", "cuda", "mps"}
-"""Devices with torch's fused AdamW kernel, several times as fast as separate operations."""
 
 
 def seed_everything(seed: int) -> torch.Generator:
@@ -50,7 +48,7 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
     if options.weights_dtype == "bfloat16" or options.optimizer_device == "cpu":
         device = torch.device("cpu") if options.optimizer_device == "cpu" else None
         return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device, seed=options.seed)
-    is_fused = all(p.device.type in FUSED_ON for module, _ in groups if module for p in module.parameters())
+    is_fused = all(capabilities(p.device).fused_adamw for module, _ in groups if module for p in module.parameters())
     return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=is_fused)
 
 

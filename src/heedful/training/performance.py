@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
+from heedful.devices import peak_memory
+
 
 def performance(num_tokens: float, seconds: float, device: torch.device) -> dict[str, float]:
     """Trained tokens of all ranks per second of the update, and peak memory so far."""
@@ -29,9 +31,10 @@ def online_performance(
 
 
 def most_memory_gb(device: torch.device) -> float:
-    """Peak memory so far in GB: torch's on a CUDA device, else the process's (0 if unknown)."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / 1e9, 3)
+    """Peak memory so far in GB: of tensors on a device with memory of its own, else the process's (0 if unknown)."""
+    on_device = peak_memory(device)
+    if on_device is not None:
+        return round(on_device / 1e9, 3)
     if sys.platform == "win32":
         return 0.0
     from resource import RUSAGE_SELF, getrusage

@@ -16,6 +16,7 @@ from heedful import redact
 from heedful.configs.names import was_default
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_plain
+from heedful.devices import device_names
 from heedful.errors import ConfigError
 from heedful.files import read_object, to_json
 from heedful.hub import dataset_sum, downloaded_model, hub_revision
@@ -101,7 +102,7 @@ def environment(
         "revision": _git_revision(),
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": device_names(),
         "device": device.type,
         "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
         "arguments": redact.command(),

@@ -7,6 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import RolloutConfig
+from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.ranks import local_device
 from heedful.errors import ConfigError
@@ -46,7 +47,7 @@ def check_start(config: Config) -> FolderPlan:
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError if the machine does not support the settings."""
-    device = local_device(resolve_device(config.device))
+    device = local_device(resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False)))
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)
@@ -131,9 +132,9 @@ def check_compiler(device: torch.device) -> None:
         torch.compile(add_one)(torch.zeros(2, device=device))
     except Exception as error:  # any kind: a compiler, its headers or Triton may be missing or too old
         first_line = str(error).partition("\n")[0]
-        needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++ or clang++)"
         raise ConfigError(
-            f"--compile: torch.compile does not work: {first_line}; it needs {needed}: install it, or leave out --compile"
+            f"--compile: torch.compile does not work: {first_line}; it needs "
+            f"{capabilities(device).compiler}: install it, or leave out --compile"
         ) from error
 
 
@@ -186,7 +187,7 @@ def load_reference(
         dtype = policy.compute_dtype  # so that the KL before the first update is 0
         is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
         experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # like the policy's
-        smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
+        smaller = four_bit(config, device, dtype) if capabilities(device).bitsandbytes else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
             device=loading_device(config, device),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful.devices import random_states, set_random_states
 from heedful.distributed.sharded_files import as_held
 from heedful.training.compact_adamw import CompactAdamW
 
@@ -60,14 +61,11 @@ def _held(values: Mapping[str, Any], parameter: Tensor, device: torch.device | N
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:
-    """States of the run's, torch's and Python's generators."""
-    devices = (
-        [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
+    """States of the run's, torch's and Python's generators, and of the accelerator's under its type, such as cuda."""
     return {
         "generator": generator.get_state(),
         "torch": torch.get_rng_state(),
-        "cuda": devices,
+        **random_states(),
         "python": random.getstate(),
     }
 
@@ -76,9 +74,7 @@ def set_random_state(generator: torch.Generator, state: Mapping[str, Any]) -> No
     """Restore the generators from `random_state`."""
     generator.set_state(state["generator"])
     torch.set_rng_state(state["torch"])
-    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    for i, device_state in zip(devices, state["cuda"], strict=False):  # there may be fewer devices than before
-        torch.cuda.set_rng_state(device_state, i)
+    set_random_states(state)
     random.setstate(state["python"])
 
 

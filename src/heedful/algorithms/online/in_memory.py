@@ -99,7 +99,7 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
 
 def machine_of(policy: Policy) -> Any:
     """A policy's device and compute dtype as settings."""
-    device = str(policy.device) if policy.device.type == "cuda" else policy.device.type
+    device = "cpu" if policy.device.type == "cpu" else str(policy.device)
     return {"device": device, "dtype": str(policy.compute_dtype).removeprefix("torch.")}
 
 

@@ -1,0 +1,187 @@
+"""Sampling on a device, and the CUDA graphs that record it."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from heedful.configs.options import SamplingOptions
+from heedful.data.batches import collate
+from heedful.device_checks.result import RAGGED, LeftOutError, Measured, Place, differing, expect, furthest
+from heedful.devices import device_module
+from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
+from heedful.engines.generate import sample
+from heedful.engines.rollouts import Rollouts
+from heedful.engines.teacher_forced import token_outputs
+from heedful.kernels.device import DtypeName
+from heedful.kernels.packing import positions
+from heedful.models.policy import Policy
+from heedful.models.tiny import Architecture
+from heedful.types import MicroBatch
+
+SCORED = "log-probs of sampled tokens, from those of a pass over all tokens"
+
+
+def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Rollouts:
+    """Greedy responses to all prompts, of which some end early."""
+    options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
+    rest: Any = {"pad_id": 0, "generator": torch.Generator(), "micro_batch": MicroBatch(10)}
+    return sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), **rest)
+
+
+def greedy_sampling(place: Place) -> Measured:
+    """Greedy responses on the device and on the CPU."""
+    options, found = SamplingOptions(max_new_tokens=20, temperature=0.0), []
+    for device in (None, "cpu"):
+        policy = place.policy(device=device)
+        rollouts = sample(policy, RAGGED[:4], options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
+        found.append(rollouts.responses(with_stop=True))
+    return Measured(differing(*found), 0, "responses that are not the CPU's")
+
+
+def sampled_logprobs(place: Place, dtype: DtypeName) -> Measured:
+    """Log-probs of sampled tokens, one token at a time with a cache, against a pass over all of them."""
+    policy, options = place.policy(dtype, spread=0.1), SamplingOptions(max_new_tokens=50)
+    generator = torch.Generator().manual_seed(0)
+    found = sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), pad_id=0, generator=generator)
+    return Measured(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
+
+
+def _off(policy: Policy, sampled: Rollouts) -> float:
+    """Largest difference of the sampler's log-probs from those of a pass over all tokens."""
+    scored = token_outputs(policy, sampled.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
+    mask = sampled.batch.response_mask
+    return furthest([(sampled.sampler_logprobs[mask], scored[mask])])
+
+
+def recorded_sampling(place: Place, dtype: DtypeName) -> Measured:
+    """Over two batches, with rows that leave, before and after the weights change in place.
+
+    In half precision the fixed cache rounds elsewhere, so its tokens are its own; their log-probs are those of the
+    teacher-forced pass up to that rounding, 2 ** -8 of logits of a few units.
+    """
+    policy, all_responses, off = place.policy(dtype, spread=0.1), [], []
+    for _ in range(2):
+        found = _sampled(policy, cuda_graphs=True)
+        responses = found.responses(with_stop=True)
+        all_responses.append(responses)
+        if dtype == "float32":
+            apart = differing(responses, _sampled(policy).responses(with_stop=True))
+            expect(apart == 0, f"{apart} of {len(responses)} responses are not those without graphs")
+        off.append(_off(policy, found))
+        _change(policy.lm)
+    expect(all_responses[0] != all_responses[1], "changed weights give the same responses")
+    lengths = [len(response) for response in all_responses[0]]
+    expect(min(lengths) <= 16 < max(lengths), f"no rows leave on the way: {min(lengths)} to {max(lengths)} tokens")
+    return Measured(max(off), 1e-4 if dtype == "float32" else 0.05, SCORED)
+
+
+def _change(lm: PreTrainedModel) -> None:
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def _prompts_read(lm: PreTrainedModel) -> tuple[Cache, Tensor, Tensor]:
+    """Cache, mask and next token of the ragged prompts."""
+    batch = collate(RAGGED, [[]] * len(RAGGED), pad_id=0).to(lm.device)
+    cache, mask = DynamicCache(config=lm.config), batch.attention_mask.long()
+    with torch.no_grad():
+        output = lm(
+            input_ids=batch.ids,
+            attention_mask=mask,
+            position_ids=positions(mask),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return cache, mask, output.logits[:, -1].argmax(-1)
+
+
+def _greedy(decoder: GraphDecoder, steps: int, kept: Tensor) -> list[list[int]]:
+    """Greedy tokens; halfway, only the rows ``kept`` continue."""
+    cache, mask, ids = _prompts_read(decoder.lm)
+    decoder.start(cache, mask, steps)
+    tokens: list[Tensor] = []
+    for step in range(steps):
+        if step == steps // 2:
+            decoder.keep(kept)
+            ids, tokens = ids[kept], [earlier[kept] for earlier in tokens]
+        tokens.append(ids)
+        ids = decoder.step(ids).argmax(-1)
+    found: list[list[int]] = torch.stack(tokens, dim=1).tolist()
+    return found
+
+
+def _recording(lm: PreTrainedModel, dtype: torch.dtype = torch.float32) -> GraphDecoder:
+    decoder = graph_decoder(lm, dtype)
+    assert decoder is not None  # else a warning says why
+    return decoder
+
+
+def graphs(place: Place, architecture: Architecture) -> Measured:
+    """Token for token, with rows that leave and attention that becomes longer; the second time from the same graphs."""
+    lm, steps = place.policy(architecture=architecture, spread=0.1).lm.eval(), POSITIONS + 20
+    kept, decoder = torch.tensor([6, 1, 17], device=place.device), _recording(lm)
+    expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), steps, kept)
+    apart = [differing(_greedy(decoder, steps, kept), expected) for _ in range(2)]
+    # Twenty rows; three rows, and then three over more positions.
+    expect(len(decoder.graphs) == 3, f"{len(decoder.graphs)} graphs were recorded, not 3")
+    return Measured(sum(apart), 0, "responses that are not those of single kernels")
+
+
+def graphs_of_changed_weights(place: Place, dtype: DtypeName) -> Measured:
+    """An old graph reads weights that changed in place, under autocast too; tensors that take their place are found."""
+    lm, compute_dtype = place.policy(architecture="qwen2", spread=0.1).lm.eval(), getattr(torch, dtype)
+    decoder, kept = _recording(lm, compute_dtype), torch.arange(20, device=place.device)
+    before, old = _greedy(decoder, 12, kept), decoder.graphs
+    saved = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    _change(lm)
+    after = _greedy(decoder, 12, kept)
+    expect(decoder.graphs == old, "other graphs were recorded")
+    expect(after != before, "changed weights give the same responses")
+    apart = differing(after, _greedy(GraphDecoder(lm, compute_dtype, capture=False), 12, kept))
+    lm.load_state_dict(saved, assign=True)
+    lm.tie_weights()
+    return Measured(apart + differing(_greedy(decoder, 12, kept), before), 0, "responses of other weights")
+
+
+def steps_without_waiting(place: Place) -> Measured:
+    """No step waits for the device, as torch itself sees it."""
+    module = device_module(place.device)
+    if not hasattr(module, "set_sync_debug_mode"):
+        raise LeftOutError(f"{place.device.type} does not tell when it is waited for")
+    decoder = _recording(place.policy(spread=0.1).lm.eval())
+    cache, mask, ids = _prompts_read(decoder.lm)
+    decoder.start(cache, mask, 20, torch.arange(20, device=place.device))
+    ids = decoder.step(ids).argmax(-1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            module.set_sync_debug_mode("error")
+        for _ in range(5):
+            ids = decoder.step(ids).argmax(-1)
+    finally:
+        module.set_sync_debug_mode("default")
+    return Measured(0, 0, "waits in five steps")
+
+
+def model_that_waits(place: Place) -> Measured:
+    """A model that cannot be recorded decodes without graphs, with one warning that has the cause."""
+    lm, kept = place.policy(architecture="llama", spread=0.1).lm.eval(), torch.arange(20, device=place.device)
+    expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), 12, kept)
+
+    def wait(_module: object, _inputs: object, output: dict[str, Tensor]) -> None:
+        output["logits"].sum().item()
+
+    lm.register_forward_hook(wait)
+    decoder, stream = GraphDecoder(lm, torch.float32), torch.cuda.current_stream()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        apart = differing(_greedy(decoder, 12, kept), expected)
+    told = [str(one.message) for one in caught if "cannot be captured as a CUDA graph" in str(one.message)]
+    expect(len(told) == 1, f"{len(told)} warnings that it cannot be captured")
+    expect("previous error" not in told[0], f"the warning does not have the cause: {told[0]}")
+    expect(torch.cuda.current_stream() == stream, "the stream of the failed recording is still current")
+    return Measured(apart, 0, "responses that are not those of single kernels")
