@@ -92,7 +92,7 @@ def shared_settings(options: Any) -> dict[str, Any]:
         "max_grad_norm": 0.0,
         "adam_eps": 1e-8,
         "dtype": options.dtype,
-        "compile": options.compile,
+        "compile": "on" if options.compile else "off",
         "seed": options.seed,
     }
 

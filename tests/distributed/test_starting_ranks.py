@@ -87,6 +87,21 @@ def test_a_mistake_that_all_ranks_make_is_told_once(command, tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, as in test_compiled.py
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_no_rank_is_compiled_if_one_cannot_be(command, tmp_path):
+    """--compile on ends the run; with auto, all would train as written."""
+    cache, nowhere = ({"TORCHINDUCTOR_CACHE_DIR": path} for path in (str(tmp_path / "cache"), "/dev/null/cache"))
+    found = command(2, *SFT, "--output", tmp_path / "run", "--compile", "on", **cache, per_rank={1: nowhere})
+    assert [status for status, _ in found] == [2, 2]
+    assert "heedful: ConfigError: --compile on: torch.compile does not work: " in found[0][1][-1]
+    assert "Not a directory" in found[0][1][-1]
+    assert any((tmp_path / "cache").iterdir()), "rank 0 could compile"
+    assert found[1][1] == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.exhaustive
 def test_a_port_that_is_taken(command, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

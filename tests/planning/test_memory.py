@@ -160,13 +160,13 @@ def test_the_last_layers_mlp_reads_what_is_scored_on_a_cpu():
     four times its width; of the 8 its output is kept. In half precision, recomputed or compiled the MLP reads all tokens."""
     config = RewardConfig(**BASE, micro_batch_size=4)
     kept = 4 * ((10 + 4 * 20) * (8 * 16 - 8) - 10 * 8)
-    whole, read = (phases(c)["backward"]["activations"] for c in (replace(config, compile=True), config))
+    whole, read = (phases(c)["backward"]["activations"] for c in (replace(config, compile="on"), config))
     assert whole - read == kept
     adapted = replace(config, lora_rank=3)
-    whole, read = (phases(c)["backward"]["activations"] for c in (replace(adapted, compile=True), adapted))
+    whole, read = (phases(c)["backward"]["activations"] for c in (replace(adapted, compile="on"), adapted))
     assert whole - read == kept + 4 * 3 * 3 * (8 * 16 - 8)
     for options in ({"half": True}, {"device": "cuda", "half": True}):
-        assert phases(config, **options) == phases(replace(config, compile=True), **options)
+        assert phases(config, **options) == phases(replace(config, compile="on"), **options)
 
 
 ONLINE = PPOConfig(

@@ -1,4 +1,9 @@
-"""--compile: the same numbers by compiled layers, once compiled for all lengths; who cannot compile is told so."""
+"""--compile: when auto compiles, the same numbers by compiled layers, and a run that trains without if compiling fails."""
+
+import contextlib
+import json
+import resource
+import signal
 
 import pytest
 import torch
@@ -7,10 +12,15 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
+import heedful
 from heedful import ConfigError, SFTConfig, make_tiny_model
+from heedful.configs.parse import parse
 from heedful.kernels.weights import inference_copy
 from heedful.models import byte_tokenizer, load_policy, save_policy
-from heedful.training.setup import compile_layers, prepare, repeated_layers, resolve_machine
+from heedful.training import compilation
+from heedful.training.compilation import CACHE, PAYS, compile_layers, is_compiled, is_wanted, repeated_layers
+from heedful.training.provenance import differences
+from heedful.training.setup import prepare
 
 CPU = torch.device("cpu")
 
@@ -21,25 +31,39 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled") / "m"
+    make_tiny_model("qwen3", folder, hidden_size=32, num_layers=2, initializer_range=0.2)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path):
-    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, num_layers=2, initializer_range=0.2)
+def folder(made, tmp_path):
+    (tmp_path / "m").symlink_to(made)
     return tmp_path / "m"
 
 
 def config(folder, **options):
-    return SFTConfig(model=str(folder), data="x", output=folder.parent / "o", dtype="float32", **options)
+    return SFTConfig(model=str(folder), data="x", output=folder.parent / "o", **options)
 
 
-def prepared(folder, **options):
-    policy = load_policy(str(folder), device=CPU, compute_dtype=torch.float32)
-    prepare(policy, config(folder, **options), base=str(folder))
+def unfinished(config, environment):
+    """A run that was cut short, with this record of its beginning."""
+    config.folder.mkdir(exist_ok=True)
+    (config.folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+
+
+def prepared(folder, dtype=torch.float32, **options):
+    policy, settings = load_policy(str(folder), device=CPU, compute_dtype=dtype), config(folder, **options)
+    prepare(policy, settings, base=str(folder))
     for (
         name,
         parameter,
     ) in policy.named_parameters():  # fresh adapters are 0 in one matrix, and its gradient hides the other
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    compile_layers(settings, [policy], 0)
     return policy
 
 
@@ -64,47 +88,139 @@ def assert_alike(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive
-def test_compiled_layers_compute_the_same_once_compiled_for_every_length(folder, tmp_path):
-    torch._dynamo.reset()
-    counters.clear()
-    plain, compiled = prepared(folder), prepared(folder, compile=True)
-    assert_alike(learned(compiled, 3, 20), learned(plain, 3, 20))
-    codes = counters["stats"]["unique_graphs"]
-    assert codes > 0
-    for rows, length in [(3, 31), (5, 12)]:
-        assert_alike(learned(compiled, rows, length), learned(plain, rows, length))
-    assert counters["stats"]["unique_graphs"] == codes
-    with torch.no_grad():
-        inference_copy(compiled.lm, torch.float32)(input_ids=batch(2, 9)[0])
-    assert counters["stats"]["unique_graphs"] == codes, "the copy ran compiled"
-    codes = []
-    for rows, length in [(3, 21), (4, 14)]:  # packed: one row, of which there is a code of its own
-        assert_alike(learned(compiled, rows, length, shorter=8), learned(plain, rows, length, shorter=8))
-        codes.append(counters["stats"]["unique_graphs"])
-    assert codes[1] == codes[0]
-    save_policy(compiled, byte_tokenizer(), tmp_path / "saved", stop_ids=[0])
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
-    assert_alike(dict(loaded), dict(plain.lm.state_dict()))
+def assert_equal(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.exhaustive
-def test_compiled_layers_under_adapters_compute_the_same(folder):
-    torch._dynamo.reset()
-    options = {"lora_rank": 2, "lora_targets": "q_proj,down_proj"}
-    plain, compiled = prepared(folder, **options), prepared(folder, **options, compile=True)
-    counters.clear()
-    assert_alike(learned(compiled, 3, 20), learned(plain, 3, 20))
-    assert counters["stats"]["unique_graphs"] > 0
+@pytest.mark.parametrize(
+    ("dtype", "has_amx", "options", "wanted"),
+    [
+        (torch.bfloat16, True, {}, True),
+        (torch.bfloat16, True, {"compile": "off"}, False),
+        (torch.float32, False, {"compile": "on"}, True),
+        (torch.bfloat16, False, {}, False),
+        (torch.float32, True, {}, False),
+        (torch.bfloat16, True, {"gradient_checkpointing": True}, False),
+        (torch.bfloat16, True, {"lora_rank": 2}, False),
+    ],
+)
+def test_auto_compiles_long_runs_where_products_are_fast(folder, monkeypatch, dtype, has_amx, options, wanted):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    policy = load_policy(str(folder), device=CPU, compute_dtype=dtype)
+    least = PAYS // (2 * 32)  # two layers of width 32
+    assert is_wanted(config(folder, **options), [policy], least) == wanted
+    assert is_wanted(config(folder, **options), [policy, policy], least // 2) == wanted
+    assert is_wanted(config(folder, **options), [policy], least - 1) == (options.get("compile") == "on")
 
 
-def test_without_a_compiler_the_message_says_what_is_missing(folder, monkeypatch):
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
-    torch._dynamo.reset()
-    with pytest.raises(
-        ConfigError, match=r"--compile: .*no-such-compiler.* needs a C\+\+ compiler .*leave out --compile"
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [({"compiled": True}, True), ({"compiled": False}, False), ({}, False)]
+)
+def test_a_resumed_run_takes_the_path_of_its_beginning(folder, monkeypatch, recorded, expected):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    policy, settings = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16), config(folder)
+    unfinished(settings, recorded)
+    assert is_wanted(settings, [policy], 0) == expected
+    assert is_wanted(settings, [policy], PAYS) == expected
+    assert is_wanted(config(folder, overwrite=True), [policy], PAYS), "a new run"
+
+
+def test_settings_of_earlier_versions_are_read(folder, tmp_path):
+    for written, value in [("true", "on"), ("false", "off"), ("auto", "auto"), ("on", "on")]:
+        (tmp_path / "c.yaml").write_text(f"model: m\ndata: d\noutput: o\ncompile: {written}\n", encoding="utf-8")
+        assert parse(SFTConfig, [str(tmp_path / "c.yaml")], prog="heedful sft").compile == value
+    for flag, said in [
+        ("--compile", "Missing value for argument '--compile'.*\n--compile: .* auto compiles"),
+        ("--no-compile", "--compile"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            parse(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", flag], prog="heedful sft")
+    assert [config(folder, compile=value).compile for value in (True, False)] == ["on", "off"]
+    for old, new in [(False, "auto"), (False, "off"), (True, "on")]:
+        assert differences({"compile": old}, {"compile": new}) == {}
+    assert differences({"compile": True}, {"compile": "auto"}) == {"compile": (True, "auto")}
+    assert differences({"compile": "auto"}, {"compile": "on"}) == {"compile": ("auto", "on")}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty folder for compiled code, and nothing of other tests in memory."""
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    torch._inductor.utils.clear_caches()
+    return tmp_path / "cache"
+
+
+@contextlib.contextmanager
+def failing_compiler(monkeypatch, cache):
+    with inductor.patch({"cpp.cxx": (None, "/bin/false")}):
+        yield
+
+
+@contextlib.contextmanager
+def no_compiler(monkeypatch, cache):
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        yield
+
+
+@contextlib.contextmanager
+def unwritable_cache(monkeypatch, cache):
+    """A folder below a file; the superuser may write into a read-only one."""
+    cache.touch()
+    monkeypatch.setenv(CACHE, str(cache / "below"))
+    yield
+
+
+@contextlib.contextmanager
+def full_cache(monkeypatch, cache):
+    handler, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@contextlib.contextmanager
+def too_slow(monkeypatch, cache):
+    monkeypatch.setattr(compilation, "SLOWEST", 0)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (unwritable_cache, "Not a directory"),
+        pytest.param(no_compiler, "no-such-compiler", marks=pytest.mark.exhaustive),
+        pytest.param(failing_compiler, "/bin/false", marks=pytest.mark.exhaustive),
+        pytest.param(full_cache, "File too large", marks=pytest.mark.exhaustive),
+        (too_slow, "it takes longer than 0 s"),
+    ],
+)
+def test_a_run_that_cannot_be_compiled_has_the_numbers_of_one_that_is_not(
+    folder, cache, monkeypatch, capsys, broken, said
+):
+    plain, random = prepared(folder, torch.bfloat16), torch.get_rng_state()
+    unfinished(config(folder), {"compiled": True})
+    with broken(monkeypatch, cache):
+        ours = prepared(folder, torch.bfloat16)
+    line = capsys.readouterr().err
+    assert line.startswith("heedful: --compile auto: torch.compile does not work: ")
+    assert said in line
+    assert line.count("\n") == 1
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not is_compiled(ours.lm)
+    assert_equal(learned(ours, 3, 20), learned(plain, 3, 20))
+
+
+def test_on_says_what_is_missing(folder, cache, monkeypatch):
+    with (
+        no_compiler(monkeypatch, cache),
+        pytest.raises(
+            ConfigError, match=r"--compile on: .*no-such-compiler.* needs a C\+\+ compiler .*leave out --compile"
+        ),
     ):
-        resolve_machine(config(folder, compile=True))
+        prepared(folder, compile="on")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +231,8 @@ def test_without_a_compiler_the_message_says_what_is_missing(folder, monkeypatch
     ],
 )
 def test_what_cannot_be_compiled_is_refused(folder, flag, options):
-    with pytest.raises(ConfigError, match=f"--compile does not go with {flag}"):
-        config(folder, compile=True, **options)
+    with pytest.raises(ConfigError, match=f"--compile on does not go with {flag}"):
+        config(folder, compile="on", **options)
 
 
 def test_a_model_without_repeated_layers_is_refused(folder):
@@ -124,4 +240,81 @@ def test_a_model_without_repeated_layers_is_refused(folder):
     assert repeated_layers(lm) is lm.model.layers
     lm.model.layers = torch.nn.Sequential(*lm.model.layers)
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM has no list of repeated layers"):
-        compile_layers(lm)
+        repeated_layers(lm)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("cache")
+def test_compiled_layers_compute_the_same_and_nothing_is_compiled_later(folder, tmp_path):
+    plain, compiled = prepared(folder), prepared(folder, compile="on")
+    assert is_compiled(compiled.lm)
+    counters.clear()
+    for rows, length, shorter in [(3, 20, 1), (3, 32, 1), (5, 12, 1), (8, 16, 1), (3, 21, 8), (4, 14, 8)]:
+        ours, theirs = (learned(policy, rows, length, shorter=shorter) for policy in (compiled, plain))
+        assert_alike(ours, theirs)
+        assert any(not torch.equal(ours[name], theirs[name]) for name in theirs), "ran as written, not compiled"
+    with torch.no_grad():
+        assert_equal(compiled(*batch(3, 20)).logprobs, plain(*batch(3, 20)).logprobs)
+        inference_copy(compiled.lm, torch.float32)(input_ids=batch(2, 9)[0])
+    assert not counters["stats"], "something was compiled"
+    save_policy(compiled, byte_tokenizer(), tmp_path / "saved", stop_ids=[0])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
+    assert_alike(dict(loaded), dict(plain.lm.state_dict()))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("cache")
+def test_compiled_layers_under_adapters_compute_the_same(folder):
+    options = {"lora_rank": 2, "lora_targets": "q_proj,down_proj"}
+    plain, compiled = prepared(folder, **options), prepared(folder, **options, compile="on")
+    assert_alike(learned(compiled, 3, 20), learned(plain, 3, 20))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("cache")
+def test_a_compiled_run_resumes_bit_for_bit(folder, tmp_path):
+    """Its beginning was compiled, so the rest is, although compiling would not pay any more."""
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "bcd"}\n' * 8, encoding="utf-8")
+    policy = load_policy(str(folder), device=CPU, compute_dtype=torch.float32)
+    save_policy(policy, byte_tokenizer(), tmp_path / "start", stop_ids=[0])
+
+    def run(name, compile="on", allow_change=(), **objects):
+        settings = {"model": str(tmp_path / "start"), "data": str(tmp_path / "data.jsonl"), "output": tmp_path / name}
+        settings |= {"dtype": "bfloat16", "batch_size": 4, "max_steps": 4, "eval_fraction": 0.0, "learning_rate": 1e-2}
+        settings |= {"compile": compile, "allow_change": allow_change}
+        heedful.train_sft(SFTConfig(**settings), **objects)
+
+    def stop(step, _metrics):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    def weights(name):
+        return AutoModelForCausalLM.from_pretrained(tmp_path / name / "final").state_dict()
+
+    run("as written", compile="off")
+    run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", on_step=stop)
+    run("cut", compile="auto", allow_change=("compile",))
+    folders = [tmp_path / name for name in ("as written", "whole", "cut")]
+    recorded = [json.loads((one / "environment.json").read_text(encoding="utf-8"))["compiled"] for one in folders]
+    assert recorded == [False, True, True]
+    assert_equal(weights("cut"), weights("whole"))
+    assert any(not torch.equal(w, weights("as written")[name]) for name, w in weights("whole").items()), "not compiled"
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_cache_changes_no_number(folder, cache, capsys):
+    """Code cut short, as on a disk that was full: it is compiled anew, or the run trains as written."""
+    plain, compiled = prepared(folder, torch.bfloat16), prepared(folder, torch.bfloat16, compile="on")
+    expected = learned(compiled, 3, 20)
+    for path in cache.rglob("*"):
+        if path.is_file():
+            begin = path.read_bytes()[:100]
+            path.unlink()  # this process has loaded the library that it is
+            path.write_bytes(begin)
+    torch._inductor.utils.clear_caches()
+    unfinished(config(folder), {"compiled": True})
+    ours = prepared(folder, torch.bfloat16)
+    assert_equal(learned(ours, 3, 20), expected if is_compiled(ours.lm) else learned(plain, 3, 20))
+    assert is_compiled(ours.lm) or "torch.compile does not work" in capsys.readouterr().err

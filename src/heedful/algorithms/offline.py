@@ -34,6 +34,7 @@ from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.planning.memory import Lengths
 from heedful.training.alarms import OFFLINE, Alarms, Limits
 from heedful.training.callbacks import Callbacks
+from heedful.training.compilation import compile_layers
 from heedful.training.fsdp import divide, divides
 from heedful.training.memory_preflight import check_memory
 from heedful.training.non_finite import NonFiniteGuard, StepResult
@@ -376,6 +377,8 @@ def fit(
         shown, facts, objective, higher_is_better, notes, callbacks: as in `Run`.
     """
     reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)
+    passes_over_data = learner.schedule.total_steps * config.batch_size / len(train)
+    compile_layers(config, [learner.model], int(passes_over_data * sum(record.num_tokens for record in train)))
     with Run(
         config,
         learner,

@@ -168,21 +168,21 @@ class ReferenceOptions(Settings):
 
 
 UNSHARDED = {
-    "compile": (False, "compiled layers are untested on sharded weights"),
-    "quantize": ("none", "4-bit weights cannot be sharded"),
+    "compile": ("on", "compiled layers are untested on sharded weights"),
+    "quantize": ("4bit", "4-bit weights cannot be sharded"),
     "optimizer": (
-        "adamw",
+        "adamw-8bit",
         "its 8-bit moments cannot be sharded; with --shard full each rank has only its part of AdamW's",
     ),
-    "reference_device": ("same", "the reference is sharded over the ranks too"),
+    "reference_device": ("cpu", "the reference is sharded over the ranks too"),
     "cuda_graphs": (
-        False,
+        True,
         "a recording needs weights at fixed addresses, and unsharded weights exist only during sampling",
     ),
-    "sampler_weights": ("folder", "rank 0 gathers whole weights in main memory, but NCCL can send only from a GPU"),
-    "dtype": ("float32", "float16 needs scaled gradients, which are untested on sharded weights; use --dtype bfloat16"),
+    "sampler_weights": ("nccl", "rank 0 gathers whole weights in main memory, but NCCL can send only from a GPU"),
+    "dtype": ("float16", "float16 needs scaled gradients, which are untested on sharded weights; use --dtype bfloat16"),
 }
-"""Settings restricted by --shard full: the allowed value, and the reason against others (of dtype: only float16)."""
+"""Settings restricted by --shard full: the refused value, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +207,9 @@ class ShardOptions(Settings):
         if self.shard == "none":
             refuse(self, "replicas", "sync_every", because="belongs to --shard full; add it, or leave this out")
             return
-        for name, (fits, reason) in UNSHARDED.items():
-            value: Any = getattr(self, name, fits)
-            if value != fits and (name != "dtype" or value == "float16"):
+        for name, (refused, reason) in UNSHARDED.items():
+            value: Any = getattr(self, name, None)
+            if value == refused:
                 given = flag(name) if value is True else f"{flag(name)} {value}"
                 raise ConfigError(f"{given} does not go with --shard full: {reason}; leave out one of the two")
 
@@ -443,24 +443,26 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 
     SECTION = "devices"
 
-    compile: bool = False
-    """Compile the repeated layers (torch.compile) for learning and scoring; sampling is not compiled. On a CPU it made
-    iterations of PPO 1.0 to 1.3 times faster after 30 s of compiling, so where it pays, it does after 30 to 50 of them; later
-    runs compile faster, as torch keeps the code."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the repeated layers (torch.compile) for learning. auto compiles long runs where it pays, in bfloat16 on a CPU
+    with AMX, and trains without if compiling fails. on compiles every run; if it fails, the run ends before it starts. off
+    never compiles. Compiled layers round differently (docs/speed.md)."""
 
     def check(self) -> None:
+        if isinstance(self.compile, bool):  # in Python, as in earlier versions
+            object.__setattr__(self, "compile", "on" if self.compile else "off")
         super().check()
         if isinstance(self.learning_rate, DefaultRate):
             rate = float(self.learning_rate)
             object.__setattr__(self, "learning_rate", round(ADAPTER_RATE * rate, 12) if self.lora_rank else rate)
-        if self.compile and self.quantize != "none":
+        if self.compile == "on" and self.quantize != "none":
             raise ConfigError(
-                f"--compile does not go with --quantize {self.quantize} (untested); leave out one of the two"
+                f"--compile on does not go with --quantize {self.quantize} (untested); leave out one of the two"
             )
-        if self.compile and self.gradient_checkpointing:
+        if self.compile == "on" and self.gradient_checkpointing:
             raise ConfigError(
-                "--compile does not go with --gradient-checkpointing: torch.compile skips layers that are recomputed; leave "
-                "out one of the two"
+                "--compile on does not go with --gradient-checkpointing: torch.compile skips layers that are recomputed; "
+                "leave out one of the two"
             )
 
 

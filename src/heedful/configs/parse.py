@@ -120,7 +120,7 @@ def _without_frame(message: str, config_class: type) -> str:
     lines = lines if has_frame else lines[2:]  # a title and a rule
     lines = list(itertools.takewhile(lambda line: not line.startswith(("───", "---")), lines))
     text = "\n".join(lines).strip().removeprefix("Error parsing ")
-    refused = re.match(r"(--[\w-]+): |invalid choice .* for argument '(--[\w-]+)'", text)
+    refused = re.match(r"(--[\w-]+): |(?:invalid choice .*|Missing value) for argument '(--[\w-]+)'", text)
     if refused is None:
         return text
     flag = refused[1] or refused[2]
@@ -131,12 +131,13 @@ def _without_frame(message: str, config_class: type) -> str:
 def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command: str) -> None:
     """Raise ConfigError for unknown flags, with the probable name."""
     known = [field.name for field in dataclasses.fields(config_class)]
+    hints = typing.get_type_hints(config_class)
     lines = []
     for name in sorted(_names(arguments)):
         word = name.removeprefix("--").replace("-", "_")
         if name.startswith("--") and f"{command} {name}" in GONE:
             lines.append(f"{name} is gone: {GONE[f'{command} {name}']}")
-        elif name.startswith("--") and word not in known and word.removeprefix("no_") not in known:
+        elif name.startswith("--") and word not in known and hints.get(word.removeprefix("no_")) is not bool:
             hint = answer(word, known) or answer(word.removeprefix("no_"), known)
             lines.append(f"{redact(name[:LONGEST_NAME])} is not a setting of heedful {command}{hint}")
     if lines:
@@ -354,6 +355,8 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
         if _is_dashed(value):
             raise ConfigError(f"{place}: {key} is {value!r:.80}; no item of it may begin with a dash, as flags do")
         return (name, value)
+    if {"on", "off"} <= set(typing.get_args(annotation)):  # --compile was true or false
+        value = {"true": "on", "false": "off"}.get(value.lower(), value)
     if node.style is None and value in NULLS and _is_optional(annotation):
         return (f"{name}=None",)
     return (f"{name}={value}",)

@@ -459,7 +459,7 @@ class _Run:
         """Bytes of the last layer's MLP for unread tokens, which in float32 on a CPU is not computed. The output for the
         other tokens is kept twice."""
         shape, read = network.shape, self.rows * (1 if isinstance(self.config, RewardConfig) else self.responses)
-        as_written = not (self.half or self.is_divided or self.config.compile or shape.experts)
+        as_written = not (self.half or self.is_divided or self.config.compile == "on" or shape.experts)
         if self.device != "cpu" or not as_written or read > MOST_READ * self.tokens:
             return 0
         kept = shape.hidden + 4 * shape.intermediate + 3 * network.rank

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import torch
+from transformers import PreTrainedModel
 
 from heedful.configs.options import ShardOptions
 from heedful.distributed import ranks
@@ -63,9 +64,14 @@ def _find_out(model: Policy | ValueModel | RewardModel) -> None:
         trunk = inner.base_model
         with autocast(trunk.device, model.compute_dtype):
             can_pack(trunk)
-    settings = inner.config.get_text_config()
-    if any((getattr(settings, name, None) or 0) > 1 for name in EXPERTS) and not expert_parameters(inner):
+    if is_mixture(inner) and not expert_parameters(inner):
         raise ConfigError(
             f"--shard full: {type(inner).__name__} is a mixture of experts with a module per expert, and ranks would differ "
             "in the experts that get gradients; leave out --shard"
         )
+
+
+def is_mixture(model: PreTrainedModel) -> bool:
+    """Whether a model is a mixture of experts."""
+    settings = model.config.get_text_config()
+    return any((getattr(settings, name, None) or 0) > 1 for name in EXPERTS)

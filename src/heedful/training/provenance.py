@@ -68,6 +68,8 @@ FREE = (
     *TRACKING,
 )
 """Settings that may change on resuming: no number depends on them."""
+EARLIER_COMPILE = [(False, "auto"), (False, "off"), (True, "on")]
+"""Values of ``--compile`` in earlier versions, and what means the same now: a run is compiled, or not, to its end."""
 ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
 """Advice on an unusable file of an unfinished run."""
 
@@ -81,7 +83,7 @@ class Artifact(NamedTuple):
 
 
 def environment(
-    command: str, config: RunOptions, *, data: Sequence[str | Artifact], models: Sequence[str]
+    command: str, config: RunOptions, *, data: Sequence[str | Artifact], models: Sequence[str], compiled: bool = False
 ) -> dict[str, Any]:
     """The content of environment.json: versions, revision, hardware, seed, and hashes of data and parent models.
 
@@ -90,6 +92,7 @@ def environment(
         config: the run's settings. Local files in them (code of rewards, a template) count as data.
         data: further inputs, mostly files.
         models: names or folders of the parent models.
+        compiled: whether layers are compiled.
     """
     device = resolve_device(config.device)
     local_models = [Path(path) for name in models for path in with_bases(downloaded_model(name))]
@@ -105,6 +108,7 @@ def environment(
         "gpus": device_names(),
         "device": device.type,
         "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
+        "compiled": compiled,
         "arguments": redact.command(),
         "data": {name: content for one in [*data, *named] for name, content in _content(one)},
         "revisions": {name: revision for name in models if (revision := hub_revision(name))},
@@ -221,7 +225,8 @@ def written_settings(output: Path) -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings whose values differ, with both values; None for a missing one."""
-    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+    return {name: pair for name, pair in pairs.items() if name != "compile" or pair not in EARLIER_COMPILE}
 
 
 def secret_marks(config: RunOptions) -> dict[str, str]:
@@ -263,6 +268,7 @@ def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowe
                 f"same, or allow the change with --allow-change {name}"
             )
     pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
+    pairs |= {"compiled": (old.get("compiled", new["compiled"]), new["compiled"])}
     pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [
         f"{name} was {was} when the run began and is {now} now: the run resumes, but perhaps not bit for bit"

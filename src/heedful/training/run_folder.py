@@ -72,6 +72,7 @@ class RunFolder:
         data: inputs of the run, mostly files; their hashes are recorded, and a run resumes only with the same.
         models: parent models, recorded likewise.
         facts: further content of run.json, for lists of runs.
+        compiled: whether layers are compiled; recorded, so that a resumed run does the same.
 
     Raises ConfigError if the folder cannot be used, CheckpointError if an unfinished run has no valid checkpoint.
     """
@@ -84,9 +85,12 @@ class RunFolder:
         data: Sequence[str | Artifact],
         models: Sequence[str],
         facts: Mapping[str, Any] | None = None,
+        compiled: bool = False,
     ) -> None:
         self._config = config
-        self._environment = environment(command, config, data=data, models=models)  # may take minutes
+        self._environment = environment(  # may take minutes
+            command, config, data=data, models=models, compiled=compiled
+        )
         self.made_from = made_from(settings_of(config), self._environment)
         """A hash of settings, data and models, for checkpoints."""
         plan = check_output(config)

@@ -1,9 +1,6 @@
 """Loading and preparing the models of a run, with the options that save memory or time."""
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import RolloutConfig
@@ -11,7 +8,6 @@ from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.ranks import local_device
 from heedful.errors import ConfigError
-from heedful.kernels.attention import ATTENTION, attention
 from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.weights import halve_frozen, hold_untrained_rows, same_weights
 from heedful.models.adapters import add_adapters
@@ -22,6 +18,7 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.source import Source, resolve
 from heedful.models.value_model import ValueModel
 from heedful.tracking.trackers import check_trackers
+from heedful.training.compilation import transformer
 from heedful.training.fsdp import divides, loading_device
 from heedful.training.output_folder import FolderPlan, check_output
 from heedful.training.rank_consistency import join_ranks
@@ -49,8 +46,6 @@ def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError if the machine does not support the settings."""
     device = local_device(resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False)))
     check_bitsandbytes(config, quantized(config), device)
-    if config.compile:
-        check_compiler(device)
     if config.optimizer_device == "cpu" and device.type == "cpu":
         raise ConfigError("--optimizer-device cpu has no effect: the run is on the CPU; leave it out")
     dtype = resolve_dtype(config.dtype, device)
@@ -104,67 +99,20 @@ def load_trained(
 
 def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
     """Prepare a model for training: untrained embedding rows (`hold_untrained_rows`) and, by the settings, adapters,
-    gradient checkpointing, compilation, gradient scaler.
+    gradient checkpointing, gradient scaler.
 
     ``base`` is its source. Puts the module into training mode, since transformers checkpoints gradients only there.
     Raises ConfigError.
     """
-    model = _transformer(module)
+    model = transformer(module)
     hold_untrained_rows(model, base)
     if config.lora_rank:
         add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
         module.train()
-    if config.compile:
-        compile_layers(model)
     if module.compute_dtype == torch.float16:  # small gradients would underflow
         module.grad_scaler = torch.amp.GradScaler(model.device.type)
-
-
-def check_compiler(device: torch.device) -> None:
-    """Compile one addition. Raises ConfigError if torch cannot, for example without a C++ compiler."""
-
-    def add_one(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    try:
-        torch.compile(add_one)(torch.zeros(2, device=device))
-    except Exception as error:  # any kind: a compiler, its headers or Triton may be missing or too old
-        first_line = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"--compile: torch.compile does not work: {first_line}; it needs "
-            f"{capabilities(device).compiler}: install it, or leave out --compile"
-        ) from error
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each repeated layer of a model, in place. Names of parameters and saved files do not change.
-
-    A layer is compiled at its first pass. `heedful.kernels.attention` is not compiled. Nor are copies of the model,
-    such as the sampler's: torch does not copy compiled code.
-
-    Raises ConfigError if the model has no repeated layers.
-    """
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, torch.compiler.disable(attention))
-    for layer in repeated_layers(model):
-        layer.compile(dynamic=True)
-
-
-def repeated_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of equal layers with most of a model's weights. Raises ConfigError if there is none."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
-    if not alike:
-        raise ConfigError(f"--compile: {type(model).__name__} has no list of repeated layers; leave out --compile")
-    return max(alike, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
-
-
-def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
-    """The pretrained model in a module."""
-    if isinstance(module, Policy):
-        return module.lm
-    return module.trunk if isinstance(module, ValueModel) else module.classifier
 
 
 def load_reference(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from heedful.algorithms.online.critic import has_head
 from heedful.algorithms.online.experience import Experience
-from heedful.algorithms.online.loop import alarms_of
+from heedful.algorithms.online.loop import alarms_of, compile_networks
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
@@ -52,6 +52,7 @@ def ppo_steps(
     """
     with described(config, policy, prompts) as settings:
         learner, alarms = start(settings, rewards, policy).learner, alarms_of(config)
+    compile_networks(learner)
     with contextlib.closing(learner.sampler):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))

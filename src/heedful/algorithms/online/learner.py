@@ -91,7 +91,7 @@ class Learner(Generic[C_co]):
         return {"learning": self.adaptive, "sampling": self.sampler.adaptive, **of_rewards}
 
     @property
-    def trained(self) -> list[nn.Module]:
+    def trained(self) -> Sequence[Policy | ValueModel]:
         """The networks in training."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 

@@ -15,6 +15,7 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards.resolve import AnyReward
 from heedful.training.alarms import Alarms, Limits
 from heedful.training.callbacks import Callbacks
+from heedful.training.compilation import compile_layers
 from heedful.training.result import TrainingResult
 from heedful.training.run import Run
 
@@ -52,6 +53,7 @@ def run_online(
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
     config, learner, held_out, about = start(config, rewards)
+    compile_networks(learner)
     with (
         contextlib.closing(learner.sampler),
         Run(
@@ -84,6 +86,13 @@ def run_online(
                 run.evaluate(step, evaluate(learner, held_out))
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return TrainingResult(run.path, run.summary, config)
+
+
+def compile_networks(learner: Learner[RolloutConfig]) -> None:
+    """Compile the networks in training, if ``--compile`` says so (`compile_layers`)."""
+    config = learner.config
+    tokens = config.steps * config.rollout_batch_size * config.ppo_epochs * config.max_new_tokens
+    compile_layers(config, learner.trained, tokens)
 
 
 def alarms_of(config: RolloutConfig) -> Alarms:
