@@ -11,7 +11,6 @@ from heedful.models.policy import Policy
 
 WATCHED = ("opposites", "lists", "加法")
 """The families whose first held-out prompt is answered."""
-
 MOST = 80
 """Characters of an answer; those of the random model are long."""
 

@@ -52,8 +52,10 @@ def byte_tokenizer(*, encoder: bool = False, texts: Iterable[str] = (), vocab_si
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes]) if words else to_bytes
     tokenizer.decoder = decoders.ByteLevel()
     if vocab_size:
-        learning = {"special_tokens": SPECIALS, "initial_alphabet": alphabet, "show_progress": False}
-        tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **learning))
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
     vocabulary = tokenizer.get_vocab()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     names = {"pad_token": PAD, "eos_token": END_OF_TEXT}
