@@ -6,7 +6,7 @@ from pathlib import Path
 from heedful.configs.online import PPOConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.display import say, shown
-from heedful.engines.local import LocalEngine
+from heedful.engines import local
 from heedful.models.policy import Policy
 
 WATCHED = ("opposites", "lists", "加法")
@@ -28,7 +28,7 @@ def watch(config: PPOConfig) -> Callable[[int, Path], None]:
     def show(_step: int, folder: Path) -> None:
         if folder.name == "best":
             policy = Policy.from_pretrained(folder, device=config.device, dtype=config.dtype)
-            engine = LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=config.seed)
+            engine = local.LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=config.seed)
             for completion in engine.generate(prompts).completions:
                 say(f"{prompt_key(completion.prompt.prompt)} -> {shown(completion.response, MOST)}")
 
