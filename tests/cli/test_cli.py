@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from cases import often, pairs_often
 from heedful.cli.main import COMMANDS, main, spins
@@ -263,6 +264,14 @@ def test_tiny_makes_a_model_and_does_not_overwrite_unasked(heedful, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == before
     assert heedful("tiny", "--output", folder, "--hidden-size", "16", "--seed", "1", "--overwrite").status == 0
     assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_tiny_learns_tokens_from_demonstrations(heedful, data, tmp_path):
+    assert heedful("tiny", "--output", tmp_path / "m", "--texts", data("sft"), "--vocab-size", "272").status == 0
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) == 272
+    outcome = heedful("tiny", "--output", tmp_path / "n", "--texts", tmp_path / "没有.jsonl")
+    assert (outcome.status, (tmp_path / "n").exists()) == (2, False)
+    assert "没有.jsonl" in outcome.message
 
 
 def test_tiny_replaces_nothing_but_a_model(heedful, tmp_path):

@@ -40,6 +40,16 @@ def test_every_response_is_a_row(truncated):
     assert counts == {"dropped_too_long": 0, "truncated": 0, "dropped_equal": 0}
 
 
+def test_a_response_in_several_pairs_is_encoded_once():
+    """One that is cut off, or answers another prompt, is another."""
+    same, other = ranking(["好", "坏"], [0, 1]), ranking(["中", "好"], [1, 0])
+    asked, cut = ranking(["好", "坏"], [0, 1], prompt="答"), ranking(["好", "坏"], [0, 1], truncated=True)
+    (one, two, three, four), _ = encode(same, other, asked, cut)
+    assert one.rows[0] is two.rows[0]
+    assert three.rows[0] == row("好", prompt="答") != one.rows[0]
+    assert four.rows[0] == row("好", truncated=True) != one.rows[0]
+
+
 def test_a_ranking_is_too_long_where_one_of_its_responses_is():
     """ "p" and the responses make 3, 8 and 4 tokens with the end."""
     items = ranking(["a", "bcdefg", "cd"], [0, 1, 2], prompt="p"), ranking(["a", "b"], [0, 1], prompt="p", line=2)

@@ -4,15 +4,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from heedful.demo.measure import is_readable, unreadable
+from heedful.demo import measure
+from heedful.demo.measure import bytes_of_tokens, unreadable
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import SPECIALS
 
 TOKENIZER = byte_tokenizer()
+SPELLING = bytes_of_tokens(TOKENIZER)
+LEARNED = byte_tokenizer(texts=["当然，是小。", "Of course! It is 7."] * 2, vocab_size=300)
+"""Of tokens of several bytes, such as the first two of 小."""
 
 
 def ids_of(text):
     return TOKENIZER(text, add_special_tokens=False).input_ids
+
+
+def is_readable(ids):
+    return measure.is_readable(ids, SPELLING)
 
 
 def letter_of(byte):
@@ -75,4 +83,18 @@ def test_any_bytes(content):
 def test_as_a_reward():
     """One number a response, 1 for those that are no text; other columns are ignored."""
     ids = [ids_of("好"), [], ids_of("好")[:2], ids_of(" ")]
-    assert unreadable(completion_ids=ids, completions=["好", "", "\ufffd", " "], truncated=[False] * 4) == [0, 1, 1, 1]
+    columns = {"completions": ["好", "", "\ufffd", " "], "truncated": [False] * 4}
+    assert unreadable(TOKENIZER)(completion_ids=ids, **columns) == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("text", ["当然，是小。", "Of course! It is 7.", "小大"])
+def test_tokens_of_several_bytes_spell_theirs(text):
+    """All beginnings of a text: unreadable where the tokenizer itself decodes a broken character."""
+    spelling = bytes_of_tokens(LEARNED)
+    ids = LEARNED(text, add_special_tokens=False).input_ids
+    assert len(ids) < len(text.encode())
+    assert b"".join(spelling[token] for token in ids) == text.encode()
+    beginnings = [ids[:end] for end in range(1, len(ids) + 1)]
+    assert [measure.is_readable(one, spelling) for one in beginnings] == [
+        "\ufffd" not in LEARNED.decode(one) for one in beginnings
+    ]

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from transformers import AutoTokenizer
 
 from heedful import (
     AccuracyConfig,
     ConfigError,
     DemoConfig,
+    LocalEngine,
+    Message,
+    Policy,
     PPOConfig,
     RewardConfig,
     ScoresConfig,
@@ -34,7 +38,9 @@ from heedful.data.loading import load_split
 from heedful.demo.facts import FAMILIES
 from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe, why
+from heedful.demo.watching import MOST, WATCHED
 from heedful.demo.world import instructions
+from heedful.display import shown
 from heedful.models.tiny import SPECIALS
 
 SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")
@@ -52,16 +58,18 @@ class Done:
     folder: Path
     summary: dict
     said: str
+    progress: str
+    """What went to standard error."""
 
 
 @pytest.fixture(scope="module")
 def demo(small_world, small_recipe, tmp_path_factory):
     """In a folder whose name a shell would split, and which is not ASCII."""
     folder = tmp_path_factory.mktemp("演示") / "第 1 次"
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+    said, progress = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(progress):
         summary = run_demo(DemoConfig(output=folder, device="cpu", language="en"), small_recipe)
-    return Done(folder, summary, said.getvalue())
+    return Done(folder, summary, said.getvalue(), progress.getvalue())
 
 
 def broken_or_empty(completions, completion_ids):
@@ -187,6 +195,7 @@ def test_the_story_says_what_happened(demo):
     loss = [done["sft"][f"{which}_evaluation"]["eval/loss"] for which in ("first", "last")]
     score = [done["ppo"][f"{which}_evaluation"]["eval/score_mean"] for which in ("first", "last")]
     order = done["reward"]["last_evaluation"]["eval/accuracy"]
+    vocabulary = len(AutoTokenizer.from_pretrained(demo.folder / "base"))
     for fragment in (
         f"{len(instructions()):,} short questions",
         f"{demo.summary['prompts']} of the prompts are held out",
@@ -195,7 +204,9 @@ def test_the_story_says_what_happened(demo):
         f"{sizes['reward']:,} pairs",
         "37 % are good",
         "5 % of the pairs were swapped",
-        f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats per byte (30 steps",
+        f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats per token (30 steps",
+        f"reads and writes {vocabulary} tokens",
+        f"blind guessing gives {math.log(vocabulary):.1f}",
         f"{100 * order:.0f} of 100 held-out pairs in the labelled order",
         f"agrees with the gold judge on {100 * demo.summary['reward.accuracy']:.0f} of 100",
         "In each of 3 steps the model answers 32 prompts",
@@ -211,6 +222,21 @@ def test_the_story_says_what_happened(demo):
     others = [line for line in demo.said.split("\n") if line not in commands]
     assert max(cell_len(line) for line in others if "第 1 次" not in line) <= 100
     assert "\x1b" not in demo.said
+
+
+def test_answers_are_shown_while_it_learns(demo):
+    """Each better model's, to the same prompts with the same random numbers; the last ones are those of ``best/``."""
+    held_out = held_out_prompts(demo)
+    family_of = {one.prompt: one.family for one in instructions()}
+    asked = [next(prompt for prompt in held_out if family_of[prompt] == family) for family in WATCHED]
+    answers = [line.removeprefix("heedful: ") for line in demo.progress.split("\n") if " -> " in line]
+    for stage, lines in (("sft", answers[:6]), ("ppo", answers[6:])):
+        policy = Policy.from_pretrained(demo.folder / stage / "best", device="cpu", dtype="float32")
+        found = LocalEngine(policy, max_new_tokens=12).generate([[Message("user", prompt)] for prompt in asked])
+        expected = zip(asked, found.completions, strict=True)
+        assert lines[-3:] == [f"{prompt} -> {shown(one.response, MOST)}" for prompt, one in expected]
+        assert len(lines) % 3 == 0
+    assert answers[:3] != answers[3:6]
 
 
 @pytest.mark.exhaustive

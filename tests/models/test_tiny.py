@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from architectures import DECODERS
 from heedful import make_tiny_model
+from heedful.models import byte_tokenizer
 
 ARCHITECTURES = (*DECODERS, "deberta-v2")
 EXACT = [a for a in ARCHITECTURES if a != "qwen2"]
@@ -66,6 +67,33 @@ def test_special_texts_of_the_template_become_single_ids(checkpoints, architectu
     assert sorted(generation.eos_token_id) == sorted(
         tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|end|>")
     )
+
+
+LEARNED = ["What colour is snow?", "Of course! It is white.", "雪是什么颜色？", "当然，是白色。"]
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_tokens_learned_from_texts(tmp_path, architecture):
+    """Whole words and Chinese characters, never two of them; a reload splits and joins as before, any text."""
+    size = {"hidden_size": 16, "num_layers": 1}
+    make_tiny_model(architecture, tmp_path, **size, texts=LEARNED, vocab_size=400)
+    model, tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    own = byte_tokenizer(encoder=architecture not in DECODERS, texts=LEARNED, vocab_size=400)
+    assert own.get_vocab() == tokenizer.get_vocab()
+    assert model.get_input_embeddings().weight.shape[0] == len(tokenizer) <= 400
+    for text, parts in {
+        LEARNED[1]: ["Of", " course", "!", " It", " is", " white", "."],
+        LEARNED[3]: [*LEARNED[3]],
+    }.items():
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert [tokenizer.decode(one) for one in ids] == parts
+    for text in (TEXT, *LEARNED):
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
+
+
+def test_fewer_tokens_than_asked_for_if_the_texts_have_no_more():
+    assert len(byte_tokenizer(texts=["雪"], vocab_size=400)) == len(byte_tokenizer()) + 2
 
 
 def test_an_encoder_reads_pairs(checkpoints):

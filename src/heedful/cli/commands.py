@@ -28,6 +28,7 @@ from heedful.configs.tools import (
     TinyConfig,
 )
 from heedful.configs.tracking import TrackConfig
+from heedful.data.loading import demonstration_texts
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models, tasks
@@ -56,6 +57,7 @@ def make_tiny(config: TinyConfig) -> None:
         raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
     if config.output.exists() and not (config.output / "config.json").is_file():
         raise ConfigError(f"--output {config.output} holds no model, so it is left alone; choose another folder")
+    texts = demonstration_texts(config.texts) if config.texts else []
     make_tiny_model(
         config.architecture,
         config.output,
@@ -64,6 +66,8 @@ def make_tiny(config: TinyConfig) -> None:
         max_length=config.max_length,
         initializer_range=config.initializer_range,
         seed=config.seed,
+        texts=texts,
+        vocab_size=config.vocab_size if texts else 0,
     )
     _print(f"a random {config.architecture} model is in {config.output}")
 

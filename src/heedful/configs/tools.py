@@ -48,7 +48,7 @@ class DemoConfig(MachineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyConfig(Settings):
-    """Make a tiny model with random weights and a byte tokenizer, to try things on."""
+    """Make a tiny model with random weights and a byte-level tokenizer, to try things on."""
 
     output: Path
     """Folder to write."""
@@ -59,9 +59,14 @@ class TinyConfig(Settings):
     num_layers: Annotated[int, POSITIVE] = 2
     """Depth."""
     max_length: Annotated[int, POSITIVE] = 512
-    """Context in tokens (bytes)."""
+    """Context in tokens (bytes, unless the tokenizer learns from texts)."""
     initializer_range: Annotated[float, POSITIVE] = 0.02
     """Standard deviation of the random weights. 0.02 is small for narrow models; 1 / sqrt(hidden-size) keeps their scale."""
+    texts: str | None = None
+    """Demonstrations (docs/data.md) from whose texts the tokenizer learns frequent sequences of bytes as tokens. None: one
+    token a byte."""
+    vocab_size: Annotated[int, Range(at_least=264)] = 1024
+    """Most tokens of a tokenizer that learns from texts: 8 special ones, 256 bytes, and the learned ones."""
     seed: Annotated[int, SEED] = 0
     """Seed of the weights."""
     overwrite: bool = False

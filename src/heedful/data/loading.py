@@ -11,6 +11,7 @@ They return the encoded records and the counts of dropped and truncated ones. Th
 long if ``action`` is "error", and CheckpointError as `check_rendering` does.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
-from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, fitted, settle, too_long
 from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
@@ -26,7 +27,7 @@ from heedful.data.splits import HasPrompt, item_key, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
 from heedful.display import say
 from heedful.errors import DataError
-from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking, Text
+from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking, Response, Text, plain_response
 
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
@@ -286,6 +287,13 @@ def read_to_learn(loss_on: str) -> Callable[..., list[Demonstration]]:
     return read if loss_on == "all" else read_demonstrations
 
 
+def demonstration_texts(path: str) -> list[str]:
+    """All prompts and responses of a file of demonstrations, for a tokenizer to learn from. Raises DataError."""
+    return [
+        text for one in read_demonstrations(path) for text in (plain_text(one.prompt), plain_response(one.response))
+    ]
+
+
 def encode_responses(
     records: Sequence[Answer],
     renderer: Renderer,
@@ -332,12 +340,13 @@ def encode_rankings(
     "unusable": if all its responses are equal, it goes to ``refused``, otherwise it is an error.
     """
 
+    @functools.cache  # a response is often in several pairs
+    def row(prompt: Text, response: Response, truncated: bool, limit: int | None) -> Row:
+        return inputs.encode(prompt, response, truncated=truncated, max_length=limit)
+
     def encode(ranking: Ranking, limit: int | None = None) -> RankingRows:
-        read = (
-            inputs.encode(ranking.prompt, response, truncated=ranking.truncated, max_length=limit)
-            for response in ranking.responses
-        )
-        return RankingRows(ranking, tuple(read))
+        rows = (row(ranking.prompt, response, ranking.truncated, limit) for response in ranking.responses)
+        return RankingRows(ranking, tuple(rows))
 
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     rankings, encoded = each_rendered(rankings, lambda ranking: encode(best_first(ranking)), refused)

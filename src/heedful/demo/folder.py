@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from heedful.configs.tools import DemoConfig, TinyConfig
+from heedful.data.loading import demonstration_texts
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
@@ -113,6 +114,7 @@ def _write_beginning(output: Path, seed: int, tiny: TinyConfig) -> None:
         with complete_or_absent(output / "world") as folder:
             write_world(folder, seed)
     if not (output / "base").is_dir():
+        texts = demonstration_texts(str(output / "world" / "demonstrations.jsonl"))
         make_tiny_model(
             tiny.architecture,
             output / "base",
@@ -121,4 +123,6 @@ def _write_beginning(output: Path, seed: int, tiny: TinyConfig) -> None:
             max_length=tiny.max_length,
             initializer_range=tiny.initializer_range,
             seed=tiny.seed,
+            texts=texts,
+            vocab_size=tiny.vocab_size,
         )

@@ -1,11 +1,11 @@
 """Measure the demo: both models answer the held-out prompts; the judge, the reward model and a check of bytes score them."""
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerBase
 
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
 from heedful.configs.online import PPOConfig
@@ -13,7 +13,7 @@ from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo.judge import gold_judge
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models.tokenizer import load_tokenizer
 
 FLAWLESS = 1.0
 """The gold judge's score of a flawless answer."""
@@ -58,7 +58,8 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
     gold = evaluate_win_rate(versus, rewards=[gold_judge])
     learned = evaluate_win_rate(versus, rewards=config.rewards)
     several = settings | {"samples_per_prompt": SAMPLES_FOR_RARE, "micro_batch_size": config.rollout_micro_batch_size}
-    before, after = (evaluate_scores(ScoresConfig(model=m, **several), rewards=[unreadable]) for m in (sft, ppo))
+    rare = unreadable(load_tokenizer(sft))
+    before, after = (evaluate_scores(ScoresConfig(model=m, **several), rewards=[rare]) for m in (sft, ppo))
     kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))
     asked = zip(held_out, gold["samples"], learned["samples"], strict=True)
     answers = [_answer(p.columns["family"], prompt_key(p.prompt), by_gold, by_model) for p, by_gold, by_model in asked]
@@ -102,35 +103,41 @@ def _flawless(answers: Sequence[Row], model: str) -> float:
     return sum(row[f"{model}_gold"] == FLAWLESS for row in answers) / len(answers)
 
 
-def unreadable(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """Score 1 for a response that is empty, white space or invalid UTF-8, else 0: a reward function for measuring.
+def unreadable(tokenizer: PreTrainedTokenizerBase) -> Callable[..., list[float]]:
+    """A reward function for measuring: 1 for a response that is empty, white space or invalid UTF-8, else 0.
 
-    Args:
-        completion_ids: ids of the byte tokenizer, without the stop token. Any other special token is invalid.
+    It reads ids of this byte-level tokenizer, without the stop token. Any other special token is invalid.
     """
-    return [float(not is_readable(ids)) for ids in completion_ids]
+    spelling = bytes_of_tokens(tokenizer)
+
+    def is_unreadable(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+        return [float(not is_readable(ids, spelling)) for ids in completion_ids]
+
+    return is_unreadable
 
 
-def is_readable(ids: Sequence[int]) -> bool:
-    """Return whether ids of the byte tokenizer spell text: valid UTF-8 that is more than white space."""
-    spelled = [_byte_of_id().get(token) for token in ids]
-    known = bytes(byte for byte in spelled if byte is not None)
-    if len(known) < len(spelled):
+def is_readable(ids: Sequence[int], spelling: Mapping[int, bytes]) -> bool:
+    """Return whether tokens spell text: valid UTF-8 that is more than white space. ``spelling`` has the bytes of each."""
+    if any(token not in spelling for token in ids):
         return False
     try:
-        return bool(known.decode("utf-8").strip())
+        return bool(b"".join(spelling[token] for token in ids).decode("utf-8").strip())
     except UnicodeDecodeError:
         return False
 
 
-@cache
-def _byte_of_id() -> dict[int, int]:
-    """Return the byte of each id of the byte tokenizer. Special tokens have none.
+def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
+    """The bytes of each token of a byte-level tokenizer. Special tokens have none.
 
     The byte-level alphabet writes printable bytes of Latin-1 as themselves, and the others, in order, from U+0100 on.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     themselves = [ord(letter) for letter in alphabet if ord(letter) < 256]
     others = [byte for byte in range(256) if byte not in themselves]
-    vocabulary = byte_tokenizer().get_vocab()
-    return {vocabulary[letter]: byte for letter, byte in zip(alphabet, themselves + others, strict=True)}
+    byte_of = dict(zip(alphabet, themselves + others, strict=True))
+    special = tokenizer.added_tokens_decoder
+    return {
+        token: bytes(byte_of[letter] for letter in letters)
+        for letters, token in tokenizer.get_vocab().items()
+        if token not in special
+    }

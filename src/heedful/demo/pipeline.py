@@ -5,6 +5,7 @@ are in ``story.toml`` and, in Chinese, in ``story.zh.toml``.
 """
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -28,17 +29,18 @@ from heedful.demo.folder import LABELS, RUNS, check_output, make_beginning
 from heedful.demo.labelling import EVAL, TRAIN, label_pairs
 from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measure_policies
 from heedful.demo.story import STORIES, language_of, wrap
+from heedful.demo.watching import watch
 from heedful.demo.world import FLAW_WEIGHTS, GOOD
 from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
+from heedful.training.callbacks import OnSave
 from heedful.training.output_folder import drop_replaced, finished, real_path
 from heedful.training.performance import most_memory_gb
 from heedful.training.result import TrainingResult
 
 C = TypeVar("C")
-R = TypeVar("R", bound=RunOptions)
 RECIPE = Path(__file__).parent / "recipe"
 WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
@@ -70,6 +72,13 @@ class Sizes:
     pairs: int
     swapped: float
     parameters: int
+    tokens: int
+    """The vocabulary's."""
+
+    @property
+    def blind(self) -> float:
+        """Loss of blind guessing: nats per token."""
+        return math.log(self.tokens)
 
 
 @dataclass
@@ -115,9 +124,11 @@ class Demo:
         work = self.story["work"].format(steps=self.steps(done["steps"]), seconds=done["seconds"])
         return {"first": first, "last": last, "work": work}
 
-    def train(self, train: Callable[[R], TrainingResult], settings: R, name: str) -> dict[str, Any]:
+    def train(
+        self, train: Callable[..., TrainingResult], settings: RunOptions, name: str, on_save: OnSave | None = None
+    ) -> dict[str, Any]:
         """Run a stage unless it is finished, and record its seconds. Returns its summary."""
-        done = finished(settings) or train(settings).summary
+        done = finished(settings) or train(settings, on_save=on_save).summary
         self.summary[f"{name}.seconds"] = done["seconds"]
         return done
 
@@ -157,7 +168,7 @@ def _sft(demo: Demo) -> None:
     *flaws, last = (demo.story["kinds"][kind] for kind, weight in FLAW_WEIGHTS.items() if weight)
     listed = f"{demo.story['comma'].join(flaws)}{demo.story['or']}{last}"
     demo.say("before_sft", flaws=listed, steps=demo.its_steps(demo.settings.sft.max_steps))
-    done = demo.train(train_sft, demo.settings.sft, "sft")
+    done = demo.train(train_sft, demo.settings.sft, "sft", on_save=watch(demo.settings.ppo))
     demo.say("after_sft", **demo.change(done, "eval/loss"))
 
 
@@ -185,7 +196,7 @@ def _ppo(demo: Demo) -> None:
     hot = demo.story["hot"].format(ppo=ppo).strip() if ppo.temperature > 1 else ""
     steered = demo.story["steered"].format(target=ppo.kl_target) if ppo.kl_target else ""
     demo.say("before_ppo", steps=demo.steps(ppo.steps), hot=hot, steered=steered)
-    done = demo.train(train_ppo, ppo, "ppo")
+    done = demo.train(train_ppo, ppo, "ppo", on_save=watch(ppo))
     demo.say("after_ppo", kl=done["last_evaluation"]["eval/kl"], **demo.change(done, "eval/score_mean"))
 
 
@@ -225,7 +236,7 @@ def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
     from_labels = (f"--data={labels}", f"--eval-data={held_out}", *FROM_LABELS) if config.label else ()
     few_labels = (FOR_FEW_LABELS,) if config.label else ()
     settings = DemoSettings(
-        tiny=read(TinyConfig, "tiny", f"--output={out}/base"),
+        tiny=read(TinyConfig, "tiny", f"--output={out}/base", f"--texts={out}/world/demonstrations.jsonl"),
         sft=run(SFTConfig, "sft", "base", "demonstrations"),
         reward=run(RewardConfig, "reward", "sft/final", "preferences", *from_labels),
         ppo=run(PPOConfig, "ppo", "sft/final", "prompts", *few_labels, "--rewards", f"model:{out}/reward/final"),
@@ -260,6 +271,7 @@ def sizes_of(output: Path, eval_fraction: float) -> Sizes:
         pairs=len(pairs),
         swapped=100 * sum(row["flipped"] for row in pairs) / len(pairs),
         parameters=(output / "base" / "model.safetensors").stat().st_size // 4,
+        tokens=json.loads((output / "base" / "config.json").read_text(encoding="utf-8"))["vocab_size"],
     )
 
 

@@ -1,14 +1,16 @@
 """Tiny models with random weights and a byte-level tokenizer: real architectures, created without a download.
 
-The tokenizer has one token per UTF-8 byte, so it encodes any text in any language losslessly. (A ``qwen2`` folder
-reloads as transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
+The tokenizer has one token per UTF-8 byte, and further ones for frequent sequences of bytes if it learns from texts, so it
+encodes any text in any language losslessly. (A ``qwen2`` folder reloads as transformers' own Qwen2 tokenizer, which
+normalises text to NFC first.)
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -34,16 +36,27 @@ CHAT_TEMPLATE = (
 """A turn starts and ends with a single token each. In bytes, role names would be a third of a short conversation."""
 
 
-def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per byte (BPE over the byte-level alphabet, without merges), and special tokens first.
+def byte_tokenizer(*, encoder: bool = False, texts: Iterable[str] = (), vocab_size: int = 0) -> PreTrainedTokenizerFast:
+    """A tokenizer over bytes (BPE over the byte-level alphabet), special tokens first: one token per byte, unless it learns.
 
     Args:
         encoder: add the special tokens around an encoder's text; otherwise set a chat template.
+        texts: what it learns from: the most frequent pair of tokens becomes a token of its own, again and again (Sennrich
+            et al. 2016). Tokens never reach beyond a word or a Chinese character.
+        vocab_size: number of tokens at which it stops learning; 0 learns nothing.
     """
-    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*SPECIALS, *alphabet])}, merges=[]))
+    words = [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")] if vocab_size else []
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=vocab_size > 0)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes]) if words else to_bytes
     tokenizer.decoder = decoders.ByteLevel()
+    if vocab_size:
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+    vocabulary = tokenizer.get_vocab()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     names = {"pad_token": PAD, "eos_token": END_OF_TEXT}
     if encoder:
@@ -94,12 +107,15 @@ def make_tiny_model(
     max_length: int = 512,
     initializer_range: float = 0.02,
     seed: int = 0,
+    texts: Iterable[str] = (),
+    vocab_size: int = 0,
 ) -> None:
     """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier.
 
-    ``max_length`` is the context length in tokens, ``initializer_range`` the standard deviation of the weights.
+    ``max_length`` is the context length in tokens, ``initializer_range`` the standard deviation of the weights. The tokenizer
+    learns ``vocab_size`` tokens from ``texts`` as in `byte_tokenizer`; with 0 it has one per byte.
     """
-    tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
+    tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2", texts=texts, vocab_size=vocab_size)
     config = tiny_config(
         architecture,
         vocab_size=len(tokenizer),
