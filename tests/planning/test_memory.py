@@ -196,7 +196,7 @@ def test_keys_and_values_by_hand():
 
 def test_scoring_by_hand():
     """As many rows of 16 tokens are read as are sampled, not the 4 of a micro-batch: logits over 1,000 words in float32,
-    and three more such numbers, of the log-softmax and the entropy. Each of 16 ranks reads its 4 rows."""
+    and two more such numbers, of the log-softmax and the entropy. Each of 16 ranks reads its 4 rows."""
     config = GRPOConfig(**BASE, rewards=("rule:digits",), micro_batch_size=4, max_new_tokens=16)
     sizes = []
     for rows, ranks in ((4, 1), (8, 1), (8, 16)):
@@ -205,7 +205,7 @@ def test_scoring_by_hand():
             lambda _: SMALL, Lengths(16), device="cpu", half=False, ranks=ranks,
         )  # fmt: skip
         sizes.append(found.phases["scoring"]["activations"])
-    assert sizes[1] == 8 * 16 * 1000 * 4 * (1 + 3) == 2 * sizes[0] == 2 * sizes[2]
+    assert sizes[1] == 8 * 16 * 1000 * 4 * (1 + 2) == 2 * sizes[0] == 2 * sizes[2]
 
 
 def test_a_recorded_copy_stays():

@@ -97,6 +97,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
             if is_kept:
                 kept.append(logits)
+            del logits, logp, place  # not in memory beside the next chunk's
         ctx.set_materialize_grads(False)  # without a gradient of the entropy (only a metric), skips it
         ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
         ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)

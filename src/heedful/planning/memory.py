@@ -407,7 +407,7 @@ class _Run:
             rows = self.rows if is_reward or self.online is None else self.scored_rows
             activations: float = rows * self.lengths.longest * self._one_layer(network.shape) + network.folded
             if network.has_logits:
-                activations = max(activations, self._logits(network.shape, rows, network is self.policy)[0])
+                activations = max(activations, self._logits(network.shape, rows)[0])
             activations = max(activations + self._states, 3 * self._states)
             passes.append(
                 {"copies in half precision": self._casts(network, learning=False), "activations": activations}
@@ -443,14 +443,19 @@ class _Run:
         if network.linear == FOUR_BIT:
             temporary = max(temporary, 2 * max(shape.hidden * shape.intermediate, shape.hidden * shape.query))
         ends = self.tokens * 4 * shape.hidden * (1 if adapted or self.device == "cpu" else 2)  # the last norm
-        logits = 0.0
+        logits, copies, freed = 0.0, self._casts(network, learning=True), 0.0
         if network.has_logits:
             has_entropy = isinstance(self.config, OnlineConfig) and self.config.has_entropy_bonus
-            logits = self._logits(shape, self.rows, has_entropy)[1]
+            forward, logits = self._logits(shape, self.rows, has_entropy=has_entropy)
+            freed = logits - forward + (network.head * shape.output if network.trained == "all" else 0)
             states = 10 if self.half else 8  # bytes of a state, its gradient, and a copy in half precision
             ends += self.rows * self.responses * shape.hidden * states
+        if self.config.gradient_checkpointing:
+            # All copies are there until the forward pass is over; the backward pass, with its logits and the head's gradient,
+            # makes those of a block at a time.
+            copies = max(copies - freed, self._casts(network, learning=True, blocks=1))
         return {
-            "copies in half precision": self._casts(network, learning=True),
+            "copies in half precision": copies,
             "activations": activations + ends + max(0, temporary - logits),
             "logits": logits,
         }
@@ -470,14 +475,15 @@ class _Run:
         scores = self.rows * shape.heads * self.lengths.longest**2
         return 6 * scores if self.device == "cpu" and self.half and scores <= MOST_SCORES else 0
 
-    def _logits(self, shape: Shape, rows: int, has_entropy: bool) -> tuple[float, float]:
+    def _logits(self, shape: Shape, rows: int, *, has_entropy: bool = False) -> tuple[float, float]:
         """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`)."""
         vocabulary, tokens = shape.vocabulary, rows * self.responses
         chunk = min(tokens, max(SMALLEST_CHUNK[self.device], CHUNK // vocabulary)) * vocabulary
         block = min(chunk, max(vocabulary, BLOCK.get(self.device, chunk)))
         kept = tokens * vocabulary if tokens * vocabulary <= KEPT else chunk
-        softmax = 4 * block * (3 if has_entropy else 2)
-        return self.computed * chunk + softmax, self.computed * (kept + chunk) + softmax
+        softmax = 4 * block
+        forward = self.computed * chunk + 2 * softmax
+        return forward, self.computed * (kept + chunk) + softmax * (3 if has_entropy else 2)
 
     def _casts(self, network: _Network, *, learning: bool, blocks: int | None = None) -> float:
         """Copies of float32 matrices in half precision: autocast keeps those of trained weights until a pass is over, and
