@@ -233,7 +233,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if op is aten.scaled_dot_product_attention.default:
         return _attention(*args, **kwargs)
     if _is_composite(op):  # in inference mode these arrive whole
-        return op.decompose(*args, **kwargs)
+        with _as_called():
+            return op.decompose(*args, **kwargs)
     tensors = [x for one in (args, kwargs.values()) for x in _tensors(one)]
     on_device = [x for x in tensors if isinstance(x, DeviceTensor)]
     if on_device:
@@ -254,6 +255,14 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if op in WAITS:
         _wait(WAITS[op])
     return _outer(result, {id(x.inner): x for x in on_device}, on_device)
+
+
+def _as_called() -> contextlib.AbstractContextManager[object]:
+    """Views and autocast as outside of ``__torch_dispatch__``, which leaves them out."""
+    left_out = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    if torch.is_autocast_enabled(NAME):
+        left_out = left_out.remove(torch._C.DispatchKey.AutocastPrivateUse1)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out)
 
 
 def _inner(value: Any) -> Any:
@@ -282,8 +291,11 @@ def _outer(result: Any, known: dict[int, DeviceTensor], given: list[DeviceTensor
                 grown = changed.block.size < storage.nbytes()
                 _set_data(changed, DeviceTensor(result, _Block(storage.nbytes()) if grown else changed.block))
             return changed
-        blocks = (x.block for x in given if x.inner.untyped_storage()._cdata == storage._cdata)
-        return DeviceTensor(result, next(blocks, None) or _Block(storage.nbytes()))
+        base = next((x for x in given if x.inner.untyped_storage()._cdata == storage._cdata), None)
+        if base is None:
+            return DeviceTensor(result, _Block(storage.nbytes()))
+        with torch.inference_mode(base.is_inference()):  # a view of a trained weight knows that it is one
+            return DeviceTensor(result, base.block)
     if isinstance(result, (list, tuple)):
         return type(result)(_outer(one, known, given) for one in result)
     return result
