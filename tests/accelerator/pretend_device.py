@@ -517,6 +517,7 @@ class Module:
     """``torch.pretend``, found by `torch.get_device_module`: what PyTorch and others ask of a device."""
 
     Event = _Event
+    _initialized = True
     is_available = is_initialized = is_built = staticmethod(lambda: True)
     is_bf16_supported = staticmethod(lambda: True)
     _is_in_bad_fork = _is_compiled = staticmethod(lambda: False)
