@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pretend_device  # noqa: E402  beside this file
+import pretend_device
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -192,7 +192,9 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.__repr__: lambda tensor, **_: f"DeviceTensor({_tolist(tensor)}, device='{NAME}:0', dtype={tensor.dtype})",
-    Tensor.new_tensor: lambda tensor, data, **o: torch.tensor(data, **{"dtype": tensor.dtype, "device": tensor.device} | o),
+    Tensor.new_tensor: lambda tensor, data, **o: torch.tensor(
+        data, **{"dtype": tensor.dtype, "device": tensor.device} | o
+    ),
     Tensor.data_ptr: lambda tensor: tensor.inner.data_ptr(),
     Tensor.untyped_storage: lambda tensor: tensor.inner.untyped_storage(),
     Tensor.data.__set__: _set_data,
@@ -249,7 +251,9 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if op in INDEXED and _has_mask(args):
         _wait("boolean index")
     inner_args = _inner(args)
-    inner_kwargs = {name: CPU if name == "device" and value is not None else _inner(value) for name, value in kwargs.items()}
+    inner_kwargs = {
+        name: CPU if name == "device" and value is not None else _inner(value) for name, value in kwargs.items()
+    }
     with _random_state(op, kwargs):
         result = OTHER_NAMES.get(op, op)(*inner_args, **inner_kwargs)
     if op in WAITS:
@@ -287,7 +291,9 @@ def _outer(result: Any, known: dict[int, DeviceTensor], given: list[DeviceTensor
         storage = result.untyped_storage()
         if id(result) in known:
             changed = known[id(result)]
-            if changed.shape != result.shape or changed.stride() != result.stride():  # `t_`, `resize_`, an empty ``out``
+            if (
+                changed.shape != result.shape or changed.stride() != result.stride()
+            ):  # `t_`, `resize_`, an empty ``out``
                 grown = changed.block.size < storage.nbytes()
                 _set_data(changed, DeviceTensor(result, _Block(storage.nbytes()) if grown else changed.block))
             return changed

@@ -5,11 +5,10 @@ import re
 
 import pytest
 import torch
+from pretend_device import Counts, Module, phase, phases
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from pretend_device import Counts, Module, phase, phases
 
 DEVICE = "pretend"
 
@@ -331,7 +330,9 @@ def test_modules_keep_ties_types_and_copies():
 
 def test_convolutions_and_other_layers():
     def compute(device):
-        layers = nn.Sequential(nn.Conv1d(4, 4, 3, groups=2, padding=2), nn.GELU(), nn.Flatten(), nn.Linear(36, 4), nn.Mish())
+        layers = nn.Sequential(
+            nn.Conv1d(4, 4, 3, groups=2, padding=2), nn.GELU(), nn.Flatten(), nn.Linear(36, 4), nn.Mish()
+        )
         layers.to(device)
         x = torch.randn(2, 4, 7).to(device).requires_grad_()
         loss = F.cross_entropy(layers(x), torch.tensor([0, 3], device=device))

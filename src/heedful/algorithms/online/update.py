@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import Attempt
+from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
@@ -150,11 +151,11 @@ class Update:
         """Drop a minibatch's gradients."""
         self.learner.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, sources: Sequence[str], *, max_approx_kl: float = math.inf) -> None:
+    def step(self, sources: Callable[[], Sequence[str]], *, max_approx_kl: float = math.inf) -> None:
         """One optimizer step on a minibatch's gradients; skipped if a number is not finite.
 
         Args:
-            sources: sources of its prompts.
+            sources: gives the sources of its prompts, if they are to be named.
             max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
         """
         learner = self.learner
@@ -164,7 +165,7 @@ class Update:
             self.sums,
             before=self._before,
             update=len(self.steps) + 1,
-            sources=[*sources, *self._mixed],
+            sources=lambda: [*sources(), *self._mixed],
             max_approx_kl=max_approx_kl,
         )
         self.steps.append(result)
@@ -217,7 +218,7 @@ def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConf
     """Rows of every minibatch of every epoch; masked and failed responses shrink all of them evenly."""
     for _ in range(epochs):
         for rows in shuffled(len(experience.rows), learner.config.minibatch_size, learner.generator):
-            yield rows.to(experience.rows.device)
+            yield upload(rows, experience.rows.device)
 
 
 def take_step(
@@ -227,7 +228,7 @@ def take_step(
     *,
     before: Metrics,
     update: int,
-    sources: Sequence[str],
+    sources: Callable[[], Sequence[str]],
     max_approx_kl: float = math.inf,
 ) -> StepResult:
     """One optimizer step on the accumulated gradients of all modules; skipped for all if a number is not finite.
@@ -238,7 +239,7 @@ def take_step(
         sums: the step's metrics.
         before: the sums without this minibatch, restored if the step is skipped.
         update: number of the optimizer step within its rollout batch, from 1.
-        sources: sources of the minibatch's records.
+        sources: gives the sources of the minibatch's records, if they are to be named.
         max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
     """
     broken, norm, norms = broken_numbers(sums, before, max_approx_kl), math.nan, list[float]()
@@ -250,15 +251,15 @@ def take_step(
             broken = {"gradient norm": norm}
     if broken:
         sums.reset(before)
-        learner.skips.leave_out(learner.schedule.done, update, broken, sources)
+        learner.skips.leave_out(learner.schedule.done, update, broken, sources())
     return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 
 def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl: float) -> dict[str, float]:
     """Metrics that this minibatch made non-finite; if none, its approx_kl if above the limit."""
     name = "policy/approx_kl"
-    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > max_approx_kl
-    if sums.are_finite() and not exploded:
+    moved = [sums.totals[name] - before.get(name, 0.0) <= max_approx_kl] if name in sums.totals else []
+    if sums.are_finite(*moved):
         return {}
     values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}
     return {name: value for name, value in values.items() if not math.isfinite(value)} or {name: values[name]}
