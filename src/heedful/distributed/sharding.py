@@ -259,7 +259,7 @@ def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip the gradient norm of one module's parameters, sharded or not. Returns the norm before clipping, on their device."""
+    """Clip the gradient norm of one module's parameters, sharded or not. Returns the norm before clipping, there."""
     divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
     with complete() if divided else contextlib.nullcontext():
         norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]

@@ -1,7 +1,8 @@
 """`Experience`: an update's data as tensors; `Counts`: the divisors of its losses."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +76,10 @@ class Experience:
         """
         broken = (~self.is_finite).nonzero().squeeze(1)
         return [self.completions[row].prompt.source for row in (broken if len(broken) else rows).tolist()]
+
+    def sources_later(self, rows: Tensor) -> Callable[[], list[str]]:
+        """`sources` when it is called: finding them waits for the device, and only a skipped step names them."""
+        return partial(self.sources, rows)
 
     def token_numbers(self) -> dict[str, TokenNumbers]:
         """What the update holds constant, by the names of the columns of ``rollouts/``; without what there is not."""

@@ -1,7 +1,5 @@
 """The critic's part of an update: its loss, and the epochs of a value head on the policy's trunk."""
 
-from functools import partial
-
 from torch import Tensor
 
 from heedful import core
@@ -52,6 +50,6 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
                 sums.add(metrics)
                 loss.backward()
         sums.add_ranks()
-        sources = partial(experience.sources, rows)
+        sources = experience.sources_later(rows)
         steps.append(take_step(learner, [head], sums, before=before, update=len(steps) + 1, sources=sources))
     return sums.means(max(1, sum(not step.is_left_out for step in steps))), steps
