@@ -226,8 +226,9 @@ SCALARS_TOO = {
 OTHER_NAMES = {
     aten.convolution_overrideable.default: aten.convolution.default,
     aten.convolution_backward_overrideable.default: aten.convolution_backward.default,
+    aten.histc.default: lambda x, *args, **options: aten.histc.default(x.float(), *args, **options).to(x.dtype),
 }
-"""What PyTorch calls on devices from outside, and what it calls on the CPU."""
+"""What PyTorch calls on devices from outside, and counts integers with, but not on the CPU."""
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -258,6 +259,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = OTHER_NAMES.get(op, op)(*inner_args, **inner_kwargs)
     if op in WAITS:
         _wait(WAITS[op])
+    if to_host:  # `zeros_like` and its kind
+        return result
     return _outer(result, {id(x.inner): x for x in on_device}, on_device)
 
 

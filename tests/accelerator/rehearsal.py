@@ -1,7 +1,7 @@
 """heedful rehearsed on the pretend accelerator: every trainer with its options, against the CPU.
 
-    python tests/accelerator/rehearsal.py           # the table of docs/results/accelerator.md, in about five minutes
-    python tests/accelerator/rehearsal.py ppo lora  # of the rows with these words
+python tests/accelerator/rehearsal.py           # the table of docs/results/accelerator.md, in about five minutes
+python tests/accelerator/rehearsal.py ppo lora  # of the rows with these words
 """
 
 import contextlib
@@ -19,17 +19,30 @@ from safetensors.torch import load_file
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
-import pretend_device  # noqa: E402  beside this file
-from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig  # noqa: E402
-from heedful import make_tiny_model  # noqa: E402
-from heedful import devices  # noqa: E402
-from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft  # noqa: E402
-from heedful.algorithms.online import loop, rollout, update, values  # noqa: E402
-from heedful.engines import generate  # noqa: E402
-from heedful.kernels import attention, head_logprobs  # noqa: E402
-from heedful.kernels.cpu import layers, products  # noqa: E402
-from heedful.training.compact_adamw import CompactAdamW  # noqa: E402
-from trainers import TRAIN  # noqa: E402
+import pretend_device
+
+from heedful import (
+    A2CConfig,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+    devices,
+    make_tiny_model,
+)
+from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
+from heedful.algorithms.online import start, update, values
+from heedful.engines import generate
+from heedful.kernels import attention, head_logprobs
+from heedful.kernels import device as kernels_device
+from heedful.kernels.cpu import layers, products
+from heedful.rewards import models as reward_models
+from heedful.training import setup
+from heedful.training.compact_adamw import CompactAdamW
+from trainers import TRAIN
 
 DEVICE = pretend_device.NAME
 STEPS = 2
@@ -98,6 +111,8 @@ class Row:
     counts: dict[str, pretend_device.Counts] = field(default_factory=dict)
     tokens: int = 0
     """Steps of sampling, a token for each row of the batch."""
+    batches: int = 0
+    """Batches of prompts that were sampled from together."""
     minibatches: int = 0
 
     def waits(self, phase: str) -> int:
@@ -121,6 +136,8 @@ def without_kernels_of_the_cpu() -> None:
     products.PackedLinear.is_possible = staticmethod(lambda _module: False)
     head_logprobs._writes_over = lambda _states, _options: False
     attention._is_faster = lambda _query, _key: False
+    for module in (kernels_device, reward_models, setup, start):
+        module.frozen_dtype = lambda _device, dtype: dtype if dtype in kernels_device.HALF else torch.float32
     for module in (attention, layers, products):
         module.compiles_each_shape = lambda _device: False
     to = torch.nn.Module.to
@@ -146,7 +163,7 @@ def watch(row: Row) -> contextlib.ExitStack:
     def counted(name, function):
         @functools.wraps(function)
         def run(*args, **kwargs):
-            row.minibatches += function.__name__ == "take_step"
+            row.minibatches += name == "minibatch" and function.__name__ == "take_step"
             with pretend_device.phase(name):
                 return function(*args, **kwargs)
 
@@ -157,12 +174,14 @@ def watch(row: Row) -> contextlib.ExitStack:
     for module in (ppo, online_dpo):
         put(module, "backward_minibatch", counted("minibatch", module.backward_minibatch))
         put(module, "make_experience", counted("experience", module.make_experience))
+    put(update.MetricSums, "means", counted("metrics", update.MetricSums.means))
     put(update, "take_step", counted("minibatch", update.take_step))
     put(values, "take_step", counted("value head", values.take_step))
     decode = generate.decode
 
     def steps(*args, **kwargs):
         found = decode(*args, **kwargs)
+        row.batches += 1
         while True:
             with pretend_device.phase("decode"):
                 step = next(found, None)
@@ -179,11 +198,15 @@ def prepare(folder: Path) -> None:
     """A tiny model, a reward model of it, and data."""
     torch.manual_seed(0)
     make_tiny_model("qwen3", folder / "model", hidden_size=32, initializer_range=0.1)
-    rows = [{"prompt": f"问{i}" * (1 + i % 3), "chosen": "好的，当然" * (1 + i % 2), "rejected": "坏"} for i in range(24)]
+    rows = [
+        {"prompt": f"问{i}" * (1 + i % 3), "chosen": "好的，当然" * (1 + i % 2), "rejected": "坏"} for i in range(24)
+    ]
     files = {
         PAIRS: rows,
         TEXTS: [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
-        LABELS: [{"prompt": row["prompt"], "completion": row["chosen"], "label": i % 2 == 0} for i, row in enumerate(rows)],
+        LABELS: [
+            {"prompt": row["prompt"], "completion": row["chosen"], "label": i % 2 == 0} for i, row in enumerate(rows)
+        ],
     }
     for name, content in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content)

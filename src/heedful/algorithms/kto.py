@@ -231,7 +231,8 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
         ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.dummy_loss))
     ):
         logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
-        total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
+        references = torch.tensor([one.ref_other for one in part], dtype=logprobs.dtype)
+        total += float((logprobs - upload(references, logprobs.device)).sum())
     ranks.all_well()
     return ranks.total(total) / len(labelled)
 

@@ -106,8 +106,7 @@ def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learn
             with attempt as limit:
                 backward_minibatch(learner, experience, minibatch, update, limit)
                 update.mix_in(limit)
-        sources = [scored.completions[best].prompt.source for best, _ in minibatch]
-        update.step(sources.copy)
+        update.step([scored.completions[best].prompt.source for best, _ in minibatch])
     learner.skips.count(update.steps)
     metrics = rollout_metrics(scored, experience.old, experience.kl, shaped=scored.shaped) | score_metrics(
         scored, config

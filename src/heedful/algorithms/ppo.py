@@ -139,7 +139,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
         if is_too_far:
             update.leave_out()
             break
-        update.step(experience.sources_later(rows), max_approx_kl=cfg.exploded_approx_kl)
+        update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
 
     learner.skips.count(update.steps or head_steps)
     metrics = {**experience.metrics, **value_metrics, **update.metrics(), **critic_norm(head_steps, update.steps)}

@@ -224,10 +224,10 @@ def without_padding() -> Iterator[None]:
         _ALL_REAL.reset(before)
 
 
-def _mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """transformers' mask for SDPA."""
+def mask_of_scores(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """transformers' mask for SDPA, which does not look for padding `without_padding`."""
     mask: Tensor | None = sdpa_mask(*args, attention_mask=None if _ALL_REAL.get() else attention_mask, **options)
     return mask
 
 
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask_of_scores)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -151,11 +151,11 @@ class Update:
         """Drop a minibatch's gradients."""
         self.learner.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, sources: Callable[[], Sequence[str]], *, max_approx_kl: float = math.inf) -> None:
+    def step(self, sources: Sequence[str], *, max_approx_kl: float = math.inf) -> None:
         """One optimizer step on a minibatch's gradients; skipped if a number is not finite.
 
         Args:
-            sources: gives the sources of its prompts, if they are to be named.
+            sources: sources of its prompts.
             max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
         """
         learner = self.learner
@@ -165,7 +165,7 @@ class Update:
             self.sums,
             before=self._before,
             update=len(self.steps) + 1,
-            sources=lambda: [*sources(), *self._mixed],
+            sources=[*sources, *self._mixed],
             max_approx_kl=max_approx_kl,
         )
         self.steps.append(result)
@@ -228,7 +228,7 @@ def take_step(
     *,
     before: Metrics,
     update: int,
-    sources: Callable[[], Sequence[str]],
+    sources: Sequence[str],
     max_approx_kl: float = math.inf,
 ) -> StepResult:
     """One optimizer step on the accumulated gradients of all modules; skipped for all if a number is not finite.
@@ -239,7 +239,7 @@ def take_step(
         sums: the step's metrics.
         before: the sums without this minibatch, restored if the step is skipped.
         update: number of the optimizer step within its rollout batch, from 1.
-        sources: gives the sources of the minibatch's records, if they are to be named.
+        sources: sources of the minibatch's records.
         max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
     """
     broken, norm, norms = broken_numbers(sums, before, max_approx_kl), math.nan, list[float]()
@@ -251,7 +251,7 @@ def take_step(
             broken = {"gradient norm": norm}
     if broken:
         sums.reset(before)
-        learner.skips.leave_out(learner.schedule.done, update, broken, sources())
+        learner.skips.leave_out(learner.schedule.done, update, broken, sources)
     return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 

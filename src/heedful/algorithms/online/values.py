@@ -50,6 +50,6 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
                 sums.add(metrics)
                 loss.backward()
         sums.add_ranks()
-        sources = experience.sources_later(rows)
+        sources = experience.sources(rows)
         steps.append(take_step(learner, [head], sums, before=before, update=len(steps) + 1, sources=sources))
     return sums.means(max(1, sum(not step.is_left_out for step in steps))), steps
