@@ -181,6 +181,18 @@ def _numpy(tensor: DeviceTensor, *_args: Any, **_options: Any) -> None:
     )
 
 
+def _indexed(method: Any) -> Callable[..., Any]:
+    """Indices that are lists are copied to the device, as on CUDA."""
+
+    def of_device(tensor: Tensor, index: Any, *value: Any) -> Any:
+        every = index if isinstance(index, tuple) else (index,)
+        tensors = tuple(torch.tensor(one, device=NAME) if isinstance(one, list) else one for one in every)
+        with torch._C.DisableTorchFunctionSubclass():
+            return method(tensor, tensors if isinstance(index, tuple) else tensors[0], *value)
+
+    return of_device
+
+
 def _set_data(tensor: Tensor, value: Tensor) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         Tensor.data.__set__(tensor, value)
@@ -198,6 +210,8 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.data_ptr: lambda tensor: tensor.inner.data_ptr(),
     Tensor.untyped_storage: lambda tensor: tensor.inner.untyped_storage(),
     Tensor.data.__set__: _set_data,
+    Tensor.__getitem__: _indexed(Tensor.__getitem__),
+    Tensor.__setitem__: _indexed(Tensor.__setitem__),
 }
 """Methods that do not end in an operator."""
 
@@ -614,11 +628,11 @@ def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def _in_this_thread(run_backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients in the thread that asks for them, and not in one of the device's: those are started only once."""
+    """Gradients in the thread that asks for them, for those of devices are started only once; with methods for their hooks."""
 
     @functools.wraps(run_backward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), torch._C._EnableTorchFunction():
             return run_backward(*args, **kwargs)
 
     return run

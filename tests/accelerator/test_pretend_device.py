@@ -305,6 +305,15 @@ def test_checkpoints_repeat_dropout(reentrant):
     assert torch.equal(kept[0] != 0, w.grad != 0)
 
 
+def test_hooks_of_gradients_can_read_them():
+    x = there(3).requires_grad_()
+    seen = []
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append(gradient.tolist()))
+    y.sum().backward()
+    assert seen == [[1, 1, 1]]
+
+
 def test_vmap():
     def compute(device):
         mask, at = torch.ones(2, 3, dtype=torch.bool, device=device), torch.arange(3, device=device)
@@ -326,6 +335,14 @@ def test_modules_keep_ties_types_and_copies():
     model[0].weight.data = model[0].weight.data.to(torch.bfloat16)
     assert (model[0].weight + 1).cpu().dtype == torch.bfloat16
     assert model.to("cpu")[0].weight.numpy is not None
+
+
+def test_lists_as_indices():
+    assert there(3, 2)[[2, 0]].tolist() == [[5, 6], [1, 2]]
+    x = there(3)
+    x[[0]] = 7.0
+    assert x.tolist() == [7, 2, 3]
+    assert torch.histc(torch.tensor([1, 1, 2], dtype=torch.int32, device=DEVICE), 2, 1, 2).tolist() == [2, 1]
 
 
 def test_convolutions_and_other_layers():
