@@ -11,8 +11,8 @@ generator of the wrong device, a result that is read before it has arrived. Numb
 end every operator runs there. It has no streams that overlap, no graphs and no kernels of its own.
 
 A `DeviceTensor` wraps a CPU tensor, and shares storage where the CPU tensors do. Operators with such tensors arrive in
-``__torch_dispatch__``, factories in a fallback for the dispatch key ``PrivateUse1``; both call `_run`. Below autograd nothing is
-special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Written for torch 2.13.
+``__torch_dispatch__``, factories in a fallback for the dispatch key ``PrivateUse1``; both call `_run`. Below autograd
+nothing is special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Written for torch 2.13.
 """
 
 import contextlib
@@ -177,7 +177,8 @@ def _tolist(tensor: DeviceTensor) -> Any:
 
 def _numpy(tensor: DeviceTensor, *_args: Any, **_options: Any) -> None:
     raise TypeError(
-        f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        f"can't convert {tensor.device} device type tensor to numpy. "
+        "Use Tensor.cpu() to copy the tensor to host memory first."
     )
 
 
@@ -628,7 +629,7 @@ def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def _in_this_thread(run_backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients in the thread that asks for them, for those of devices are started only once; with methods for their hooks."""
+    """Gradients in the thread that asks for them, for those of devices are started only once; and methods in hooks."""
 
     @functools.wraps(run_backward)
     def run(*args: Any, **kwargs: Any) -> Any:

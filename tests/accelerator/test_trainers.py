@@ -40,7 +40,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "accelerator.m
 MOST_PER_MINIBATCH = 3
 """Waits in a minibatch: whether its numbers are finite, the gradient norms, and one for what a setting adds."""
 MOST_PER_BATCH = 3
-"""Waits in sampling for each batch of prompts, whatever the number of tokens: two of transformers, which looks for padding."""
+"""Waits in sampling for each batch of prompts, however many tokens: transformers looks for padding twice."""
 HOST_MOMENTS = {"sft, moments on the host", "ppo, reference and moments on the host"}
 """Gradients go to the host and weights come back, for each matrix: three waits per weight."""
 

@@ -123,9 +123,8 @@ def kto_loss(
     count = ratio.shape[0] if num_responses is None else num_responses
     good = desirable.sum() if num_desirable is None else num_desirable
     gain = torch.where(desirable, ratio - z0, z0 - ratio)
-    weight = torch.where(
-        desirable, *(torch.tensor(w, dtype=ratio.dtype) for w in (desirable_weight, undesirable_weight))
-    )
+    of_good, of_bad = (torch.tensor(w, dtype=ratio.dtype) for w in (desirable_weight, undesirable_weight))
+    weight = torch.where(desirable, of_good, of_bad)
     loss = (weight * torch.sigmoid(-beta * gain)).sum() / count
     metrics = {"loss/kto": loss.detach(), "reward/accuracy": rightness(gain).sum() / count}
     rewards = beta * ratio.detach()
