@@ -16,7 +16,7 @@ from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import Attempt
-from heedful.devices import on_host, upload
+from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
@@ -115,12 +115,12 @@ class Update:
         """Keep what the pass of the policy that sampled gave for some responses, if the settings ask for it."""
         if self._keeps_numbers:
             for name, numbers in {"old_logprobs": new.logprobs, "entropy": new.entropy}.items():
-                self._numbers.append((0, name, TokenNumbers(on_host(rows), numbers.detach().cpu())))
+                self._numbers.append((0, name, TokenNumbers(rows.cpu(), numbers.detach().cpu())))
 
     def note_ratio(self, rows: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> None:
         """Keep the log-ratio of each token of a pass, if the settings ask for it. A step that is left out drops it."""
         if self._keeps_numbers:
-            numbers = TokenNumbers(on_host(rows), (logprobs.detach() - old_logprobs).cpu())
+            numbers = TokenNumbers(rows.cpu(), (logprobs.detach() - old_logprobs).cpu())
             self._ratios.append((len(self.steps), "log_ratio", numbers))
 
     def set_kl(self, rows: Tensor, kl: Tensor) -> None:
