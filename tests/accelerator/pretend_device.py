@@ -414,7 +414,8 @@ def _attention(
     chosen = torch._fused_sdp_choice(*inner, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool and query.dtype != torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
-    if chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value:
+    learns_mask = attn_mask is not None and attn_mask.requires_grad
+    if chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value and not learns_mask:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     plain = aten._scaled_dot_product_attention_math
