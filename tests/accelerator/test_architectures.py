@@ -15,12 +15,15 @@ from heedful.algorithms import sft
 
 FILE = runpy.run_path(str(Path(__file__).parents[1] / "test_architectures.py"))
 POLICIES, TEXTS = FILE["POLICIES"], FILE["TEXTS"]
-ROUNDED = 1e-4
-"""The most that the two may differ where transformers itself takes another path on another device."""
-OTHERWISE: set[str] = set()
-"""Architectures that transformers computes otherwise on a CPU: mixtures of experts, states."""
-WAITING: set[str] = set()
-"""Architectures for which transformers waits for the device at every token."""
+ROUNDED_GRADIENTS = {"deepseek_v2"}
+"""Its rotations are complex numbers, whose gradients round otherwise; Adam's first step turns that into its whole size."""
+WAITING = {
+    "afmoe", "bamba", "biogpt", "cohere2", "exaone4", "falcon", "falcon_h1", "gemma3", "gemma3_text", "gemma4_text",
+    "gpt_neo", "granitemoehybrid", "jamba", "jetmoe", "lfm2", "lfm2_moe", "lfm3", "longcat_flash", "ministral",
+    "nemotron_h", "olmo3", "olmo_hybrid", "phimoe", "qwen3_5", "qwen3_5_text", "qwen3_next", "stablelm",
+}  # fmt: skip
+"""Architectures for which transformers waits for the device at every token: it looks for padding in a growing mask (1
+wait), or uploads a number or a list (up to 11)."""
 
 
 def rehearse(root, device):
@@ -40,11 +43,9 @@ def rehearse(root, device):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [name for name, architecture in POLICIES.items() if not architecture.refused])
 def test_an_architecture_is_sampled_and_trained_as_on_the_cpu(name, tmp_path):
     architecture = POLICIES[name]
-    if architecture.refused:
-        pytest.skip(f"refused: {architecture.refused}")
     without_kernels_of_the_cpu()
     torch.set_num_threads(1)
     auto = AutoModelForCausalLM if architecture.text is None else AutoModelForImageTextToText
@@ -54,11 +55,8 @@ def test_an_architecture_is_sampled_and_trained_as_on_the_cpu(name, tmp_path):
         phases.clear()
         found, theirs, row = rehearse(tmp_path, DEVICE)
     waits = phases["decode"].synchronisations.total() / row.tokens
-    same = found == tokens and all(torch.equal(one, other) for one, other in zip(numbers, theirs, strict=True))
-    print(f"RESULT {name} same {same} waits {waits:.2f} {phases['decode'].places.most_common(3)}")
-    if name not in OTHERWISE:
-        assert same
     assert found == tokens
-    for one, other in zip(numbers, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=ROUNDED)
-    assert (waits < 1) == (name not in WAITING), phases["decode"].places
+    compared = 1 if name in ROUNDED_GRADIENTS else len(numbers)
+    for one, other in zip(numbers[:compared], theirs, strict=False):
+        assert torch.equal(one, other)
+    assert (waits > 1) == (name in WAITING), phases["decode"].places
