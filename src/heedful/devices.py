@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Capabilities:
     """Tensors of double precision."""
     queues: bool = True
     """Operations are queued, so reading a number waits for all of them. A CPU computes at once."""
+    stages_copies: bool = True
+    """A copy from the host's ordinary memory need not be waited for: what it copies is read before the call returns."""
     compiler: str = "Triton and a C compiler"
     """What torch.compile needs."""
 
@@ -37,10 +40,50 @@ class Capabilities:
 CAPABILITIES = {
     "cpu": Capabilities(queues=False, compiler="a C++ compiler (g++ or clang++)"),
     "cuda": Capabilities(graphs=True, varlen_attention=True, bitsandbytes=True, nccl=True),
-    "mps": Capabilities(float64=False),
+    "mps": Capabilities(float64=False, stages_copies=False),
 }
 """By device type."""
 OTHERS = Capabilities()
+
+
+_ON_HOST = WeakTensorKeyDictionary()
+"""Copies on the host of tensors on devices, each with the version of the tensor that it is a copy of."""
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the host on a device, without waiting for the device; the tensor itself if it is there already.
+
+    `on_host` then gives the tensor back. It must not be changed.
+    """
+    if tensor.device.type != "cpu" or device.type == "cpu":
+        return tensor.to(device)
+    copied = tensor.to(device, non_blocking=capabilities(device).stages_copies)
+    remember(copied, tensor)
+    return copied
+
+
+def remember(on_device: Tensor, of_host: Tensor) -> None:
+    """Let `on_host` give a tensor of the host for an equal one on a device, as long as that lives and does not change."""
+    if not on_device.is_inference():
+        _ON_HOST[on_device] = on_device._version, of_host
+
+
+def known_on_host(tensor: Tensor) -> Tensor | None:
+    """`on_host`, or None if that would wait for the device."""
+    if tensor.device.type == "cpu":
+        return tensor
+    version, copied = _ON_HOST.get(tensor, (None, None))
+    return copied if copied is not None and version == tensor._version else None
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A tensor's copy on the host. Waits for the device, unless the tensor came from there by `upload`, or was asked for
+    before."""
+    copied = known_on_host(tensor)
+    if copied is None:
+        copied = tensor.cpu()
+        remember(tensor, copied)
+    return copied
 
 
 def capabilities(device: torch.device) -> Capabilities:

@@ -33,6 +33,7 @@ from heedful.data.fitting import Counts, Refusal, if_equal, max_length
 from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
+from heedful.devices import upload
 from heedful.distributed.sharding import passes
 from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
@@ -192,8 +193,8 @@ def pair_loss(
         num_pairs: number of pairs of the whole optimizer step.
     """
     tokens = (
-        torch.tensor([len(pair.chosen) for pair in pairs], device=chosen.device),
-        torch.tensor([len(pair.rejected) for pair in pairs], device=chosen.device),
+        upload(torch.tensor([len(pair.chosen) for pair in pairs]), chosen.device),
+        upload(torch.tensor([len(pair.rejected) for pair in pairs]), chosen.device),
     )
     if config.loss == "simpo":
         loss, metrics = core.simpo_loss(
@@ -205,8 +206,8 @@ def pair_loss(
         loss, metrics = core.dpo_loss(
             chosen,
             rejected,
-            chosen.new_tensor([pair.ref_chosen for pair in pairs]),
-            chosen.new_tensor([pair.ref_rejected for pair in pairs]),
+            upload(torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype), chosen.device),
+            upload(torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype), chosen.device),
             beta=config.strength,
             kind="ipo" if config.loss == "ipo-sum" else config.loss,
             label_smoothing=config.label_smoothing,

@@ -30,6 +30,7 @@ from heedful.data.fitting import Counts, Refusal, max_length
 from heedful.data.loading import encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
+from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
 from heedful.doctor.findings import TokenRow
@@ -206,8 +207,8 @@ def accumulate(
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
         loss, metrics = core.kto_loss(
             logprobs,
-            logprobs.new_tensor([one.ref for one in part]),
-            torch.tensor([one.record.label for one in part], device=logprobs.device),
+            upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device),
+            upload(torch.tensor([one.record.label for one in part]), logprobs.device),
             beta=config.beta,
             kl=kl,
             desirable_weight=config.desirable_weight,
@@ -230,7 +231,8 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
         ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.dummy_loss))
     ):
         logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
-        total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
+        references = torch.tensor([one.ref_other for one in part], dtype=logprobs.dtype)
+        total += float((logprobs - upload(references, logprobs.device)).sum())
     ranks.all_well()
     return ranks.total(total) / len(labelled)
 

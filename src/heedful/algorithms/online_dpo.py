@@ -21,6 +21,7 @@ from heedful.algorithms.online.update import Learned, Update, shuffled
 from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import own_micro_batches
+from heedful.devices import on_host, upload
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.resolve import AnyReward
@@ -125,7 +126,7 @@ def backward_minibatch(
 ) -> None:
     """Accumulate gradients of the DPO loss over a minibatch's pairs in micro-batches, divided by the number of
     pairs."""
-    lengths = experience.scored.batch.attention_mask.sum(dim=1).tolist()
+    lengths = on_host(experience.scored.batch.attention_mask).sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     shortest_first = sorted(pairs, key=longest.__getitem__)
     step = passes((learner.policy, learner.policy.dummy_loss))
@@ -145,7 +146,7 @@ def dpo_loss(
 ) -> Tensor:
     """The DPO loss of a micro-batch's pairs, divided by the minibatch's number of pairs."""
     config, device = learner.config, experience.scored.batch.ids.device
-    rows = torch.tensor([best for best, _ in pairs] + [worst for _, worst in pairs], device=device)
+    rows = upload(torch.tensor([best for best, _ in pairs] + [worst for _, worst in pairs]), device)
     here, is_first = experience.scored.batch.select(rows), experience.old is None
     mask, half = here.response_mask, len(pairs)
     outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first)

@@ -283,10 +283,10 @@ def ranked_loss(
     margins = [part[i].ranking.margin for i, _ in where]
     loss, metrics = core.ranking_reward_loss(
         scores,
-        torch.tensor([part[i].ranking.ranks[j] for i, j in where], device=scores.device),
-        torch.tensor([i for i, _ in where], device=scores.device),
+        torch.tensor([part[i].ranking.ranks[j] for i, j in where]),
+        torch.tensor([i for i, _ in where]),
         num_prompts=num_prompts,
-        margin=None if not any(margins) else scores.new_tensor([margin or 0.0 for margin in margins]),
+        margin=None if not any(margins) else torch.tensor([margin or 0.0 for margin in margins], dtype=scores.dtype),
         center_coef=config.center_coef,
         label_smoothing=config.label_smoothing,
     )

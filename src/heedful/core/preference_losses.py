@@ -72,7 +72,8 @@ def ranking_reward_loss(
 
     Args:
         scores: one score per response.
-        ranks: a lower rank is better; equal ranks tie and make no pair.
+        ranks: a lower rank is better; equal ranks tie and make no pair. On the host if no device is to be waited for, as are
+            ``groups`` and ``margin``.
         groups: index of each response's prompt.
         num_prompts: P, number of prompts of the whole optimizer step with at least one pair.
         margin: for each response, the margin of the pairs in which it is the better one.
@@ -90,7 +91,8 @@ def ranking_reward_loss(
     pairs = torch.bincount(pair_group, minlength=num_groups)
     count = (pairs > 0).sum() if num_prompts is None else num_prompts
     weight = 1.0 / pairs[pair_group].to(scores.dtype)
-    margins = None if margin is None else margin[winner]
+    margins = None if margin is None else _beside(scores, margin[winner])
+    winner, loser, weight = (_beside(scores, x) for x in (winner, loser, weight))
     per_pair, difference = _bradley_terry(scores[winner], scores[loser], margins, center_coef, label_smoothing)
     loss = (weight * per_pair).sum() / count
     return loss, {
@@ -98,6 +100,11 @@ def ranking_reward_loss(
         "reward/accuracy": (weight * (difference.detach() > 0)).sum() / count,
         "reward/margin": (weight * difference.detach()).sum() / count,
     }
+
+
+def _beside(scores: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers on the device of the scores. MPS reads the host's memory later than it says."""
+    return numbers.to(scores.device, non_blocking=scores.device.type != "mps")
 
 
 def _bradley_terry(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from heedful.devices import dropout_state, empty_cache, set_dropout_state
+from heedful.devices import dropout_state, empty_cache, known_on_host, remember, set_dropout_state, upload
 from heedful.display import say
 from heedful.distributed import ranks
 from heedful.distributed.rank_failures import check_present, in_lockstep, others_wait
@@ -38,11 +38,19 @@ class Batch:
 
     def select(self, rows: Tensor) -> "Batch":
         """The rows at these indices, in this order."""
-        return Batch(self.ids[rows], self.attention_mask[rows], self.response_mask[rows])
+        return Batch(self.ids[rows], _rows_of_mask(self.attention_mask, rows), _rows_of_mask(self.response_mask, rows))
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
-        return Batch(self.ids.to(device), self.attention_mask.to(device), self.response_mask.to(device))
+        return Batch(*(upload(x, device) for x in (self.ids, self.attention_mask, self.response_mask)))
+
+
+def _rows_of_mask(mask: Tensor, rows: Tensor) -> Tensor:
+    """``mask[rows]``; if the host knows mask and rows, it knows these rows too, and no pass needs to wait for them."""
+    selected, of_mask, of_rows = mask[rows], known_on_host(mask), known_on_host(rows)
+    if of_mask is not None and of_rows is not None and of_mask is not mask:
+        remember(selected, of_mask[of_rows])
+    return selected
 
 
 def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int) -> Batch:

@@ -122,7 +122,7 @@ def one_rank(place: Place) -> Measured:
         for policy in (whole, divided):
             optimizer = make_optimizer([(policy, 1e-3)], settings)
             policy(ids, mask, mask[:, 8:]).logprobs.mean().backward()
-            norms.append(clip_gradients([p for p in policy.parameters() if p.grad is not None], 0.1))
+            norms.append(float(clip_gradients([p for p in policy.parameters() if p.grad is not None], 0.1)))
             optimizer.step()
             places = {held(state["exp_avg"]).device.type for state in optimizer.state.values()}
             expect(places == {"cpu"}, f"moments are on {places}")

@@ -258,15 +258,15 @@ def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Clip the gradient norm of one module's parameters, sharded or not. Returns the norm before clipping."""
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Clip the gradient norm of one module's parameters, sharded or not. Returns the norm before clipping, there."""
     divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
     with complete() if divided else contextlib.nullcontext():
         norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     for kind in (divided, whole):
         torch.nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
-    return float(norm)
+    return norm
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:

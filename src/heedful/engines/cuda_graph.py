@@ -16,6 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from heedful.devices import capabilities
 from heedful.engines.fixed_batch import FixedBatch
+from heedful.kernels.attention import mask_of_scores
 from heedful.kernels.packing import positions
 
 SMALLEST_ROWS = 8
@@ -174,7 +175,7 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
     if not (lm._supports_attention_backend and lm._can_compile_fullgraph):
         return "transformers does not declare that it can use a fixed cache"
     attention = lm.config._attn_implementation
-    if attention != "eager" and ALL_MASK_ATTENTION_FUNCTIONS.get(attention) is not sdpa_mask:
+    if attention != "eager" and ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, mask_of_scores):
         return f"its attention is {attention}, which may not take a mask of scores"
     cache = DynamicCache(config=lm.config)
     if any(type(layer) is not DynamicLayer for layer in cache.layers):

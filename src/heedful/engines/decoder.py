@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
 from heedful.data.batches import collate
+from heedful.devices import upload
 from heedful.distributed.sharding import gathered
 from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
 from heedful.engines.kv_cache import KEYS_AND_VALUES, cache_argument, capacity, make_cache
@@ -64,7 +65,7 @@ class Decoder:
         self.mask_dtype = half or self.lm.dtype
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         self.prompt = collate(list(place), [[]] * len(place), pad_id=pad_id).to(self.device)
-        self.prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=self.device)
+        self.prompt_of_row = upload(torch.tensor([place[tuple(prompt)] for prompt in prompts]), self.device)
 
     def read_prompts(self) -> Tensor:
         """Read the prompts. Returns the logits ``[rows, vocab]`` of every row's first response token."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.batches import AdaptiveMicroBatch, collate, rows_by_length
-from heedful.devices import capabilities
+from heedful.devices import capabilities, upload
 from heedful.distributed import ranks
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.draw import draw, draw_from, filter_logits
@@ -82,7 +82,7 @@ def sample(
                 stop_ids=stops,
                 pad_id=pad_id,
             )
-            where = torch.tensor(part, device=policy.device)
+            where = upload(torch.tensor(part), policy.device)
             for i, step in enumerate(steps):
                 hit("generation")
                 places = where[step.rows]
@@ -101,7 +101,7 @@ def sample(
                 ranks.put_together(numbers, own)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
-    truncated = torch.tensor([response[-1] not in stops for response in responses], device=policy.device)
+    truncated = upload(torch.tensor([response[-1] not in stops for response in responses]), policy.device)
 
     def inside(numbers: Tensor) -> Tensor:
         """Per-token numbers, cut to the longest response, and 0 outside of responses."""
@@ -156,10 +156,10 @@ def decode(
     """
     device = model.device
     multiple = ROWS if model.compute_dtype in HALF else 1
-    stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
-    lengths = lengths.to(device)
-    uniforms = uniforms.to(device) if capabilities(device).float64 else uniforms
     most = int(lengths.max())
+    stops = upload(torch.tensor(list(stop_ids), dtype=torch.long), device)
+    lengths = upload(lengths, device)
+    uniforms = upload(uniforms, device) if capabilities(device).float64 else uniforms
     decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
     rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)

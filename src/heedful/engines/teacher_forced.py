@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_of
+from heedful.devices import on_host, upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import Passes, passes
 from heedful.models.policy import Policy, TokenOutputs
@@ -21,11 +22,11 @@ def micro_batches(
     If there are several, rows are sorted by length first (`rows_of`). Each rank yields its own rows, which may be none
     (with ``at_least_one``, then the first row); ``passes`` synchronises ranks with sharded models.
     """
-    lengths = batch.attention_mask.sum(dim=1).tolist()
+    lengths = on_host(batch.attention_mask).sum(dim=1).tolist()
     none = [[0]] if at_least_one else []
     divided = [rows_of(own, lengths, limit) or none for own in ranks.parts(lengths, ranks.size())]
     for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
-        rows = torch.tensor(part, device=batch.ids.device)
+        rows = upload(torch.tensor(part), batch.ids.device)
         yield rows, batch.select(rows)
 
 

@@ -3,10 +3,12 @@
 On a CPU plain products are faster than torch's fused kernel for short texts and single tokens.
 """
 
+import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +20,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.core.masking import at_least_float32
-from heedful.devices import capabilities
+from heedful.devices import capabilities, upload
 from heedful.kernels.cpu.products import compiles_each_shape
 from heedful.kernels.device import HALF
 
 M = TypeVar("M", bound=PreTrainedModel)
+_ALL_REAL: ContextVar[bool] = ContextVar("all_real", default=False)
 ATTENTION = "heedful"
 """Name of `attention` in transformers' registry."""
 MOST_SCORES = 2**22
@@ -59,12 +62,12 @@ class Segments:
     @functools.cached_property
     def edges(self) -> Tensor:
         """Start of each text, and the end of the last one: ``[texts + 1]``."""
-        return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(self.device)
+        return upload(torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @functools.cached_property
     def positions(self) -> Tensor:
         """Position of each token within its text: ``[tokens]``."""
-        return torch.cat([torch.arange(length) for length in self.lengths]).to(self.device)
+        return upload(torch.cat([torch.arange(length) for length in self.lengths]), self.device)
 
     @functools.cached_property
     def widths(self) -> list[int]:
@@ -85,7 +88,8 @@ class Segments:
         starts, at = [0] * len(self.lengths), 0
         for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
             starts[i], at = at, at + self.widths[i]
-        return torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)]).to(self.device)
+        places = torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)])
+        return upload(places, self.device)
 
 
 def attention(
@@ -207,4 +211,23 @@ def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+
+
+@contextlib.contextmanager
+def without_padding() -> Iterator[None]:
+    """In this context and thread, attention masks of all ones are known to be: transformers would read them, and so wait for
+    the device in every pass."""
+    before = _ALL_REAL.set(True)
+    try:
+        yield
+    finally:
+        _ALL_REAL.reset(before)
+
+
+def mask_of_scores(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """transformers' mask for SDPA, which does not look for padding `without_padding`."""
+    mask: Tensor | None = sdpa_mask(*args, attention_mask=None if _ALL_REAL.get() else attention_mask, **options)
+    return mask
+
+
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask_of_scores)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from heedful.devices import capabilities, on_host, upload
 from heedful.errors import is_out_of_memory
-from heedful.kernels.attention import Segments
+from heedful.kernels.attention import Segments, without_padding
 from heedful.kernels.cpu.layers import only_last_mlp_of, take
 from heedful.kernels.cpu.products import filling
 
@@ -43,7 +44,8 @@ def hidden_states(trunk: nn.Module, ids: Tensor, **options: Any) -> Tensor:
     """
     if "use_cache" in inspect.signature(trunk.forward).parameters:
         options["use_cache"] = False
-    return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **options).last_hidden_state
+    with without_padding():
+        return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **options).last_hidden_state
 
 
 def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, Tensor]:
@@ -58,6 +60,14 @@ def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, 
     """
     order = (~mask).byte().argsort(dim=1, stable=True)[:, :longest]
     return ids.gather(1, order), mask.gather(1, order)
+
+
+def marked(x: Tensor, mask: Tensor) -> Tensor:
+    """``x[mask]``, without waiting for the device to count the True positions if the host knows the mask (`on_host`)."""
+    if not capabilities(x.device).queues:
+        return x[mask]
+    places = upload(on_host(mask).flatten().nonzero().squeeze(1), x.device)
+    return x.flatten(0, mask.dim() - 1).index_select(0, places)
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
@@ -84,30 +94,32 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, re
     Args:
         trunk: the model without its head.
         ids: token ids ``[batch, time]``, padded on either side.
-        attention_mask: True (or 1) at real tokens.
-        read: True at the real tokens whose states are returned, ``[tokens]``; None returns all.
+        attention_mask: True (or 1) at real tokens, on the device of ``ids`` or on the host.
+        read: True at the real tokens whose states are returned, ``[tokens]``, on the host; None returns all.
 
     Rows are packed if that saves much padding and the trunk supports it, else padded on the right.
     """
     mask = attention_mask.bool()
-    lengths = mask.sum(dim=1).tolist()
-    if is_worth_packing(lengths) and can_pack(trunk):
-        return packed_states(trunk, ids[mask], lengths, read)
-    rows, real = padding_behind(ids, mask, longest=max(lengths))
-    places = real.flatten().nonzero().squeeze(1)
-    return read_states(trunk, rows, places if read is None else places[read])
+    lengths = on_host(mask).sum(dim=1)
+    if is_worth_packing(lengths.tolist()) and can_pack(trunk):
+        return packed_states(trunk, marked(ids, mask), lengths.tolist(), read)
+    longest = int(lengths.max())
+    rows = padding_behind(ids, upload(mask, ids.device), longest=longest)[0]
+    places = (torch.arange(longest) < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)
+    return read_states(trunk, rows, upload(places if read is None else places[read], ids.device))
 
 
 def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
-    """True for response tokens among a batch's real tokens, row after row: ``[tokens]``.
+    """True for response tokens among a batch's real tokens, row after row: ``[tokens]``, on the host.
 
     Args:
         attention_mask: real tokens, ``[batch, prompt + time]``.
         response_mask: response tokens, ``[batch, time]``.
     """
-    responses = torch.zeros_like(attention_mask, dtype=torch.bool)
-    responses[:, -response_mask.shape[1] :] = response_mask
-    return responses[attention_mask.bool()]
+    real = on_host(attention_mask.bool())
+    responses = torch.zeros_like(real)
+    responses[:, -response_mask.shape[1] :] = on_host(response_mask)
+    return responses[real]
 
 
 def before_each(tokens: Tensor) -> Tensor:
@@ -127,9 +139,9 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int], r
         trunk: the model without its head; see `can_pack`.
         ids: token ids of all texts, ``[tokens]``.
         lengths: number of tokens of each text.
-        read: True at the tokens whose states are returned; None returns all.
+        read: True at the tokens whose states are returned, on the host; None returns all.
     """
-    places = (torch.ones_like(ids, dtype=torch.bool) if read is None else read).nonzero().squeeze(1)
+    places = upload(torch.arange(len(ids)) if read is None else read.nonzero().squeeze(1), ids.device)
     weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
     missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
     if missing == 0:

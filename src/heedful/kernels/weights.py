@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from heedful.devices import capabilities
 from heedful.kernels.device import HALF
 
 M = TypeVar("M", bound=nn.Module)
@@ -240,9 +241,20 @@ class _TiedRows(torch.autograd.Function):
             return of_weight, None
         if of_weight is None:  # the head is not part of the loss
             return _sums(of_rows, ids, ctx.num_rows), None
+        if capabilities(ids.device).queues:
+            read, places = _in_order(ids.flatten())
+            return of_weight.index_add_(0, read, _sums(of_rows.flatten(0, -2), places, len(read))), None
         read, places = ids.unique(return_inverse=True)
         of_weight[read] += _sums(of_rows, places, len(read))
         return of_weight, None
+
+
+def _in_order(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """``ids.unique(return_inverse=True)``, filled up with id 0 to as many entries as there are tokens: a device need not be
+    waited for to know how many there are."""
+    ordered, order = ids.sort(stable=True)
+    begins = nn.functional.pad((ordered[1:] != ordered[:-1]).long().cumsum(0), (1, 0))
+    return torch.zeros_like(ordered).scatter_(0, begins, ordered), torch.empty_like(begins).scatter_(0, order, begins)
 
 
 def _sums(of_rows: Tensor, places: Tensor, num_rows: int) -> Tensor:

@@ -17,7 +17,7 @@ from heedful.errors import CheckpointError
 from heedful.kernels.cpu.products import filling, is_plain_linear
 from heedful.kernels.device import HALF, autocast, scale_gradient
 from heedful.kernels.head_logprobs import head_logprobs
-from heedful.kernels.packing import before_each, response_tokens, scatter, token_states
+from heedful.kernels.packing import before_each, marked, response_tokens, scatter, token_states
 from heedful.kernels.weights import TiedMatrix
 from heedful.models.heads import logit_map
 from heedful.models.value_model import ValueHead
@@ -155,7 +155,7 @@ class Policy(nn.Module):
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
             before = token_states(self.lm.base_model, ids, attention_mask, before_each(responses))
-            tokens = ids[attention_mask.bool()][responses]
+            tokens = marked(ids[:, ids.shape[1] - response_mask.shape[1] :], response_mask)
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
         values = states = None
         if with_states or (with_values and self.value_head is not None):

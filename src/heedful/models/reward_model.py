@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
+from heedful.devices import upload
 from heedful.errors import CheckpointError
 from heedful.files import read_object, write_json
 from heedful.kernels.device import autocast, scale_gradient
@@ -82,9 +83,12 @@ class RewardModel(nn.Module):
             texts = [_without_padding(row["input_ids"], padding_id(self.classifier)) for row in rows]
             lengths = [len(text) for text in texts]
             if min(lengths) > 0 and self._can_pack():  # only for decoders, whose rows have only ids
-                ids, mask = _padded(texts, 0, device), _padded([[1] * n for n in lengths], 0, device).bool()
-                read = torch.zeros(sum(lengths), dtype=torch.bool, device=device)
-                read[torch.tensor(lengths, device=device).cumsum(0) - 1] = True
+                ids, mask = (
+                    _padded(texts, 0, device),
+                    _padded([[1] * n for n in lengths], 0, torch.device("cpu")).bool(),
+                )
+                read = torch.zeros(sum(lengths), dtype=torch.bool)
+                read[torch.tensor(lengths).cumsum(0) - 1] = True
                 logits = self.classifier.score(token_states(self.classifier.base_model, ids, mask, read))
             else:
                 logits = self._padded_logits(rows)
@@ -136,7 +140,7 @@ class RewardModel(nn.Module):
 def _padded(rows: Sequence[list[int]], value: int, device: torch.device) -> Tensor:
     """Rows of numbers as a tensor, padded on the right with a value."""
     longest = max(map(len, rows))
-    return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device=device)
+    return upload(torch.tensor([row + [value] * (longest - len(row)) for row in rows]), device)
 
 
 def _without_padding(ids: list[int], pad_id: int) -> list[int]:

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from heedful.devices import on_host, upload
 from heedful.errors import CheckpointError
 from heedful.kernels.device import autocast, scale_gradient
-from heedful.kernels.packing import before_each, response_tokens, scatter, token_states
+from heedful.kernels.packing import before_each, marked, response_tokens, scatter, token_states
 from heedful.models.heads import check_causal, scalar_head
 from heedful.models.reward_model import RewardModel
 
@@ -79,7 +80,7 @@ class ValueHead(nn.Linear):
         """
         states = states.to(self.weight.dtype)
         hidden = nn.functional.silu(self.hidden(_read(states, response_mask)))
-        return super().forward(states[response_mask]).squeeze(-1) + self.out(hidden).squeeze(-1)
+        return super().forward(marked(states, response_mask)).squeeze(-1) + self.out(hidden).squeeze(-1)
 
 
 def _read(states: Tensor, response_mask: Tensor) -> Tensor:
@@ -88,8 +89,8 @@ def _read(states: Tensor, response_mask: Tensor) -> Tensor:
     mean = states.cumsum(dim=1) / seen[..., None]
     start = response_mask.byte().argmax(dim=1)
     first = states[torch.arange(len(states), device=states.device), start]
-    row = response_mask.nonzero()[:, 0]
-    read = torch.cat([states[response_mask], first[row], mean[response_mask]], dim=-1)
+    row = upload(on_host(response_mask).nonzero()[:, 0], states.device)
+    read = torch.cat([marked(states, response_mask), first[row], marked(mean, response_mask)], dim=-1)
     return nn.functional.layer_norm(read, read.shape[-1:])
 
 

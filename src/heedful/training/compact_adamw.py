@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.core.rounding import stochastic_round
+from heedful.devices import upload
 from heedful.distributed.sharding import first_held, held
 
 PART = 2**24
@@ -73,7 +74,7 @@ class CompactAdamW(torch.optim.Optimizer):
                 [mean],
                 [square],
                 [],
-                [state["step"].to(mean.device, copy=True)],
+                [upload(state["step"].clone(), mean.device)],
                 fused=True,
                 amsgrad=False,
                 beta1=group["betas"][0],

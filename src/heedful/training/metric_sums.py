@@ -47,13 +47,24 @@ class MetricSums:
         """Restore earlier totals."""
         self.totals, self._mine = dict(totals), {}
 
-    def are_finite(self) -> bool:
-        """True if every sum is finite. Synchronises with a GPU."""
-        return not self.totals or bool(torch.stack([total.isfinite() for total in self.totals.values()]).all())
+    def are_finite(self, *conditions: Tensor) -> bool:
+        """True if every sum is finite, and each of some further conditions holds. Synchronises with a GPU, once."""
+        every = [*(total.isfinite() for total in self.totals.values()), *conditions]
+        return not every or bool(torch.stack(every).all())
 
     def means(self, steps: int) -> dict[str, float]:
         """Sums divided by the number of optimizer steps; maxima unchanged."""
-        return {name: float(total) / (1 if name.endswith("_max") else steps) for name, total in self.totals.items()}
+        totals = read(self.totals)
+        return {name: total / (1 if name.endswith("_max") else steps) for name, total in totals.items()}
+
+
+def read(metrics: Metrics) -> dict[str, float]:
+    """Numbers of 0-dim tensors. Synchronises with a GPU, once."""
+    of_device = [value for value in metrics.values() if value.device.type != "cpu"]
+    if len(of_device) < 2 or len({value.dtype for value in of_device}) > 1:
+        return {name: float(value) for name, value in metrics.items()}
+    numbers = iter(torch.stack(of_device).tolist())
+    return {name: float(value) if value.device.type == "cpu" else next(numbers) for name, value in metrics.items()}
 
 
 def _add(totals: dict[str, Tensor], metrics: Metrics) -> None:

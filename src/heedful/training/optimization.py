@@ -113,11 +113,12 @@ def optimizer_step(
     if scaler is not None:
         scaler.unscale_(optimizer)
     with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
-    norms = [
+    clipped = [
         clip_gradients(parameters, max_grad_norm or math.inf)
         for parameters in with_gradients
         if parameters  # a policy has no gradients during critic warm-up
     ]
+    norms: list[float] = torch.stack(clipped).tolist() if clipped else []  # a GPU is waited for once
     if all_norms is not None:
         all_norms += norms
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)

@@ -12,6 +12,7 @@ from heedful import core
 from heedful.algorithms.online.advantages import action_mask
 from heedful.configs.online import OnlineConfig
 from heedful.data.batches import Batch
+from heedful.devices import on_host, upload
 from heedful.distributed.sharding import Passes
 from heedful.engines.teacher_forced import micro_batches
 from heedful.types import Completion, MicroBatch
@@ -73,8 +74,8 @@ class Experience:
 
         These may be other rows: comparing or whitening advantages spreads non-finite values over rows.
         """
-        broken = (~self.is_finite).nonzero().squeeze(1)
-        return [self.completions[row].prompt.source for row in (broken if len(broken) else rows).tolist()]
+        broken = (~on_host(self.is_finite)).nonzero().squeeze(1)
+        return [self.completions[row].prompt.source for row in (broken if len(broken) else on_host(rows)).tolist()]
 
     def token_numbers(self) -> dict[str, TokenNumbers]:
         """What the update holds constant, by the names of the columns of ``rollouts/``; without what there is not."""
@@ -98,11 +99,11 @@ class Experience:
 
     def only(self, marked: Tensor) -> "Experience":
         """The marked rows with their texts, and the metrics of all; other rows are masked."""
-        rows = marked.nonzero().squeeze(1)
+        rows = upload(on_host(marked).nonzero().squeeze(1), marked.device)
         return replace(
             self.select(rows),
-            completions=[self.completions[row] for row in rows.tolist()],
-            scores=[self.scores[row] for row in rows.tolist()],
+            completions=[self.completions[row] for row in on_host(rows).tolist()],
+            scores=[self.scores[row] for row in on_host(rows).tolist()],
             metrics=self.metrics,
         )
 

@@ -11,6 +11,7 @@ from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.models.policy import TokenOutputs
+from heedful.training.metric_sums import read
 
 SHOWN = {
     "reward/score_mean": "score",
@@ -56,7 +57,7 @@ def rollout_metrics(
         sampler_logprobs = rollouts.sampler_logprobs
         metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
     seconds = {"time/rollout": scored.sampled.seconds}
-    return {name: float(value) for name, value in metrics.items()} | seconds | scored.sampled.metrics
+    return read(metrics) | seconds | scored.sampled.metrics
 
 
 def pass_metrics(
@@ -144,11 +145,14 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
 
     Absent if the returns are constant up to rounding (a millionth of their size).
     """
-    metrics = {"value/mean": float(core.masked_mean(values, actions))}
     returns_var = core.masked_var(returns, actions)
-    if returns_var > 1e-12 * core.masked_mean(returns.square(), actions):
-        metrics["value/explained_variance"] = float(1 - core.masked_var(returns - values, actions) / returns_var)
-    return metrics
+    metrics = {
+        "value/mean": core.masked_mean(values, actions),
+        "value/explained_variance": 1 - core.masked_var(returns - values, actions) / returns_var,
+        "varies": (returns_var > 1e-12 * core.masked_mean(returns.square(), actions)).to(values.dtype),
+    }
+    numbers = read(metrics)
+    return numbers if numbers.pop("varies") else {"value/mean": numbers["value/mean"]}
 
 
 def tied_frac(scores: Tensor, group_size: int) -> float:

@@ -16,6 +16,7 @@ from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import Attempt
+from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
@@ -217,7 +218,7 @@ def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConf
     """Rows of every minibatch of every epoch; masked and failed responses shrink all of them evenly."""
     for _ in range(epochs):
         for rows in shuffled(len(experience.rows), learner.config.minibatch_size, learner.generator):
-            yield rows.to(experience.rows.device)
+            yield upload(rows, experience.rows.device)
 
 
 def take_step(
@@ -257,8 +258,8 @@ def take_step(
 def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl: float) -> dict[str, float]:
     """Metrics that this minibatch made non-finite; if none, its approx_kl if above the limit."""
     name = "policy/approx_kl"
-    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > max_approx_kl
-    if sums.are_finite() and not exploded:
+    moved = [sums.totals[name] - before.get(name, 0.0) <= max_approx_kl] if name in sums.totals else []
+    if sums.are_finite(*moved):
         return {}
     values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}
     return {name: value for name, value in values.items() if not math.isfinite(value)} or {name: values[name]}

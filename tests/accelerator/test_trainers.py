@@ -1,0 +1,240 @@
+"""heedful on the pretend accelerator: the CPU's numbers bit for bit, and how often the host may wait for the device."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from pretend_device import phase, phases
+from rehearsal import (
+    CASES,
+    DEVICE,
+    HEAD,
+    STEPS,
+    Row,
+    both,
+    equal,
+    line_of,
+    prepare,
+    run,
+    watch,
+    without_kernels_of_the_cpu,
+)
+from torch import nn
+
+from heedful import devices, faults, make_tiny_model
+from heedful.cli.chat import Conversation
+from heedful.configs.options import SamplingOptions
+from heedful.configs.tools import ChatConfig
+from heedful.data.batches import Batch, collate
+from heedful.data.chat import Renderer
+from heedful.engines import decoder, generate
+from heedful.engines.generate import CHECK_EVERY, sample
+from heedful.kernels import weights
+from heedful.models import load_policy, load_tokenizer
+from heedful.training import compact_adamw
+from heedful.training.compact_adamw import CompactAdamW
+from heedful.types import MicroBatch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "accelerator.md"
+MOST_PER_MINIBATCH = 3
+"""Waits in a minibatch: whether its numbers are finite, the gradient norms, and one for what a setting adds."""
+MOST_PER_BATCH = 3
+"""Waits in sampling for each batch of prompts, however many tokens: transformers looks for padding twice."""
+HOST_MOMENTS = {"sft, moments on the host", "ppo, reference and moments on the host"}
+"""Gradients go to the host and weights come back, for each matrix: three waits per weight."""
+
+
+@pytest.fixture
+def tiny_model(tmp_path):
+    make_tiny_model("qwen3", tmp_path / "model", hidden_size=32, initializer_range=0.1)
+    return str(tmp_path / "model")
+
+
+PROMPTS = [[20, 21, 22], [23], [24, 25], [26, 27, 28, 29]]
+
+
+def policy_on(device, folder):
+    return load_policy(folder, device=torch.device(device), compute_dtype=torch.float32)
+
+
+def sampled(policy, options, micro_batch=4):
+    generator, limit = torch.Generator().manual_seed(1), MicroBatch(micro_batch)
+    return sample(policy, PROMPTS, options, stop_ids=range(1, 30), pad_id=0, generator=generator, micro_batch=limit)
+
+
+def waits_in_decoding(policy, tokens):
+    """Waits for a batch of prompts with responses of this length."""
+    phases.clear()
+    with watch(Row()):
+        sampled(policy, SamplingOptions(max_new_tokens=tokens, response_length="fixed"))
+    return phases["decode"].synchronisations.total()
+
+
+def allowed(tokens):
+    return MOST_PER_BATCH + tokens // CHECK_EVERY
+
+
+OPTIONS = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "filtered": {"top_k": 20, "top_p": 0.9, "temperature": 0.7},
+    "of one length": {"response_length": "fixed"},
+}
+
+
+def test_sampling_has_the_numbers_of_the_cpu(tiny_model):
+    without_kernels_of_the_cpu()
+    policies = [policy_on(device, tiny_model) for device in ("cpu", DEVICE)]
+    for name, options in OPTIONS.items():
+        found = [sampled(policy, SamplingOptions(max_new_tokens=8, **options), micro_batch=3) for policy in policies]
+        assert found[1].batch.ids.device.type == DEVICE
+        assert found[0].responses(with_stop=True) == found[1].responses(with_stop=True), name
+        assert torch.equal(found[0].sampler_logprobs, found[1].sampler_logprobs.cpu()), name
+
+
+def test_no_token_waits_for_the_device(tiny_model):
+    policy = policy_on(DEVICE, tiny_model)
+    few, many = (waits_in_decoding(policy, tokens) for tokens in (CHECK_EVERY - 1, 2 * CHECK_EVERY + 1))
+    assert few <= allowed(CHECK_EVERY - 1)
+    assert many - few == 2, "one check for ended rows in 16 tokens"
+
+
+# Planted mistakes: each is found
+
+
+def test_a_trip_to_the_host_in_the_loop_is_found(tiny_model, monkeypatch):
+    next_tokens = generate._next_tokens
+    monkeypatch.setattr(
+        generate, "_next_tokens", lambda logits, *rest: next_tokens(logits.cpu().to(logits.device), *rest)
+    )
+    assert waits_in_decoding(policy_on(DEVICE, tiny_model), 8) > allowed(8) + 8
+
+
+def test_a_number_read_for_each_token_is_found(tiny_model, monkeypatch):
+    draw_from = generate.draw_from
+
+    def draw(*args):
+        tokens = draw_from(*args)
+        assert tokens.max().item() >= 0
+        return tokens
+
+    monkeypatch.setattr(generate, "draw_from", draw)
+    assert waits_in_decoding(policy_on(DEVICE, tiny_model), 8) >= 8
+
+
+def test_a_mask_made_on_the_host_is_found(tiny_model, monkeypatch):
+    additive = decoder.Decoder._additive
+    monkeypatch.setattr(decoder.Decoder, "_additive", lambda self, mask: additive(self, mask).cpu())
+    with pytest.raises(RuntimeError, match="at least two devices, pretend:0 and cpu"):
+        sampled(policy_on(DEVICE, tiny_model), SamplingOptions(max_new_tokens=3))
+
+
+def test_a_generator_of_the_wrong_device_is_found(monkeypatch):
+    weight = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16).to(DEVICE))
+    weight.grad = torch.ones_like(weight)
+    optimizer = CompactAdamW([{"params": [weight], "lr": 0.1, "weight_decay": 0.0}], betas=(0.9, 0.9), eps=1e-8)
+    optimizer.step()
+    make = torch.Generator
+    monkeypatch.setattr(compact_adamw.torch, "Generator", lambda _device: make())
+    with pytest.raises(RuntimeError, match="Expected a 'pretend' device type for generator but found 'cpu'"):
+        optimizer.step()
+
+
+def test_an_index_left_behind_is_found(monkeypatch):
+    """CUDA takes an index of the host, and copies it each time; anything else on the host is refused."""
+    batch, rows = collate(PROMPTS, PROMPTS, pad_id=0).to(torch.device(DEVICE)), torch.tensor([1, 0]).to(DEVICE)
+    with phase("right") as right:
+        batch.select(rows)
+    with phase("left behind") as left:
+        batch.select(torch.tensor([1, 0]))
+    assert right.copies.total() == 0
+    assert left.synchronisations["copy to device"] == left.copies["to device"] == 3
+    with pytest.raises(RuntimeError, match="at least two devices"):
+        batch.ids.gather(1, torch.tensor([[0]]))
+
+
+def test_masks_of_a_batch_are_known_on_the_host():
+    batch = collate(PROMPTS, PROMPTS, pad_id=0)
+    there = batch.to(torch.device(DEVICE))
+    part = there.select(devices.upload(torch.tensor([2, 0]), there.ids.device))
+    with phase("known") as counts:
+        assert torch.equal(devices.on_host(part.response_mask), batch.response_mask[[2, 0]])
+        assert devices.on_host(there.attention_mask) is batch.attention_mask
+    assert not counts.synchronisations
+    part.response_mask.fill_(False)
+    assert not devices.on_host(part.response_mask).any(), "a mask that has changed is read anew"
+    assert isinstance(part, Batch)
+
+
+def test_a_tied_matrix_has_the_gradient_of_the_cpu(tiny_model):
+    """Where the host does not ask the device how many rows were read, they are added in the same order."""
+    gradients = []
+    for device in ("cpu", DEVICE):
+        weight = nn.Parameter(torch.linspace(-1, 1, 40).view(10, 4).to(device))
+        ids = torch.tensor([[3, 1, 3], [7, 7, 0]], device=device)
+        rows, matrix = weights._TiedRows.apply(weight, ids)
+        (rows.cumsum(1).square().sum() + (rows @ matrix.T).sin().sum()).backward()
+        gradients.append(weight.grad.cpu())
+    assert torch.equal(*gradients)
+
+
+# Whole runs
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+def test_a_trainer_has_the_numbers_of_the_cpu_and_keeps_its_budgets(name, tmp_path):
+    without_kernels_of_the_cpu()
+    torch.set_num_threads(1)
+    prepare(tmp_path)
+    on_cpu, on_device = both(name, tmp_path)
+    print(HEAD, line_of(name, on_cpu, on_device), sep="\n")
+    assert equal(on_cpu, on_device)
+    assert on_device.waits("decode") <= MOST_PER_BATCH * on_device.batches + on_device.tokens // CHECK_EVERY
+    if name not in HOST_MOMENTS:
+        steps = on_device.counts.get("minibatch", on_device.counts["update"])
+        most = MOST_PER_MINIBATCH + ("rollouts" in CASES[name][1])
+        assert steps.synchronisations.total() <= most * on_device.minibatches
+        assert on_device.waits("metrics") <= 2 * STEPS
+    assert not any("index" in reason for one in on_device.counts.values() for reason in one.synchronisations)
+    found = re.search(rf"^\| {re.escape(name)} \|.*$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert found is not None
+    assert found.group() == line_of(name, on_cpu, on_device)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["sft", "ppo, separate critic", "online-dpo"])
+def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(name, tmp_path, monkeypatch):
+    """Random state, moments and weights come back to the device."""
+    prepare(tmp_path)
+    whole = run(name, DEVICE, tmp_path)
+    kind, options = CASES[name]
+    monkeypatch.setitem(CASES, "cut", (kind, options | {"save_every": 1}))
+    faults.plan("step.learned:raise@2")
+    with pytest.raises(RuntimeError, match="a fault point says so"):
+        run("cut", DEVICE, tmp_path)
+    faults.plan("")
+    assert equal(run("cut", DEVICE, tmp_path), whole)
+
+
+@pytest.mark.exhaustive
+def test_chat_says_what_it_says_on_the_cpu(tiny_model):
+    without_kernels_of_the_cpu()
+    said = []
+    for device in ("cpu", DEVICE):
+        config = ChatConfig(model=tiny_model, device=device, max_new_tokens=10, seed=2)
+        talk = Conversation(policy_on(device, tiny_model), Renderer(load_tokenizer(tiny_model)), config)
+        said.append(["".join(talk.answer(line)) for line in ("你好", "再见")])
+    assert said[0] == said[1]
+    assert all(said[0])
+
+
+def test_a_run_by_its_command(heedful, tiny_model, written, tmp_path):
+    """``--device`` takes any device that torch knows; one that is not there is refused."""
+    texts = written("texts.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(4)])
+    flags = {"model": tiny_model, "data": texts, "max_steps": 1, "batch_size": 4, "eval_fraction": 0}
+    with phase("run") as counts:
+        assert heedful("sft", device=DEVICE, output=tmp_path / "run", **flags).status == 0
+    assert counts.operators > 100
+    assert heedful("sft", device="vulkan", output=tmp_path / "other", **flags).status == 2
