@@ -268,7 +268,7 @@ def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowe
                 f"same, or allow the change with --allow-change {name}"
             )
     pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
-    pairs |= {"compiled": (old.get("compiled", new["compiled"]), new["compiled"])}
+    pairs |= {"compiled": (old.get("compiled", new.get("compiled")), new.get("compiled"))}
     pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [
         f"{name} was {was} when the run began and is {now} now: the run resumes, but perhaps not bit for bit"
