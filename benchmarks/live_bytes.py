@@ -80,6 +80,8 @@ class LiveBytes(TorchDispatchMode):
             for place, name, stand_in in (*_STAND_INS, *(_OF_CUDA if self.kind == "cuda" else [])):
                 self._around.enter_context(mock.patch.object(place, name, stand_in))
             self._around.enter_context(_Shapes())
+            # In this thread: those of devices are started once, at the first backward pass of a process.
+            self._around.enter_context(torch.autograd.set_multithreading_enabled(False))
         super().__enter__()
         return self
 

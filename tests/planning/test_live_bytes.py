@@ -47,6 +47,7 @@ def test_the_plan_of_every_trainer_is_what_its_tensors_take(fake_memory, tmp_pat
 
 
 def test_a_device_of_shapes_counts_frees_and_refuses_as_cuda_does(fake_memory):
+    torch.ones(1, requires_grad=True).backward()  # starts autograd's threads, and none of them is for CUDA
     with fake_memory.LiveBytes() as device:
         weight = torch.zeros(1000, requires_grad=True, device="cuda")
         assert device.live == 4096  # 4,000 bytes in granules of 512
