@@ -223,6 +223,7 @@ WAITS = {
     aten._local_scalar_dense.default: "item",
     aten.nonzero.default: "nonzero",
     aten.masked_select.default: "masked_select",
+    aten.masked_scatter_backward.default: "masked_select",
     aten.equal.default: "equal",
     aten._unique2.default: "unique",
     aten.unique_consecutive.default: "unique",
@@ -340,6 +341,9 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     takes_scalar = torch.Tag.pointwise in op.tags or op in SCALARS_TOO or op.name().startswith("aten::_foreach")
     changes_host = op._schema.is_mutable and args and args[0] in [*map(_Same, on_host)]
     if is_scalar and takes_scalar and not changes_host:
+        if op is aten.where.self:  # the others take the number itself
+            for x in on_host:
+                _copied("to device", x.nbytes, waits=True)
         return
     if op in INDEXED and isinstance(args[0], DeviceTensor):
         values = args[2:3]

@@ -117,13 +117,12 @@ def kto_loss(
     ``reward/accuracy``, the share of responses on the right side of z0 (exactly at z0 counts half).
     """
     ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach())
-    z0 = (
-        torch.as_tensor(kl, dtype=ratio.dtype).detach().clamp_min(0)
-    )  # a number stays on the host: no device waits for it
+    # A number stays on the host, where no device waits for it.
+    z0 = torch.as_tensor(kl, dtype=ratio.dtype).detach().clamp_min(0)
     count = ratio.shape[0] if num_responses is None else num_responses
     good = desirable.sum() if num_desirable is None else num_desirable
     gain = torch.where(desirable, ratio - z0, z0 - ratio)
-    of_good, of_bad = (torch.tensor(w, dtype=ratio.dtype) for w in (desirable_weight, undesirable_weight))
+    of_good, of_bad = (ratio.new_full((), weight) for weight in (desirable_weight, undesirable_weight))
     weight = torch.where(desirable, of_good, of_bad)
     loss = (weight * torch.sigmoid(-beta * gain)).sum() / count
     metrics = {"loss/kto": loss.detach(), "reward/accuracy": rightness(gain).sum() / count}

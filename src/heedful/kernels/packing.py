@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from heedful.devices import capabilities, on_host, upload
+from heedful.devices import on_host, upload
 from heedful.errors import is_out_of_memory
 from heedful.kernels.attention import Segments, without_padding
 from heedful.kernels.cpu.layers import only_last_mlp_of, take
@@ -64,15 +64,19 @@ def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, 
 
 def marked(x: Tensor, mask: Tensor) -> Tensor:
     """``x[mask]``, without waiting for the device to count the True positions if the host knows the mask (`on_host`)."""
-    if not capabilities(x.device).queues:
-        return x[mask]
-    places = upload(on_host(mask).flatten().nonzero().squeeze(1), x.device)
-    return x.flatten(0, mask.dim() - 1).index_select(0, places)
+    return x.flatten(0, mask.dim() - 1).index_select(0, _places(mask, x.device))
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Scatter numbers to the True positions of ``mask``, in order; zeros elsewhere."""
-    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
+    """Scatter rows ``[tokens, ...]`` to the True positions of ``mask``, in order; zeros elsewhere. Waits as little as `marked`."""
+    everywhere = per_token.new_zeros(mask.numel(), *per_token.shape[1:])
+    placed = everywhere.index_copy(0, _places(mask, per_token.device), per_token)
+    return placed.view(*mask.shape, *per_token.shape[1:])
+
+
+def _places(mask: Tensor, device: torch.device) -> Tensor:
+    """Indices of the True positions in a flattened mask."""
+    return upload(on_host(mask).flatten().nonzero().squeeze(1), device)
 
 
 def read_states(trunk: PreTrainedModel, ids: Tensor, read: Tensor, **options: Any) -> Tensor:

@@ -159,7 +159,7 @@ class Policy(nn.Module):
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
         values = states = None
         if with_states or (with_values and self.value_head is not None):
-            here = scatter(before, response_mask[..., None].expand(*response_mask.shape, before.shape[-1]))
+            here = scatter(before, response_mask)
             states = here.detach() if with_states else None
             if with_values and self.value_head is not None:
                 values = self._per_token(self.value_head(here, response_mask), response_mask)
