@@ -36,6 +36,9 @@ class Pretend:
     def set_rng_state(self, state, place=0):
         self.generators[place].set_state(state)
 
+    def set_device(self, device):
+        self.called.append(f"set_device {device.index}")
+
     def synchronize(self):
         self.called.append("synchronize")
 
@@ -44,9 +47,10 @@ class Pretend:
 
 
 def named():
-    backend_registration._setup_privateuseone_for_python_backend("pretend", Pretend())
+    backend_registration._setup_privateuseone_for_python_backend("pretend", module := Pretend())
     assert resolve_device("pretend") == torch.device("pretend")
     assert resolve_device("pretend:1") == torch.device("pretend", 1)
+    assert module.called == ["set_device 1"]
     assert resolve_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="'pretend:2' does not exist; this machine has 2 pretend devices"):
         resolve_device("pretend:2")
@@ -86,6 +90,12 @@ def asked_for_memory():
     devices.empty_cache()
     assert module.called == ["synchronize", "empty_cache"]
 
+    def silent(_device):
+        raise RuntimeError("The device doesn't support querying the available free memory")
+
+    module.mem_get_info = silent
+    assert devices.free_memory(second) is devices.total_memory(second) is None
+
 
 @pytest.mark.parametrize("used", [named, kept_and_restored, asked_for_memory])
 def test_a_device_that_torch_gets_from_python_is_used_like_cuda(forked, used):
@@ -93,6 +103,17 @@ def test_a_device_that_torch_gets_from_python_is_used_like_cuda(forked, used):
     process = forked(used)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("changed", ["none", "host", "device"])
+def test_a_copy_on_the_host_is_known_until_one_of_both_changes(changed):
+    """On torch's device without numbers."""
+    host = torch.tensor([1, 2, 3])
+    there = devices.upload(host, torch.device("meta"))
+    assert devices.known_on_host(there) is host
+    if changed != "none":
+        {"host": host, "device": there}[changed][0] = 9
+        assert devices.known_on_host(there) is None
 
 
 def test_an_accelerator_has_what_cuda_has_but_for_cudas_own():

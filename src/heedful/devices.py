@@ -25,14 +25,13 @@ class Capabilities:
     """4-bit weights and 8-bit moments."""
     nccl: bool = False
     """Collectives between devices, for several ranks."""
-    fused_adamw: bool = True
-    """One kernel for a step of AdamW, several times as fast as separate operations."""
     float64: bool = True
     """Tensors of double precision."""
     queues: bool = True
     """Operations are queued, so reading a number waits for all of them. A CPU computes at once."""
     stages_copies: bool = True
-    """A copy from the host's ordinary memory need not be waited for: what it copies is read before the call returns."""
+    """A copy from the host's ordinary memory need not be waited for: what it copies is read before the call returns. torch
+    does so for CUDA and XPU, not for MPS."""
     compiler: str = "Triton and a C compiler"
     """What torch.compile needs."""
 
@@ -47,13 +46,12 @@ OTHERS = Capabilities()
 
 
 _ON_HOST = WeakTensorKeyDictionary()
-"""Copies on the host of tensors on devices, each with the version of the tensor that it is a copy of."""
+"""Copies on the host of tensors on devices, with the versions of both at the time: they are equal until one is changed."""
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor of the host on a device, without waiting for the device; the tensor itself if it is there already.
-
-    `on_host` then gives the tensor back. It must not be changed.
+    """A copy of a tensor of the host on a device, without waiting where copies are staged; the tensor itself if it is there
+    already. `on_host` of the copy is then the tensor, as long as neither is changed in place.
     """
     if tensor.device.type != "cpu" or device.type == "cpu":
         return tensor.to(device)
@@ -63,22 +61,22 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def remember(on_device: Tensor, of_host: Tensor) -> None:
-    """Let `on_host` give a tensor of the host for an equal one on a device, as long as that lives and does not change."""
-    if not on_device.is_inference():
-        _ON_HOST[on_device] = on_device._version, of_host
+    """Let `on_host` give a tensor of the host for an equal one on a device, as long as neither is changed in place."""
+    if not (on_device.is_inference() or of_host.is_inference()):  # their changes are not counted
+        _ON_HOST[on_device] = of_host, (on_device._version, of_host._version)
 
 
 def known_on_host(tensor: Tensor) -> Tensor | None:
     """`on_host`, or None if that would wait for the device."""
     if tensor.device.type == "cpu":
         return tensor
-    version, copied = _ON_HOST.get(tensor, (None, None))
-    return copied if copied is not None and version == tensor._version else None
+    copied, versions = _ON_HOST.get(tensor, (None, None))
+    return copied if copied is not None and versions == (tensor._version, copied._version) else None
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A tensor's copy on the host. Waits for the device, unless the tensor came from there by `upload`, or was asked for
-    before."""
+    """A tensor's copy on the host, to read only: later calls return the same. Waits for the device, unless the tensor came
+    from there by `upload`, or was asked for before."""
     copied = known_on_host(tensor)
     if copied is None:
         copied = tensor.cpu()
@@ -116,18 +114,26 @@ def empty_cache() -> None:
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that a run in this process can use; None if the device has no memory of its own, or does not tell."""
-    module = device_module(device)
-    if not _has(module, "mem_get_info"):
+    free, module = _memory(device)[0], device_module(device)
+    if free is None:
         return None
     # Memory of this process is the run's own, or torch's cache from an earlier run.
-    reserved = module.memory_reserved(device) if _has(module, "memory_reserved") else 0
-    return int(module.mem_get_info(device)[0] + reserved)
+    return free + (int(module.memory_reserved(device)) if _has(module, "memory_reserved") else 0)
 
 
 def total_memory(device: torch.device) -> int | None:
     """Bytes of a device's memory; None if it has none of its own, or does not tell."""
+    return _memory(device)[1]
+
+
+def _memory(device: torch.device) -> tuple[int, int] | tuple[None, None]:
+    """Free bytes of a device, and all; None if it has no memory of its own, or does not tell."""
     module = device_module(device)
-    return int(module.mem_get_info(device)[1]) if _has(module, "mem_get_info") else None
+    try:
+        free, total = module.mem_get_info(device) if _has(module, "mem_get_info") else (None, None)
+    except RuntimeError:  # the function is there, but the driver does not answer: some of Intel's GPUs
+        return None, None
+    return free, total
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -137,7 +143,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done everything that is queued."""
+    """Wait until a device, the current one of its kind, has done everything that is queued."""
     module = device_module(device)
     if _has(module, "synchronize"):
         module.synchronize()

@@ -148,6 +148,7 @@ def _company(config_class, name):
         return {"policy": "模型"} if name in sampling else {"data": "数据.jsonl"}
     others = {
         "owner": {"name": None},
+        "vocab_size": {"texts": "文本.jsonl"},
         "back": {"batch": "3"},
         "pool": {"pool": 4.0},  # half of its default is less than a prompt per pair
         "random_share": {"reward_models": 2},

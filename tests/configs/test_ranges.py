@@ -359,6 +359,8 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (DemoConfig, {"output": ""}, "--output must name a folder for the demo"),
         (DemoConfig, {"output": "."}, "--output must name a folder for the demo"),
         (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),
+        (TinyConfig, {"vocab_size": 2000}, "--vocab-size 2000 belongs to --texts, which is not given"),
+        (TinyConfig, {"texts": "d.jsonl", "architecture": "qwen2"}, "--texts: .*use --architecture qwen3"),
         (SFTConfig, {"output": ""}, "--output must name a folder"),
         (MergeConfig, {"output": ""}, "--output must name a folder"),
         (SFTConfig, {"lora_alpha": 8}, "--lora-alpha belongs to adapters: add --lora-rank"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful.cli import doctor_device
-from heedful.device_checks.checks import CHECKS, Check, run_check
+from heedful.device_checks.checks import CHECKS, Check, Row, run_check
 from heedful.device_checks.result import CheckError, LeftOutError, Measured, furthest, largest
 from heedful.devices import CAPABILITIES
 
@@ -122,8 +122,19 @@ def test_the_driver_is_what_nvidia_says(monkeypatch, tmp_path):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert doctor_device._driver() == "575.57.08"
+    program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n", encoding="utf-8")
+    assert doctor_device._driver() == "unknown"
+    program.write_text("#!/bin/sh\nexec sleep 9\n", encoding="utf-8")
+    monkeypatch.setattr(doctor_device, "LONGEST", 0.1)
+    assert doctor_device._driver() == "unknown"
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert doctor_device._driver() == "unknown"
+
+
+@pytest.mark.parametrize(("value", "written"), [(math.inf, "inf"), (math.nan, "nan"), (2.0, 2.0), (None, None)])
+def test_json_has_no_numbers_that_it_cannot_hold(value, written):
+    row = Row("made up", "fail", value, 1.0, "off", 0.0).as_dict()
+    assert json.loads(json.dumps(row, allow_nan=False))["value"] == written
 
 
 @pytest.mark.exhaustive

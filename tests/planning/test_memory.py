@@ -75,9 +75,10 @@ def test_the_last_layer_keeps_nothing_of_its_mlp_for_tokens_that_are_not_read(tm
 
 
 def test_sizes_are_those_of_the_code():
-    assert (memory.CHUNK, memory.SMALLEST_CHUNK, memory.BLOCK, memory.KEPT) == (
+    assert (memory.CHUNK, memory.SMALLEST_CHUNK, memory.OTHERS_CHUNK, memory.BLOCK, memory.KEPT) == (
         head_logprobs.CHUNK,
         head_logprobs.SMALLEST_CHUNK,
+        head_logprobs.OTHERS_CHUNK,
         head_logprobs.BLOCK,
         head_logprobs.KEPT,
     )

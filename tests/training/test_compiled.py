@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from transformers import AutoModelForCausalLM
 import heedful
 from heedful import ConfigError, SFTConfig, make_tiny_model
 from heedful.configs.parse import parse
+from heedful.distributed import ranks
 from heedful.kernels.weights import inference_copy
 from heedful.models import byte_tokenizer, load_policy, save_policy
 from heedful.training import compilation
@@ -113,6 +117,30 @@ def test_auto_compiles_long_runs_where_products_are_fast(folder, monkeypatch, dt
     assert is_wanted(config(folder, **options), [policy], least - 1) == (options.get("compile") == "on")
 
 
+@pytest.mark.parametrize("unlike", ["divided", "experts", "another device"])
+def test_auto_leaves_out_what_was_not_measured(folder, monkeypatch, unlike):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    policy = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16)
+    settings = config(folder, shard="full")
+    assert is_wanted(settings, [policy], PAYS), "in one process nothing is divided"
+    if unlike == "divided":
+        monkeypatch.setattr(ranks, "size", lambda: 2)
+    elif unlike == "experts":
+        policy.lm.config.num_local_experts = 2
+    else:
+        policy.lm.to("meta")
+    assert not is_wanted(settings, [policy], PAYS)
+
+
+@contextlib.contextmanager
+def out_of_memory(monkeypatch, cache):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compilation, "_outputs", fail)
+    yield
+
+
 @pytest.mark.parametrize(
     ("recorded", "expected"), [({"compiled": True}, True), ({"compiled": False}, False), ({}, False)]
 )
@@ -131,7 +159,7 @@ def test_settings_of_earlier_versions_are_read(folder, tmp_path):
         assert parse(SFTConfig, [str(tmp_path / "c.yaml")], prog="heedful sft").compile == value
     for flag, said in [
         ("--compile", "Missing value for argument '--compile'.*\n--compile: .* auto compiles"),
-        ("--no-compile", "--compile"),
+        ("--no-compile", "--no-compile is not a setting of heedful sft; use --compile off"),
     ]:
         with pytest.raises(ConfigError, match=said):
             parse(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", flag], prog="heedful sft")
@@ -213,11 +241,32 @@ def test_a_run_that_cannot_be_compiled_has_the_numbers_of_one_that_is_not(
     assert_equal(learned(ours, 3, 20), learned(plain, 3, 20))
 
 
+CODE = """if True:
+    import os
+    from heedful.training import compilation
+    compilation._keep_code()
+    print(os.environ[compilation.CACHE])
+"""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, named):
+    """In a process of its own, as torch sets the folder when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if name not in (CACHE, "XDG_CACHE_HOME")}
+    environment |= {"HOME": str(tmp_path)} | ({CACHE: str(tmp_path / "named")} if named else {})
+    run = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    kept = tmp_path / ("named" if named else f".cache/heedful/torch-{torch.__version__}")
+    assert run.stdout.split() == [str(kept)]
+
+
 def test_on_says_what_is_missing(folder, cache, monkeypatch):
+    said = "CUDA out of memory; compiling runs passes over 7 texts of up to 131 tokens; --compile off"
+    with monkeypatch.context() as patch, out_of_memory(patch, cache), pytest.raises(ConfigError, match=said):
+        prepared(folder, compile="on")
     with (
         no_compiler(monkeypatch, cache),
         pytest.raises(
-            ConfigError, match=r"--compile on: .*no-such-compiler.* needs a C\+\+ compiler .*leave out --compile"
+            ConfigError, match=r"--compile on: .*no-such-compiler.* needs a C\+\+ compiler .*; --compile off trains"
         ),
     ):
         prepared(folder, compile="on")
@@ -236,11 +285,12 @@ def test_what_cannot_be_compiled_is_refused(folder, flag, options):
 
 
 def test_a_model_without_repeated_layers_is_refused(folder):
-    lm = load_policy(str(folder), device=CPU, compute_dtype=torch.float32).lm
+    policy = load_policy(str(folder), device=CPU, compute_dtype=torch.float32)
+    lm = policy.lm
     assert repeated_layers(lm) is lm.model.layers
     lm.model.layers = torch.nn.Sequential(*lm.model.layers)
-    with pytest.raises(ConfigError, match="Qwen3ForCausalLM has no list of repeated layers"):
-        repeated_layers(lm)
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM has no list of repeated layers; --compile off"):
+        compile_layers(config(folder, compile="on"), [policy], 0)
 
 
 @pytest.mark.exhaustive

@@ -17,6 +17,8 @@ from heedful.display import Screen, harmless
 from heedful.kernels.device import resolve_device, resolve_dtype
 
 WIDEST = max(len(check.name) for check in CHECKS)
+LONGEST = 10
+"""Seconds to wait for nvidia-smi, which hangs on some broken GPUs."""
 COLOURS = {"pass": "green", "fail": "bold red", "skip": "dim"}
 
 
@@ -71,5 +73,8 @@ def _driver() -> str:
     if program is None:
         return f"ROCm {torch.version.hip}" if torch.version.hip else "unknown"
     query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    asked = subprocess.run(query, capture_output=True, text=True, check=False)
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, check=True, timeout=LONGEST)
+    except (subprocess.SubprocessError, OSError):
+        return "unknown"
     return asked.stdout.partition("\n")[0].strip() or "unknown"

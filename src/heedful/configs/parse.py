@@ -138,7 +138,11 @@ def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command:
         if name.startswith("--") and f"{command} {name}" in GONE:
             lines.append(f"{name} is gone: {GONE[f'{command} {name}']}")
         elif name.startswith("--") and word not in known and hints.get(word.removeprefix("no_")) is not bool:
-            hint = answer(word, known) or answer(word.removeprefix("no_"), known)
+            switch = word.removeprefix("no_")
+            has_off = word != switch and "off" in typing.get_args(hints.get(switch))
+            hint = (
+                f"; use --{switch.replace('_', '-')} off" if has_off else answer(word, known) or answer(switch, known)
+            )
             lines.append(f"{redact(name[:LONGEST_NAME])} is not a setting of heedful {command}{hint}")
     if lines:
         raise ConfigError("\n".join([*lines, f"heedful {command} --help-all lists its settings"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions, TemplateOptions, TrustOptions
-from heedful.configs.settings import BELOW_ONE, POSITIVE, SEED, Range, Settings, require_label_extra
+from heedful.configs.settings import BELOW_ONE, POSITIVE, SEED, Range, Settings, refuse, require_label_extra
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 
@@ -76,6 +76,13 @@ class TinyConfig(Settings):
         super().check()
         if self.hidden_size % 8:
             raise ConfigError(f"--hidden-size must be a multiple of 8 (4 heads of even size), got {self.hidden_size}")
+        if self.texts is None:
+            refuse(self, "vocab_size", because="belongs to --texts, which is not given; add it, or leave this out")
+        elif self.architecture == "qwen2":
+            raise ConfigError(
+                "--texts: transformers reads a qwen2 folder with Qwen2's own rules of splitting, so it would not find the "
+                "learned tokens; use --architecture qwen3, llama or gpt2, or leave out --texts"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import tempfile
 import time
 import traceback
@@ -47,8 +48,9 @@ class Row:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, which has no infinite numbers and no NaN: they are strings."""
+        is_number = self.value is None or math.isfinite(self.value)
+        return asdict(self) | ({} if is_number else {"value": str(self.value)})
 
 
 LACKED = {"graphs": "CUDA graphs", "bitsandbytes": "kernels of bitsandbytes"}

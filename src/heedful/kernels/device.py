@@ -23,14 +23,17 @@ def resolve_device(name: str, *, graphs: bool = False) -> torch.device:
     """The device for ``--device``: ``auto`` is CUDA if available, else Apple's MPS, else the CPU; others are named, such as
     ``cuda:1`` or any type that torch knows.
 
-    Also sets up the process for the device. On a CPU it calls `reuse_memory`. On CUDA it switches cuDNN's attention
-    off, which plans each shape anew, and whose gradients with a mask were NaN at some lengths (pytorch issue 196678).
+    Also sets up the process for the device. A device with a number becomes torch's current one of its kind. On a CPU it
+    calls `reuse_memory`. On CUDA it switches cuDNN's attention off, which plans each shape anew, and whose gradients with
+    a mask were NaN at some lengths (pytorch issue 196678).
 
     ``graphs`` is ``--cuda-graphs``. Raises ConfigError if the machine does not have the device, or the device no graphs.
     """
     device = _device(name)
     if graphs:
         check_graphs(device)
+    if device.index is not None and hasattr(device_module(device), "set_device"):
+        device_module(device).set_device(device)
     if device.type == "cpu":
         reuse_memory()
     elif device.type == "cuda":  # a switch that only CUDA has

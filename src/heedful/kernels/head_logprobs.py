@@ -12,8 +12,9 @@ from heedful.kernels.cpu.products import linear, product
 CHUNK = 2**22
 """Logits per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes the full
 gradient of the matrix."""
-SMALLEST_CHUNK = {"cpu": 256, "cuda": 1024}
-"""Minimum tokens per chunk, on a CPU and on any accelerator. The faster the products, the more tokens are needed to
+SMALLEST_CHUNK = {"cpu": 256}
+OTHERS_CHUNK = 1024
+"""Minimum tokens per chunk, by device type, and on all others. The faster the products, the more tokens are needed to
 amortise a pass over the gradient."""
 BLOCK = {"cpu": 2**19}
 """Logits converted to float32 at a time, by device type: on a CPU as many as fit its inner caches, elsewhere a whole
@@ -146,7 +147,7 @@ def _writes_over(states: Tensor, options: _Options) -> bool:
 
 
 def _chunks(ids: Tensor, vocab: int) -> list[slice]:
-    smallest = SMALLEST_CHUNK["cpu" if ids.device.type == "cpu" else "cuda"]
+    smallest = SMALLEST_CHUNK.get(ids.device.type, OTHERS_CHUNK)
     size = max(smallest, CHUNK // vocab)
     return [slice(start, start + size) for start in range(0, ids.shape[0], size)]
 

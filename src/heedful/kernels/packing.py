@@ -68,7 +68,7 @@ def marked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Scatter rows ``[tokens, ...]`` to the True positions of ``mask``, in order; zeros elsewhere. Waits as little as `marked`."""
+    """Scatter rows ``[tokens, ...]`` to the True positions of ``mask``, in order; zeros elsewhere. Waits as `marked`."""
     everywhere = per_token.new_zeros(mask.numel(), *per_token.shape[1:])
     placed = everywhere.index_copy(0, _places(mask, per_token.device), per_token)
     return placed.view(*mask.shape, *per_token.shape[1:])

@@ -2,7 +2,7 @@
 
 The tokenizer has one token per UTF-8 byte, and further ones for frequent sequences of bytes if it learns from texts, so it
 encodes any text in any language losslessly. (A ``qwen2`` folder reloads as transformers' own Qwen2 tokenizer, which
-normalises text to NFC first.)
+normalises text to NFC first and splits it by rules of its own, so a tokenizer that learned would encode differently.)
 """
 
 from collections.abc import Iterable

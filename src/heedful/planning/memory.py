@@ -39,7 +39,7 @@ MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 + 8 / 256}
 """Bytes per weight of Adam's two moments. In bitsandbytes: a byte each, and a float32 per 256 of them."""
 CUDA_CONTEXT = 600 * 10**6
 """Bytes of a process on a GPU before its first tensor, with the workspaces of cuBLAS. Not measured by us."""
-CHUNK, SMALLEST_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256, "cuda": 1024}, {"cpu": 2**19}, 2**24
+CHUNK, SMALLEST_CHUNK, OTHERS_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256}, 1024, {"cpu": 2**19}, 2**24
 """Sizes as in `heedful.kernels.head_logprobs`; a test compares them."""
 MOST_SCORES = 2**22
 """As in `heedful.kernels.attention`."""
@@ -478,7 +478,7 @@ class _Run:
     def _logits(self, shape: Shape, rows: int, *, has_entropy: bool = False) -> tuple[float, float]:
         """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`)."""
         vocabulary, tokens = shape.vocabulary, rows * self.responses
-        chunk = min(tokens, max(SMALLEST_CHUNK[self.device], CHUNK // vocabulary)) * vocabulary
+        chunk = min(tokens, max(SMALLEST_CHUNK.get(self.device, OTHERS_CHUNK), CHUNK // vocabulary)) * vocabulary
         block = min(chunk, max(vocabulary, BLOCK.get(self.device, chunk)))
         kept = tokens * vocabulary if tokens * vocabulary <= KEPT else chunk
         softmax = 4 * block

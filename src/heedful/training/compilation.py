@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -15,7 +16,7 @@ from heedful.configs.offline import SFTConfig
 from heedful.configs.options import TrainingOptions
 from heedful.devices import capabilities, dropout_state, set_dropout_state
 from heedful.distributed import ranks
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, is_out_of_memory
 from heedful.files import read_object
 from heedful.kernels.attention import ATTENTION, attention
 from heedful.models.policy import Policy
@@ -46,8 +47,8 @@ def compile_layers(config: TrainingOptions, models: Sequence[Trained], tokens: i
     """Compile the repeated layers of the models in training, in place, if ``--compile`` says so.
 
     Only passes with gradients run compiled. Names of parameters and saved files do not change. Copies of a model, such
-    as the sampler's, are not compiled. If compiling fails, nothing has changed: ``auto`` reports one line on standard
-    error, and the run has the numbers of one without compiling.
+    as the sampler's, are not compiled. If compiling fails, ``auto`` reports one line on standard error, and the run has the
+    numbers of one without compiling. Layers that an earlier run of this process compiled run eagerly from then on.
 
     Args:
         config: the settings.
@@ -58,17 +59,15 @@ def compile_layers(config: TrainingOptions, models: Sequence[Trained], tokens: i
     """
     if not ranks.on_rank_zero(lambda: is_wanted(config, models, tokens)):
         return
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"  # torch's own folder is lost when the machine restarts
-    os.environ.setdefault(CACHE, str(Path(caches, "heedful", f"torch-{torch.__version__}").expanduser()))
+    _keep_code()
     failures = [one for one in ranks.gather(_try_compiling(config, models)) if one]
     if not failures:
         return
     for model in models:
         _undo(model)
-    compiler = capabilities(transformer(models[0]).device).compiler
-    said = f"torch.compile does not work: {failures[0]}; it needs {compiler} and space in {CACHE} ({os.environ[CACHE]})"
+    said = f"torch.compile does not work: {failures[0]}"
     if config.compile == "on":
-        raise ConfigError(f"--compile on: {said}; or leave out --compile")
+        raise ConfigError(f"--compile on: {said}; --compile off trains without it")
     if ranks.is_first():
         print(f"heedful: --compile auto: {said}; the run trains without it", file=sys.stderr, flush=True)
 
@@ -101,7 +100,7 @@ def is_wanted(config: TrainingOptions, models: Sequence[Trained], tokens: int) -
     before = _before(config)
     if before is not None:
         return before
-    fits = config.quantize == "none" and not (config.gradient_checkpointing or config.lora_rank or divides(config))
+    fits = not (config.gradient_checkpointing or config.lora_rank or divides(config))
     gains = torch.cpu._is_amx_tile_supported() and all(  # elsewhere products take so long that the rest hardly matters
         lm.device.type == "cpu" and model.compute_dtype == torch.bfloat16 and not is_mixture(lm)
         for model, lm in zip(models, map(transformer, models), strict=True)
@@ -120,7 +119,7 @@ def _before(config: TrainingOptions) -> bool | None:
 
 
 def _try_compiling(config: TrainingOptions, models: Sequence[Trained]) -> str | None:
-    """Compile all layers. Returns what failed, in one line; None if nothing did.
+    """Compile all layers. Returns what failed and why, in one line; None if nothing did.
 
     Everything is compiled here, before the first step, and from then on nothing is: passes for which there is no code
     run as written. So what a run computes does not depend on the texts that it happens to read first.
@@ -135,18 +134,34 @@ def _try_compiling(config: TrainingOptions, models: Sequence[Trained]) -> str | 
                 model.train(was_training or isinstance(config, SFTConfig))  # others learn in the mode they are in
                 for _ in _compiling(model):
                     if config.compile == "auto" and time.monotonic() > ends:
-                        return f"it takes longer than {SLOWEST:.0f} s"
+                        return f"it takes longer than {SLOWEST:.0f} s, for which only --compile on waits"
             finally:
                 model.train(was_training)
+    except ConfigError as error:
+        return str(error)
     except Exception as error:  # any kind: a compiler, its headers or Triton may be missing or too old, a disk full
-        return " ".join(str(error).split())[:LONGEST] or type(error).__name__
+        why = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+        if is_out_of_memory(error):
+            return f"{why}; compiling runs passes over {len(EQUAL)} texts of up to {max(UNEQUAL)} tokens"
+        compiler = capabilities(transformer(models[0]).device).compiler
+        return f"{why}; it needs {compiler} and space in {CACHE} ({os.environ[CACHE]})"
     finally:
         set_dropout_state(random)
     return None
 
 
+def _keep_code() -> None:
+    """Keep compiled code where it outlives a restart of the machine, unless the user names a folder.
+
+    Otherwise torch takes a folder for temporary files, and sets the variable to it when it is imported.
+    """
+    if os.environ.get(CACHE) in (None, str(Path(default_cache_dir()).absolute())):
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        os.environ[CACHE] = str(Path(caches, "heedful", f"torch-{torch.__version__}").expanduser())
+
+
 def _compiling(model: Trained) -> Iterator[None]:
-    """Compile a model's layers by passes that need code of their own. Yields before each."""
+    """Compile a model's layers by passes that need code of their own. Yields before each, and at the end."""
     layers = repeated_layers(transformer(model))
     with torch.no_grad():
         _outputs(model, UNEQUAL)  # as written, since it tries packing once per model, in other passes than in training
@@ -155,6 +170,7 @@ def _compiling(model: Trained) -> Iterator[None]:
     for lengths in (EQUAL, UNEQUAL):
         yield
         _outputs(model, lengths).sum().backward()
+    yield
     model.zero_grad(set_to_none=True)
     for layer in layers:
         compiled = layer._compiled_call_impl

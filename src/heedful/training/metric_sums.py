@@ -1,6 +1,7 @@
 """Sums of metrics over the micro-batches of a step."""
 
 import itertools
+from collections import defaultdict
 
 import torch
 from torch import Tensor
@@ -59,12 +60,14 @@ class MetricSums:
 
 
 def read(metrics: Metrics) -> dict[str, float]:
-    """Numbers of 0-dim tensors. Synchronises with a GPU, once."""
-    of_device = [value for value in metrics.values() if value.device.type != "cpu"]
-    if len(of_device) < 2 or len({value.dtype for value in of_device}) > 1:
-        return {name: float(value) for name, value in metrics.items()}
-    numbers = iter(torch.stack(of_device).tolist())
-    return {name: float(value) if value.device.type == "cpu" else next(numbers) for name, value in metrics.items()}
+    """Numbers of 0-dim tensors. Synchronises with a GPU, once for each dtype."""
+    alike = defaultdict[tuple[torch.device, torch.dtype], list[str]](list)
+    for name, value in metrics.items():
+        alike[value.device, value.dtype].append(name)
+    numbers = dict[str, float]()
+    for names in alike.values():
+        numbers |= zip(names, map(float, torch.stack([metrics[name] for name in names]).tolist()), strict=True)
+    return {name: numbers[name] for name in metrics}
 
 
 def _add(totals: dict[str, Tensor], metrics: Metrics) -> None:
