@@ -14,8 +14,8 @@ them: `nn.LSTM` and `nn.GRU`, sparse tensors, pinned memory (also in a `DataLoad
 
 A `DeviceTensor` wraps a CPU tensor, and shares storage where the CPU tensors do. Operators with such tensors arrive in
 ``__torch_dispatch__``, factories in a fallback for the dispatch key ``PrivateUse1``; both call `_run`. Below autograd
-nothing is special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Written for torch 2.13, of which
-it calls private functions; with another version run test_pretend_device.py first.
+nothing is special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Made for torch 2.13,
+whose private functions it calls; with another version run test_pretend_device.py first.
 """
 
 import contextlib
@@ -280,8 +280,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = _copy(op, args, kwargs, to_host)
         if found is not None:
             return found
-    if op in INDEXED and _has_mask(args):
-        _wait("boolean index")
+    _count_arguments(op, args)
     inner_args = _inner(args)
     inner_kwargs = {
         name: CPU if name == "device" and value is not None else _inner(value) for name, value in kwargs.items()
@@ -362,21 +361,13 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     on_host = [x for x in tensors if not isinstance(x, DeviceTensor)]
     if not on_host or op in COPIES:
         return
-    is_scalar = all(x.dim() == 0 for x in on_host)
     takes_scalar = torch.Tag.pointwise in op.tags or op in SCALARS_TOO or op.name().startswith("aten::_foreach")
     changes_host = op._schema.is_mutable and args and any(x is args[0] for x in on_host)
-    if is_scalar and takes_scalar and not changes_host:
-        if op is aten.where.self:  # the others take the number itself
-            for x in on_host:
-                _copied("to device", x.nbytes, waits=True)
+    if takes_scalar and not changes_host and all(x.dim() == 0 for x in on_host):
         return
     if op in INDEXED and isinstance(args[0], DeviceTensor):
-        values = args[2:3]
-        if not any(not isinstance(x, DeviceTensor) and x.dim() for x in _tensors(values)):
-            for index in _tensors(args[1]):
-                if not isinstance(index, DeviceTensor):
-                    for places in index.nonzero().unbind(1) if index.dtype in MASKS else [index]:
-                        _copied("to device", places.nbytes, waits=True)
+        others = [x for x in _tensors(args[2:3]) if not isinstance(x, DeviceTensor)]
+        if all(x.dim() == 0 for x in others):
             return
     shapes = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in tensors)
     raise RuntimeError(
@@ -385,11 +376,28 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     )
 
 
-def _has_mask(args: Any) -> bool:
-    """Whether masks of the device are indices; one that only sets a single number is `masked_fill`, which needs no count."""
-    masks = [x for x in _tensors(args[1]) if x.dtype in MASKS and isinstance(x, DeviceTensor)]
-    only_fills = len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1 and len(masks) == 1
-    return bool(masks) and not only_fills
+def _count_arguments(op: Any, args: Any) -> None:
+    """Count copies and waits before an operator begins: numbers and indices of the host, and masks of the device."""
+    if op is aten.where.self:  # others take the number itself
+        copied = [x for x in args if not isinstance(x, DeviceTensor)]
+    elif op in INDEXED:
+        masks = [x for x in _tensors(args[1]) if x.dtype in MASKS]
+        places = [x for x in _tensors(args[1]) if x.dtype not in MASKS]
+        for mask in masks:
+            if isinstance(mask, DeviceTensor) and not _only_fills(args):
+                _wait("boolean index")
+            elif not isinstance(mask, DeviceTensor):
+                places += mask.nonzero().unbind(1)
+        copied = [x for x in places if not isinstance(x, DeviceTensor)]
+    else:
+        return
+    for x in copied:
+        _copied("to device", x.nbytes, waits=True)
+
+
+def _only_fills(args: Any) -> bool:
+    """Whether a mask only sets a single number, which is `masked_fill` and needs no count."""
+    return len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1
 
 
 def _copy(op: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> Any:

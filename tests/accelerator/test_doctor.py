@@ -1,4 +1,4 @@
-"""The checks of ``heedful doctor --device`` on the pretend accelerator: what passes, and what a fault in the device changes."""
+"""The checks of ``heedful doctor --device`` on the pretend accelerator: all pass, and planted faults are noticed."""
 
 import pytest
 import torch
