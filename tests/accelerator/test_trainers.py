@@ -1,5 +1,7 @@
 """heedful on the pretend accelerator: the CPU's numbers bit for bit, and how often the host may wait for the device."""
 
+import contextlib
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -256,6 +258,15 @@ def test_chat_says_what_it_says_on_the_cpu(tiny_model):
         said.append(["".join(talk.answer(line)) for line in ("你好", "再见")])
     assert said[0] == said[1]
     assert all(said[0])
+
+
+def test_the_example_of_the_page():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(example, {"__name__": "example"})
+    loss, counted, *_ = out.getvalue().splitlines()
+    assert re.fullmatch(r"loss \d+\.\d{3}", loss)
+    assert f"# {counted}\n" in example
 
 
 def test_a_run_by_its_command(heedful, tiny_model, written, tmp_path):
