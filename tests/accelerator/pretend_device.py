@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pretend accelerator for PyTorch: a device whose tensors compute on the CPU and are not CPU tensors.
 
     install()                              # once per process, before the first tensor on it
@@ -8,11 +9,13 @@
 
 It finds without a GPU what goes wrong on one first: tensors on two devices, hidden synchronisations, copies to and fro, a
 generator of the wrong device, a result that is read before it has arrived. Numbers are bit for bit the CPU's, because in the
-end every operator runs there. It has no streams that overlap, no graphs and no kernels of its own.
+end every operator runs there. It has no streams that overlap, no graphs and no kernels of its own. Left out, though CUDA has
+them: `nn.LSTM` and `nn.GRU`, sparse tensors, pinned memory (also in a `DataLoader`) and the priority or order of streams.
 
 A `DeviceTensor` wraps a CPU tensor, and shares storage where the CPU tensors do. Operators with such tensors arrive in
 ``__torch_dispatch__``, factories in a fallback for the dispatch key ``PrivateUse1``; both call `_run`. Below autograd
-nothing is special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Written for torch 2.13.
+nothing is special: gradients, checkpointing, autocast, vmap and optimizers are PyTorch's own. Made for torch 2.13,
+whose private functions it calls; with another version run test_pretend_device.py first.
 """
 
 import contextlib
@@ -182,6 +185,11 @@ def _numpy(tensor: DeviceTensor, *_args: Any, **_options: Any) -> None:
     )
 
 
+def _format(tensor: DeviceTensor, spec: str) -> str:
+    """What `format` and f-strings give: a number if it is one, else what `repr` says."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
 def _indexed(method: Any) -> Callable[..., Any]:
     """Indices that are lists are copied to the device, as on CUDA."""
 
@@ -205,6 +213,7 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.__repr__: lambda tensor, **_: f"DeviceTensor({_tolist(tensor)}, device='{NAME}:0', dtype={tensor.dtype})",
+    Tensor.__format__: _format,
     Tensor.new_tensor: lambda tensor, data, **o: torch.tensor(
         data, **{"dtype": tensor.dtype, "device": tensor.device} | o
     ),
@@ -225,14 +234,18 @@ WAITS = {
     aten.masked_select.default: "masked_select",
     aten.masked_scatter_backward.default: "masked_select",
     aten.equal.default: "equal",
+    aten.allclose.default: "equal",
+    aten._linalg_check_errors.default: "linalg",
     aten._unique2.default: "unique",
     aten.unique_consecutive.default: "unique",
     aten.unique_dim.default: "unique",
     aten.bincount.default: "bincount",
 }
-"""Operators whose result the host needs before it can go on, because its shape or number depends on data."""
+"""Operators whose result the host needs before it can go on, because its shape or number depends on data, or an error."""
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-"""Indices may lie on the host, as on CUDA, but are then copied; boolean ones are counted first, for which the host waits."""
+"""Indices may be on the host, as on CUDA, and are then copied. The True positions of a mask are looked up on its own device;
+the host waits for those of the device."""
+MASKS = (torch.bool, torch.uint8)
 COPIES = {aten.copy_.default, aten._to_copy.default}
 SCALARS_TOO = {
     aten.fill_.Tensor, aten.fill.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten._fused_adamw_.tensor_lr,
@@ -251,6 +264,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator whose tensors, or whose result, are on the device."""
     if op is aten.scaled_dot_product_attention.default:
         return _attention(*args, **kwargs)
+    if op is aten._pack_padded_sequence.default:
+        return _pack_padded_sequence(*args)
     if _is_composite(op):  # in inference mode these arrive whole
         with _as_called():
             return op.decompose(*args, **kwargs)
@@ -265,8 +280,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = _copy(op, args, kwargs, to_host)
         if found is not None:
             return found
-    if op in INDEXED and _has_mask(args):
-        _wait("boolean index")
+    _count_arguments(op, args)
     inner_args = _inner(args)
     inner_kwargs = {
         name: CPU if name == "device" and value is not None else _inner(value) for name, value in kwargs.items()
@@ -275,6 +289,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = OTHER_NAMES.get(op, op)(*inner_args, **inner_kwargs)
     if op in WAITS:
         _wait(WAITS[op])
+    if op is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+        _wait("repeat_interleave")
     if to_host:  # `zeros_like` and its kind
         return result
     return _outer(result, {id(x.inner): x for x in on_device}, on_device)
@@ -326,6 +342,14 @@ def _outer(result: Any, known: dict[int, DeviceTensor], given: list[DeviceTensor
     return result
 
 
+def _pack_padded_sequence(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """Lengths, and the sizes of batches, are on the host."""
+    if isinstance(lengths, DeviceTensor):
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got one on {lengths.device}")
+    data, sizes = aten._pack_padded_sequence(_inner(x), lengths, batch_first)
+    return _outer(data, {}, []), sizes
+
+
 @functools.cache
 def _is_composite(op: Any) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -337,20 +361,13 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     on_host = [x for x in tensors if not isinstance(x, DeviceTensor)]
     if not on_host or op in COPIES:
         return
-    is_scalar = all(x.dim() == 0 for x in on_host)
     takes_scalar = torch.Tag.pointwise in op.tags or op in SCALARS_TOO or op.name().startswith("aten::_foreach")
-    changes_host = op._schema.is_mutable and args and args[0] in [*map(_Same, on_host)]
-    if is_scalar and takes_scalar and not changes_host:
-        if op is aten.where.self:  # the others take the number itself
-            for x in on_host:
-                _copied("to device", x.nbytes, waits=True)
+    changes_host = op._schema.is_mutable and args and any(x is args[0] for x in on_host)
+    if takes_scalar and not changes_host and all(x.dim() == 0 for x in on_host):
         return
     if op in INDEXED and isinstance(args[0], DeviceTensor):
-        values = args[2:3]
-        if not any(not isinstance(x, DeviceTensor) and x.dim() for x in _tensors(values)):
-            for index in _tensors(args[1]):
-                if not isinstance(index, DeviceTensor):
-                    _copied("to device", index.nbytes, waits=True)
+        others = [x for x in _tensors(args[2:3]) if not isinstance(x, DeviceTensor)]
+        if all(x.dim() == 0 for x in others):
             return
     shapes = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in tensors)
     raise RuntimeError(
@@ -359,23 +376,28 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     )
 
 
-class _Same:
-    """Equal to the tensor itself only."""
+def _count_arguments(op: Any, args: Any) -> None:
+    """Count copies and waits before an operator begins: numbers and indices of the host, and masks of the device."""
+    if op is aten.where.self:  # others take the number itself
+        copied = [x for x in args if not isinstance(x, DeviceTensor)]
+    elif op in INDEXED:
+        masks = [x for x in _tensors(args[1]) if x.dtype in MASKS]
+        places = [x for x in _tensors(args[1]) if x.dtype not in MASKS]
+        for mask in masks:
+            if isinstance(mask, DeviceTensor) and not _only_fills(args):
+                _wait("boolean index")
+            elif not isinstance(mask, DeviceTensor):
+                places += mask.nonzero().unbind(1)
+        copied = [x for x in places if not isinstance(x, DeviceTensor)]
+    else:
+        return
+    for x in copied:
+        _copied("to device", x.nbytes, waits=True)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
 
-    def __eq__(self, other: object) -> bool:
-        return other is self.tensor
-
-    __hash__ = None
-
-
-def _has_mask(args: Any) -> bool:
-    """Whether indices are boolean; one that only sets a single number is `masked_fill`, which needs no count."""
-    masks = [x for x in _tensors(args[1]) if x.dtype in (torch.bool, torch.uint8)]
-    only_fills = len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1 and len(masks) == 1
-    return bool(masks) and not only_fills
+def _only_fills(args: Any) -> bool:
+    """Whether a mask only sets a single number, which is `masked_fill` and needs no count."""
+    return len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1
 
 
 def _copy(op: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> Any:
@@ -388,15 +410,15 @@ def _copy(op: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> Any:
         result = op(source, **options)
     else:
         result, source = args[0], args[1]
-        is_async = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
         if isinstance(result, DeviceTensor) == isinstance(source, DeviceTensor):
             return None
         if isinstance(result, DeviceTensor):
             result.inner.copy_(source)
+            is_async = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             _copied("to device", source.numel() * result.element_size(), waits=not is_async)
             return result
-        is_async, source = is_async and result.is_pinned(), source.inner
-        result.copy_(source)
+        result.copy_(source.inner)
+        is_async = False  # only from and to pinned memory, which there is none of
     _copied("to host", result.nbytes, waits=not is_async)
     if is_async:  # its memory holds anything until the host has waited
         arrived = result.clone()
@@ -456,17 +478,18 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return type(value)(_cast(one, dtype) for one in value)
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):
         return value
-    if not (value.requires_grad and value.is_leaf and not value._is_view() and dtype != torch.float32):
-        return value.to(dtype)
-    if not torch.is_autocast_cache_enabled():
+    is_weight = value.requires_grad and value.is_leaf and not value._is_view() and value.dtype == torch.float32
+    if not (is_weight and torch.is_autocast_cache_enabled()) or torch.is_inference_mode_enabled():
         return value.to(dtype)
     if id(value) not in _CASTS:
-        _CASTS[id(value)] = value, value.to(dtype)
+        with torch.enable_grad():  # a later pass may need the gradient
+            _CASTS[id(value)] = value, value.to(dtype)
     return _CASTS[id(value)][1]
 
 
 def _widest(tensors: list[Tensor]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, {x.dtype for x in tensors if x.is_floating_point()})
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+    return functools.reduce(torch.promote_types, dtypes, torch.get_autocast_dtype(NAME))
 
 
 # Random numbers -------------------------------------------------------------------------------------------------------
@@ -602,6 +625,7 @@ def install() -> None:
     optimizer._foreach_supported_types.append(DeviceTensor)
     _foreach_utils._foreach_supported_types.append(DeviceTensor)
     torch.Generator = Generator
+    torch.accelerator.synchronize = Module.synchronize
     for name in ("tensor", "as_tensor", "asarray"):
         setattr(torch, name, _made_on_host(getattr(torch, name)))
     torch.clear_autocast_cache = _then(torch.clear_autocast_cache, _CASTS.clear)
@@ -616,6 +640,8 @@ def _made_on_host(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
         if device is None:
             device = data.device if isinstance(data, Tensor) else torch.empty(0).device
+        if isinstance(data, (list, tuple)):
+            data = _numbers_read(data)
         if device is None or torch.device(device).type != NAME:
             more = {"requires_grad": True} if requires_grad else {}
             return factory(data, *args, device=device, **more, **options)
@@ -623,6 +649,14 @@ def _made_on_host(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return made.to(device, options.get("dtype", made.dtype)).requires_grad_(requires_grad)
 
     return make
+
+
+def _numbers_read(data: Any) -> Any:
+    """Data with each number of the device read, which waits once for each, as on CUDA."""
+    if isinstance(data, DeviceTensor) and data.dim() == 0:
+        _wait("item")
+        return data.inner
+    return [_numbers_read(one) for one in data] if isinstance(data, (list, tuple, DeviceTensor)) else data
 
 
 def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

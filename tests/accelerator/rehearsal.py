@@ -121,9 +121,11 @@ class Row:
 
 
 def equal(one: Row, other: Row) -> bool:
-    """Bit for bit the same weights, and the same metrics but for seconds and memory."""
-    same = [torch.equal(one.weights[name], other.weights[name]) for name in one.weights]
-    return one.weights.keys() == other.weights.keys() and all(same) and one.metrics == other.metrics != []
+    """Bit for bit the same weights, and the same metrics but for seconds and memory; neither may be missing."""
+    if not (one.weights and one.metrics) or one.weights.keys() != other.weights.keys():
+        return False
+    same = [torch.equal(weight, other.weights[name]) for name, weight in one.weights.items()]
+    return all(same) and one.metrics == other.metrics
 
 
 def without_kernels_of_the_cpu() -> None:

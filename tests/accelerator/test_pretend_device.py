@@ -8,6 +8,7 @@ import torch
 from pretend_device import Counts, Module, phase, phases
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 DEVICE = "pretend"
@@ -60,25 +61,51 @@ MIXED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1])
-def test_tensors_on_two_devices_are_refused(count):
+def test_tensors_on_two_devices_are_refused():
     for name, mix in MIXED.items():
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device") as refused:
             mix()
         assert "pretend:0 and cpu" in str(refused.value), name
-    assert len(MIXED) > count
 
 
 def test_what_cuda_takes_is_taken():
     assert (there(3) + torch.tensor(2.0)).tolist() == [3, 4, 5]
     assert torch.where(there(2) > 1, torch.tensor(1.0), torch.tensor(0.0)).tolist() == [0, 1]
     assert there(2).masked_fill(there(2) > 1, torch.tensor(7.0)).tolist() == [1, 7]
+    for device in ("cpu", DEVICE):
+        rows = torch.tensor([(there(2).half()[1], 3), there(2)], device=device)
+        assert (rows.device.type, rows.dtype, rows.tolist()) == (device, torch.float32, [[2, 3], [1, 2]])
+    assert torch.tensor([there(1).half()[0]]).dtype == torch.float16
+
+
+def test_lengths_of_packed_sequences_are_on_the_host():
+    def compute(device):
+        x = here(2, 3, 4).to(device).requires_grad_()
+        packed = pack_padded_sequence(x, torch.tensor([1, 3]), batch_first=True, enforce_sorted=False)
+        assert packed.batch_sizes.device.type == "cpu"
+        padded, lengths = pad_packed_sequence(packed, batch_first=True)
+        padded.square().sum().backward()
+        return packed.data, padded, lengths, x.grad
+
+    assert_equal(compute)
+    with pytest.raises(RuntimeError, match="'lengths' argument should be a 1D CPU int64 tensor"):
+        pack_padded_sequence(there(2, 3, 4), torch.tensor([3, 1], device=DEVICE))
 
 
 def test_an_index_on_the_host_is_copied_and_counted():
-    with phase("index") as counts:
-        assert there(3)[torch.tensor([2])].device.type == DEVICE
-    assert counts.copies["to device"] == 2
+    """A mask's True positions are looked up on the host, and copied for each of its dimensions."""
+    x, values, index, mask = there(3, 2), there(5), torch.tensor([2]), here(3, 2) > 1
+    for read, copies, size in (
+        (lambda: x[index], 1, 8),
+        (lambda: x[mask], 2, 80),
+        (lambda: x.index_put_((mask,), values), 2, 80),
+        (lambda: x.__setitem__(mask, 1.0), 2, 80),
+    ):
+        with phase("index") as counts:
+            read()
+        assert counts.synchronisations == {"copy to device": copies}
+        assert counts.bytes == {"to device": size}
+        phases.clear()
 
 
 @pytest.mark.parametrize("read", [lambda x: x.numpy(), lambda x: torch.empty(2).numpy() + x.__array__()])
@@ -114,13 +141,22 @@ WAITING = {
     "unpinned": lambda x: torch.empty(3).copy_(x, non_blocking=True),
     "unique": lambda x: x.unique(),
     "equal": lambda x: x.equal(x),
+    "allclose": lambda x: x.allclose(x),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
+    "linalg.inv": lambda x: torch.linalg.inv(x.diag()),
+    "linalg.solve": lambda x: torch.linalg.solve(x.diag(), x),
+    "linalg.cholesky": lambda x: torch.linalg.cholesky(x.diag()),
     "masked_select": lambda x: x.masked_select(x > 1),
     "gradient of masked_scatter": lambda x: torch.ops.aten.masked_scatter_backward(x, x > 1, [2]),
     "where of a number of the host": lambda x: torch.where(x > 1, torch.tensor(1.0), x),
     "print": str,
+    "f-string": lambda x: f"{x}",
+    "f-string of a number": lambda x: f"{x.sum():.3f}",
+    "tensor from a number of the device": lambda x: torch.tensor([[x[0], 1.0]]),
     "upload": lambda x: x.copy_(here(3)),
     "tensor": lambda _x: torch.tensor([1.0], device=DEVICE),
     "event": lambda _x: Module.Event().synchronize(),
+    "synchronize": lambda _x: torch.accelerator.synchronize(),
 }
 FREE = {
     "arithmetic": lambda x: (x * 2 - x).softmax(0).sum(),
@@ -130,6 +166,8 @@ FREE = {
     "download": lambda x: x.to("cpu", non_blocking=True),
     "factory": lambda x: torch.arange(3, device=x.device) + torch.zeros_like(x),
     "dtype": lambda x: x.to(torch.float64),
+    "repeat_interleave of known size": lambda x: x.repeat_interleave(x.long(), output_size=6) + x.repeat_interleave(2),
+    "linalg without a check": lambda x: torch.linalg.inv_ex(x.diag()),
     "shape": lambda x: (x.shape, x.stride(), x.device, x.data_ptr(), len(x)),
 }
 
@@ -150,6 +188,13 @@ def test_what_does_not_wait_is_not_counted():
         with phase(name) as counts:
             work(x)
         assert not counts.synchronisations, (name, counts.synchronisations)
+
+
+def test_numbers_in_text():
+    assert f"{there(1).sum() + 0.5:.3f} {there(1).sum()}" == "1.500 1.0"
+    assert f"{there(2)}" == str(there(2)) == "DeviceTensor([1.0, 2.0], device='pretend:0', dtype=torch.float32)"
+    with pytest.raises(TypeError, match="unsupported format string"):
+        f"{there(2):.3f}"
 
 
 def test_copies_by_direction_and_bytes():
@@ -202,9 +247,12 @@ def test_phases_nest_and_go_on():
 def test_a_result_read_before_it_has_arrived_is_wrong():
     x = there(3)
     early = x.to("cpu", non_blocking=True)
+    number, is_large = (x.long() + 1).to("cpu", non_blocking=True), (x < 2).to("cpu", non_blocking=True)
     assert early.isnan().all()
+    assert (number.tolist(), is_large.tolist()) == ([1, 1, 1], [True, True, True])
     Module.synchronize()
     assert torch.equal(early, here(3))
+    assert (number.tolist(), is_large.tolist()) == ([2, 3, 4], [True, False, False])
 
 
 # Its numbers
@@ -264,6 +312,34 @@ def test_autocast(dtype):
     assert_equal(compute)
 
 
+def test_autocast_keeps_a_weight_that_was_cast_without_gradients():
+    """The copy is one for the whole region: later passes have its gradient, and do not see a change of the weight."""
+
+    def compute(device):
+        layer, x = nn.Linear(8, 8).to(device), torch.randn(3, 8).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            with torch.no_grad():
+                first = layer(x)
+                layer.weight.mul_(2)
+            second = layer(x)
+            with torch.inference_mode():
+                third = layer(x)
+        second.float().square().sum().backward()
+        return first, second, third, *(p.grad for p in layer.parameters())
+
+    assert_equal(compute)
+
+
+def test_autocast_takes_the_widest_dtype():
+    def compute(device):
+        x, half, at = here(3).to(device), here(3).to(device).bfloat16(), torch.tensor([1], device=device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            copied = x.index_copy(0, at, half[:1]), half.index_copy(0, at, x[:1])
+            return *copied, torch.cat([x, half]), torch.stack([half, x]), torch.cat([half, half]), torch.cat([at, at])
+
+    assert_equal(compute)
+
+
 @pytest.mark.parametrize("path", [{"fused": True}, {"foreach": True}, {}])
 def test_optimizers(path):
     def compute(device):
@@ -286,8 +362,12 @@ def test_random_numbers_are_the_devices_own():
     assert first.tolist() == on_host.tolist(), "one stream for both would be drawn from twice"
     torch.get_device_module(DEVICE).set_rng_state(state)
     assert torch.equal(first, torch.rand(2, device=DEVICE))
+    module = torch.get_device_module(DEVICE)
+    before = module.get_rng_state()
     with torch.random.fork_rng(device_type=DEVICE):
         torch.rand(5, device=DEVICE)
+        assert not torch.equal(module.get_rng_state(), before)
+    assert torch.equal(module.get_rng_state(), before)
     generator = torch.Generator(DEVICE)
     assert generator.device.type == DEVICE
     assert isinstance(generator, torch.Generator)
@@ -336,7 +416,7 @@ def test_modules_keep_ties_types_and_copies():
     assert copied[0].weight.requires_grad
     model[0].weight.data = model[0].weight.data.to(torch.bfloat16)
     assert (model[0].weight + 1).cpu().dtype == torch.bfloat16
-    assert model.to("cpu")[0].weight.numpy is not None
+    assert copied.to("cpu")[0].weight.detach().numpy().shape == (5, 4)
 
 
 def test_lists_as_indices():

@@ -1,6 +1,9 @@
 """heedful on the pretend accelerator: the CPU's numbers bit for bit, and how often the host may wait for the device."""
 
+import contextlib
+import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ from rehearsal import (
 )
 from torch import nn
 
-from heedful import devices, faults, make_tiny_model
+from heedful import core, devices, faults, make_tiny_model
 from heedful.cli.chat import Conversation
 from heedful.configs.options import SamplingOptions
 from heedful.configs.tools import ChatConfig
@@ -179,11 +182,38 @@ def test_a_tied_matrix_has_the_gradient_of_the_cpu(tiny_model):
     assert torch.equal(*gradients)
 
 
+@pytest.mark.parametrize("ids", [[[3] * 6, [1, 2, 1, 2, 1, 2]], [[3]]])
+def test_repeated_ngrams_are_found_without_waiting(ids):
+    on_host, there = torch.tensor(ids), torch.tensor(ids, device=DEVICE)
+    with phase("n-grams") as counts:
+        found = core.repeated_ngrams(there, there > 1)
+    assert not counts.synchronisations
+    assert torch.equal(found.cpu(), core.repeated_ngrams(on_host, on_host > 1))
+
+
 # Whole runs
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CASES)
+def test_equal_rows():
+    """Negative control of the comparison itself."""
+    row = Row(weights={"a": torch.ones(2), "b": torch.zeros(2)}, metrics=[{"loss": 1.0}])
+    assert equal(row, replace(row, weights={name: x.clone() for name, x in row.weights.items()}))
+    for other in (
+        {"weights": {"a": torch.ones(2)}},
+        {"weights": row.weights | {"c": torch.ones(2)}},
+        {"weights": row.weights | {"b": torch.ones(2)}},
+        {"metrics": [{"loss": 2.0}]},
+        {"metrics": []},
+    ):
+        assert not equal(row, replace(row, **other))
+        assert not equal(replace(row, **other), row)
+    for missing in ({"weights": {}}, {"metrics": []}):
+        assert not equal(replace(row, **missing), replace(row, **missing))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("sft", "ppo") else pytest.mark.exhaustive) for name in CASES]
+)
 def test_a_trainer_has_the_numbers_of_the_cpu_and_keeps_its_budgets(name, tmp_path):
     without_kernels_of_the_cpu()
     torch.set_num_threads(1)
@@ -228,6 +258,15 @@ def test_chat_says_what_it_says_on_the_cpu(tiny_model):
         said.append(["".join(talk.answer(line)) for line in ("你好", "再见")])
     assert said[0] == said[1]
     assert all(said[0])
+
+
+def test_the_example_of_the_page():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(example, {"__name__": "example"})
+    loss, counted, *_ = out.getvalue().splitlines()
+    assert re.fullmatch(r"loss \d+\.\d{3}", loss)
+    assert f"# {counted}\n" in example
 
 
 def test_a_run_by_its_command(heedful, tiny_model, written, tmp_path):

@@ -1,4 +1,7 @@
-"""Checks of a device: what becomes of them, their table, and that they notice what is wrong."""
+"""Checks of a device: what becomes of them, and their table.
+
+tests/accelerator/test_doctor.py plants faults for them to notice.
+"""
 
 import json
 import math

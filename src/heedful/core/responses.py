@@ -44,12 +44,18 @@ def repeated_ngrams(
     places = ids.shape[1] - n + 1
     if places < 1:
         return torch.zeros(len(ids), device=ids.device)
-    keys, vocabulary = ids, int(ids.max()) + 1
+    keys, vocabulary = ids, ids.max() + 1
     for length in range(1, n):  # a key per distinct n-gram, from its prefix's key and last token
-        begins = keys[:, :-1].unique(return_inverse=True)[1]
-        keys = begins * vocabulary + ids[:, length:]
+        keys = _ranks(keys[:, :-1]) * vocabulary + ids[:, length:]
     inside = response_mask.unfold(1, n, 1).all(dim=-1)
     place = torch.arange(places, device=ids.device)
     ordered = torch.where(inside, keys, -1 - place).sort(dim=1).values  # outside the mask all keys differ
     repeated = (ordered[:, 1:] == ordered[:, :-1]).sum(dim=1)
     return repeated / inside.sum(dim=1).clamp_min(1)
+
+
+def _ranks(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Index of each number among the distinct ones in order, as from `torch.unique`, which would wait for a GPU."""
+    ordered, order = x.flatten().sort()
+    rank = (ordered.diff(prepend=ordered[:1]) != 0).cumsum(0)
+    return torch.empty_like(rank).scatter_(0, order, rank).view(x.shape)

@@ -10,6 +10,7 @@ from heedful.algorithms.online.advantages import Rewards, action_mask, group_siz
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
+from heedful.devices import upload
 from heedful.models.policy import TokenOutputs
 from heedful.training.metric_sums import read
 
@@ -38,7 +39,7 @@ def rollout_metrics(
     """
     rollouts, mask = scored.rollouts, scored.batch.response_mask
     raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
-    low, middle, high = lengths.quantile(lengths.new_tensor([0.1, 0.5, 0.9]))
+    low, middle, high = lengths.quantile(upload(torch.tensor([0.1, 0.5, 0.9]), lengths.device))
     metrics = {
         "reward/score_mean": raw.mean(),
         "reward/score_std": raw.std(correction=0),
