@@ -30,8 +30,8 @@ SEED, STEPS, WARMUP_STEPS = 0, 60, 10
 RUDE, FLAWLESS = 0.29, 1.0
 """Scores of the gold judge: right but rude; without any flaw."""
 STYLES = {"tokens.png": "default", "tokens-dark.png": "dark_background"}
-WIDTH, DOTS = 4.7, 200
-"""Inches of an answer, and dots per inch: 1,880 pixels for both, shown at about 900."""
+WIDTH, DOTS = 4.8, 200
+"""Inches of an answer, and dots per inch: 1,920 pixels for both, shown at about 900."""
 
 
 class Answers(NamedTuple):
