@@ -30,8 +30,8 @@ SEED, STEPS, WARMUP_STEPS = 0, 60, 10
 RUDE, FLAWLESS = 0.29, 1.0
 """Scores of the gold judge: right but rude; without any flaw."""
 STYLES = {"tokens.png": "default", "tokens-dark.png": "dark_background"}
-WIDTH, DOTS = 9.0, 200
-"""Inches, and dots per inch: 1,800 pixels, shown at 900."""
+WIDTH, DOTS = 4.8, 200
+"""Inches of an answer, and dots per inch: 1,920 pixels for both, shown at about 900."""
 
 
 class Answers(NamedTuple):
@@ -104,7 +104,7 @@ def look(
 
 
 def draw(before: Answers, after: Answers, row: int, folder: Path) -> None:
-    """Both answers, one above the other, with the same colours for the same numbers."""
+    """Both answers, side by side, with the same colours for the same numbers."""
     shown = [rows_of(answers, row) for answers in (before, after)]
     limits = {name: max(max(map(abs, values[name])) for _, values in shown) for name in before.numbers}
     question = before.batch.completions[row].prompt.prompt[-1].content
@@ -117,7 +117,7 @@ def draw(before: Answers, after: Answers, row: int, folder: Path) -> None:
                 canvas.figure.set_dpi(DOTS)
                 canvas.draw()
                 halves.append(np.asarray(canvas.buffer_rgba()))
-            matplotlib.image.imsave(folder / name, np.concatenate(halves), dpi=DOTS)
+            matplotlib.image.imsave(folder / name, np.concatenate(halves, axis=1), dpi=DOTS)
 
 
 def rows_of(answers: Answers, row: int) -> tuple[list[str], dict[str, list[float]]]:

@@ -8,7 +8,7 @@ from heedful.demo import world
 
 COMMON = "eval_fraction: 0.06\neval_every: 0\nsample_every: 0\n"
 RECIPE = {
-    "tiny": "hidden_size: 32\nnum_layers: 1\nmax_length: 128\ninitializer_range: 0.15\nvocab_size: 272\n",
+    "tiny": "hidden_size: 32\nnum_layers: 1\nmax_length: 128\ninitializer_range: 0.15\nvocab_size: 320\n",
     "sft": f"max_steps: 30\nbatch_size: 16\nmicro_batch_size: 16\nlearning_rate: 1e-2\n{COMMON}",
     "reward": f"max_steps: 6\nbatch_size: 16\nmicro_batch_size: 64\nlearning_rate: 3e-3\n{COMMON}",
     "ppo": "steps: 3\nrollout_batch_size: 32\nminibatch_size: 16\nmicro_batch_size: 16\nmax_new_tokens: 12\n"

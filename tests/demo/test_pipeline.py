@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,8 @@ SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", 
 SHARES += tuple(f"{model}.{what}_frac" for model in ("sft", "ppo") for what in ("eos", "empty", "flawless"))
 OF_THE_MACHINE = {"seconds", *(f"{stage}.seconds" for stage in RUNS), "peak_memory_gb"}
 """What the same seed does not fix."""
+SEED = 1
+"""Not the engine's default, so a seed that gets lost is noticed."""
 
 pytestmark = pytest.mark.usefixtures("small_world")
 
@@ -68,7 +70,7 @@ def demo(small_world, small_recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("演示") / "第 1 次"
     said, progress = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(progress):
-        summary = run_demo(DemoConfig(output=folder, device="cpu", language="en"), small_recipe)
+        summary = run_demo(DemoConfig(output=folder, seed=SEED, device="cpu", language="en"), small_recipe)
     return Done(folder, summary, said.getvalue(), progress.getvalue())
 
 
@@ -106,6 +108,20 @@ def test_everything_is_written(demo):
     assert hidden == []
 
 
+@pytest.mark.parametrize(("recipe", "words"), [("small", " w|h|it|e"), ("shipped", " white")])
+def test_the_tokens_are_learned_from_the_demonstrations(demo, tmp_path, recipe, words):
+    """As many as the recipe says, in the demo that has run and, written here, in the one that is shipped."""
+    folder, count = demo.folder, 320
+    if recipe == "shipped":
+        folder, count = tmp_path / "演示", 1024
+        config = DemoConfig(output=folder, seed=SEED)
+        make_beginning(config, read_recipe(config, RECIPE).tiny).release()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    assert len(tokenizer) == count
+    ids = tokenizer("Of course! It is white.")["input_ids"]
+    assert "|".join(tokenizer.decode([i]) for i in ids) == f"Of| course|!| It| is|{words}|."
+
+
 def test_the_summary_has_its_numbers(demo):
     assert demo.summary == json.loads((demo.folder / "summary.json").read_text(encoding="utf-8"))
     assert set(demo.summary) >= {"seed", "prompts", "sft.reward", "ppo.reward", "ppo.kl", *SHARES, *OF_THE_MACHINE}
@@ -114,7 +130,7 @@ def test_the_summary_has_its_numbers(demo):
         assert math.isfinite(value), name
     for name in SHARES:
         assert 0 <= demo.summary[name] <= 1, name
-    assert (demo.summary["seed"], demo.summary["prompts"]) == (0, len(held_out_prompts(demo)))
+    assert (demo.summary["seed"], demo.summary["prompts"]) == (SEED, len(held_out_prompts(demo)))
     assert demo.summary["ppo.kl"] > 0
     assert demo.summary["seconds"] > sum(demo.summary[f"{stage}.seconds"] for stage in RUNS) > 0
     assert 0.1 < demo.summary["peak_memory_gb"] < 20
@@ -202,7 +218,7 @@ def test_the_story_says_what_happened(demo):
         "Nothing is ever trained on its marks",
         f"{sizes['sft']:,} demonstrations",
         f"{sizes['reward']:,} pairs",
-        "37 % are good",
+        "38 % are good",
         "5 % of the pairs were swapped",
         f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats per token (30 steps",
         f"reads and writes {vocabulary} tokens",
@@ -230,12 +246,14 @@ def test_answers_are_shown_while_it_learns(demo):
     family_of = {one.prompt: one.family for one in instructions()}
     asked = [next(prompt for prompt in held_out if family_of[prompt] == family) for family in WATCHED]
     answers = [line.removeprefix("heedful: ") for line in demo.progress.split("\n") if " -> " in line]
+    assert len(answers) == 12, "three prompts, and in both stages the model at the start and a better one at the end"
     for stage, lines in (("sft", answers[:6]), ("ppo", answers[6:])):
         policy = Policy.from_pretrained(demo.folder / stage / "best", device="cpu", dtype="float32")
-        found = LocalEngine(policy, max_new_tokens=12).generate([[Message("user", prompt)] for prompt in asked])
+        found = LocalEngine(policy, max_new_tokens=12, seed=SEED).generate(
+            [[Message("user", prompt)] for prompt in asked]
+        )
         expected = zip(asked, found.completions, strict=True)
         assert lines[-3:] == [f"{prompt} -> {shown(one.response, MOST)}" for prompt, one in expected]
-        assert len(lines) % 3 == 0
     assert answers[:3] != answers[3:6]
 
 
@@ -357,11 +375,11 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
     (output / "world").mkdir(parents=True)
     (output / "sft").mkdir()
     (output / "sft" / "旧").write_text("old", encoding="utf-8")
-    config = DemoConfig(output=output, overwrite=True)
+    config = DemoConfig(output=output, seed=SEED, overwrite=True)
     assert check_output(config) is False
     tiny = read_recipe(config, small_recipe).tiny
     make_beginning(config, tiny).release()
-    assert check_output(DemoConfig(output=output, overwrite=True)) is False  # it never came to its first step
+    assert check_output(config) is False  # it never came to its first step
     assert (output / "sft" / "旧").read_text(encoding="utf-8") == "old"
     make_beginning(config, tiny).release()
     assert (output / ".replaced" / "sft" / "旧").read_text(encoding="utf-8") == "old"
@@ -370,16 +388,16 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
     shutil.rmtree(output / ".replaced")  # as the end of the demo does
     for name in ("world", "base"):
         assert contents(output / name) == contents(demo.folder / name)
-    assert check_output(DemoConfig(output=output)) is True
-    with pytest.raises(ConfigError, match="unfinished demo with --seed 0, got --seed 1"):
-        check_output(DemoConfig(output=output, seed=1))
+    assert check_output(DemoConfig(output=output, seed=SEED)) is True
+    with pytest.raises(ConfigError, match="unfinished demo with --seed 1, got --seed 0"):
+        check_output(DemoConfig(output=output))
 
 
 @pytest.mark.parametrize("visit", [1, 2])
 def test_a_demo_that_is_killed_while_its_beginning_is_written_goes_on(demo, small_recipe, tmp_path, forked, visit):
     """In the middle of ``world`` or of ``base``: it starts again, or is replaced."""
     output = tmp_path / "演示"
-    config = DemoConfig(output=output)
+    config = DemoConfig(output=output, seed=SEED)
     tiny = read_recipe(config, small_recipe).tiny
 
     def killed():
@@ -390,7 +408,7 @@ def test_a_demo_that_is_killed_while_its_beginning_is_written_goes_on(demo, smal
     process.communicate()
     assert process.returncode == -9
     assert [path.name for path in output.glob(".*partial")] == [f".{('world', 'base')[visit - 1]}.heedful-partial"]
-    assert check_output(DemoConfig(output=output, overwrite=True)) is False
+    assert check_output(replace(config, overwrite=True)) is False
     assert check_output(config) is True
     make_beginning(config, tiny, resumes=True).release()
     for name in ("world", "base"):
@@ -432,7 +450,7 @@ def contents(folder):
 @pytest.mark.exhaustive
 def test_a_demo_goes_on_at_the_stage_and_step_where_it_stopped(demo, small_recipe, tmp_path):
     """Killed in the reward model's second step: SFT is not run again, and all numbers are those of a demo in one piece."""
-    config = DemoConfig(output=tmp_path / "演示", device="cpu")
+    config = DemoConfig(output=tmp_path / "演示", seed=SEED, device="cpu")
 
     def killed():
         faults.plan("step.logged:kill@32")  # SFT has thirty steps
