@@ -31,7 +31,8 @@ HEALTHY: Mapping[str, Band] = {
     "reference/kl": Band(
         None,
         20.0,
-        "the limit of the demo's test in nats per response; five seeds of the demo of bytes end at 0.99 to 1.04 (results/demo.md)",
+        "the limit of the demo's test in nats per response; five seeds of the demo of bytes end at 0.99 to 1.04 "
+        "(results/demo.md)",
     ),
 }
 """By the name of the metric; docs/metrics.md has the same table."""
