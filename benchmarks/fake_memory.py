@@ -1,4 +1,4 @@
-"""Planned memory (heedful plan) beside the live bytes of the same run on a CUDA device of shapes only; no GPU, no weights.
+"""Planned memory (heedful plan) beside the live bytes of the same run on CUDA fake tensors; no GPU, no weights.
 
 python benchmarks/fake_memory.py --output runs/fake
 python benchmarks/fake_memory.py --output runs/fake --on-cpu

@@ -1,4 +1,4 @@
-"""The bytes that tensors take on a device; and a CUDA device of shapes only, on a machine without a GPU.
+"""The bytes that tensors take on a device, and CUDA fake tensors, which have shapes only, on a machine without a GPU.
 
     with LiveBytes("cuda") as device:
         model.to("cuda"), loss.backward() ...

@@ -76,10 +76,14 @@ def test_devices_of_other_machines(monkeypatch):
     assert resolve_device("auto") == torch.device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    made_current = []
+    monkeypatch.setattr(torch.cuda, "set_device", made_current.append)
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert resolve_device("auto") == torch.device("cuda")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert made_current == []
     assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert made_current == [torch.device("cuda:1")]
     for name, there in (("cuda:2", "2 CUDA devices"), ("cpu:5", "1 CPU device,")):
         with pytest.raises(ConfigError, match=f"'{name}' does not exist; this machine has {there}"):
             resolve_device(name)

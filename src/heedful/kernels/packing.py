@@ -64,19 +64,14 @@ def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, 
 
 def marked(x: Tensor, mask: Tensor) -> Tensor:
     """``x[mask]``, without waiting for the device to count the True positions if the host knows the mask (`on_host`)."""
-    return x.flatten(0, mask.dim() - 1).index_select(0, _places(mask, x.device))
+    places = upload(on_host(mask).flatten().nonzero().squeeze(1), x.device)
+    return x.flatten(0, mask.dim() - 1).index_select(0, places)
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
     """Scatter rows ``[tokens, ...]`` to the True positions of ``mask``, in order; zeros elsewhere. Waits as `marked`."""
-    everywhere = per_token.new_zeros(mask.numel(), *per_token.shape[1:])
-    placed = everywhere.index_copy(0, _places(mask, per_token.device), per_token)
-    return placed.view(*mask.shape, *per_token.shape[1:])
-
-
-def _places(mask: Tensor, device: torch.device) -> Tensor:
-    """Indices of the True positions in a flattened mask."""
-    return upload(on_host(mask).flatten().nonzero().squeeze(1), device)
+    places = upload(on_host(mask).nonzero().t(), per_token.device)
+    return per_token.new_zeros(*mask.shape, *per_token.shape[1:]).index_put(tuple(places), per_token)
 
 
 def read_states(trunk: PreTrainedModel, ids: Tensor, read: Tensor, **options: Any) -> Tensor:
