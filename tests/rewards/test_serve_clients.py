@@ -386,8 +386,11 @@ def test_requests_whose_client_has_gone_do_not_gather_without_end(serving):
         slow.go.release(2)
         assert answer_on(first, head_only=True).startswith(b"HTTP/1.1 200")
         first.close()
-        with one.connect(named("later")) as connection:
-            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
+        answer, deadline = b"HTTP/1.1 429", time.monotonic() + 10
+        while answer.startswith(b"HTTP/1.1 429") and time.monotonic() < deadline:  # those that have gone leave one by one
+            with one.connect(named("later")) as connection:
+                answer = answer_on(connection, head_only=True)
+        assert answer.startswith(b"HTTP/1.1 200")
     assert slow.asked == ["first", "later"]
 
 
