@@ -387,7 +387,9 @@ def test_requests_whose_client_has_gone_do_not_gather_without_end(serving):
         assert answer_on(first, head_only=True).startswith(b"HTTP/1.1 200")
         first.close()
         answer, deadline = b"HTTP/1.1 429", time.monotonic() + 10
-        while answer.startswith(b"HTTP/1.1 429") and time.monotonic() < deadline:  # those that have gone leave one by one
+        while (
+            answer.startswith(b"HTTP/1.1 429") and time.monotonic() < deadline
+        ):  # those that have gone leave one by one
             with one.connect(named("later")) as connection:
                 answer = answer_on(connection, head_only=True)
         assert answer.startswith(b"HTTP/1.1 200")
