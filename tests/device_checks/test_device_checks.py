@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from heedful.cli import doctor_device
-from heedful.device_checks.checks import CHECKS, Check, Row, run_check
-from heedful.device_checks.result import CheckError, LeftOutError, Measured, furthest, largest
+from heedful.device_checks.checks import CHECKS, DeviceCheck, Row, run_check
+from heedful.device_checks.result import CheckError, LeftOutError, Measurement, furthest, largest
 from heedful.devices import CAPABILITIES
 
 CPU = torch.device("cpu")
@@ -21,16 +21,16 @@ BY_NAME = {check.name: check for check in CHECKS}
 
 
 def gives(value, limit=1.0):
-    return Check("made up", lambda _: Measured(value, limit, "off"))
+    return DeviceCheck("made up", lambda _: Measurement(value, limit, "off"))
 
 
 def raises(error):
-    def measure(place):
-        assert list(place.folder.iterdir()) == []
+    def measure(bench):
+        assert list(bench.folder.iterdir()) == []
         print("on the way")
         raise error
 
-    return Check("made up", measure)
+    return DeviceCheck("made up", measure)
 
 
 @pytest.mark.parametrize(

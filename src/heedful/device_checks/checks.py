@@ -15,19 +15,19 @@ from typing import Any, Literal
 import torch
 
 from heedful.device_checks import memory, passes, sampling, training
-from heedful.device_checks.result import CheckError, LeftOutError, Measured, Place
+from heedful.device_checks.result import CheckError, LeftOutError, Measurement, Workbench
 from heedful.devices import capabilities, synchronize
 from heedful.display import silence
 from heedful.kernels.device import half_dtypes
 
 
 @dataclass(frozen=True)
-class Check:
+class DeviceCheck:
     """Something that must hold on a device."""
 
     name: str
-    measure: Callable[..., Measured]
-    """Called with a `Place` and ``settings``."""
+    measure: Callable[..., Measurement]
+    """Called with a `Workbench` and ``settings``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: str = ""
     """The field of `Capabilities` without which it is left out."""
@@ -64,48 +64,50 @@ GRPO: dict[str, dict[str, Any]] = {"reference on the CPU": {"reference_device": 
 GRPO["gradient checkpointing"] = {"gradient_checkpointing": True}
 EIGHT_BIT, FOUR_BIT = {"optimizer": "adamw-8bit"}, {"quantize": "4bit", "lora_rank": 4}
 CHECKS = (
-    *(Check(f"passes, {dtype}", passes.passes, {"dtype": dtype}) for dtype in DTYPES),
-    *(Check(f"packed texts, {dtype}", passes.packed_rows, {"dtype": dtype}) for dtype in ("bfloat16", "float32")),
-    Check("a reference on the CPU", passes.reference_on_the_cpu),
-    *(Check(f"frozen weights, {dtype}", passes.frozen_weights, {"dtype": dtype}) for dtype in DTYPES[1:]),
-    Check("AdamW in main memory", passes.moments_in_main_memory),
-    Check("random numbers on resuming", passes.random_numbers),
-    Check("greedy sampling", sampling.greedy_sampling),
-    *(Check(f"sampled log-probs, {dtype}", sampling.sampled_logprobs, {"dtype": dtype}) for dtype in DTYPES),
-    *(Check(f"PPO's stages, {dtype}", training.three_stages, {"dtype": dtype}) for dtype in DTYPES),
-    *(Check(f"GRPO, {name}", training.grpo, {"settings": settings}) for name, settings in GRPO.items()),
+    *(DeviceCheck(f"passes, {dtype}", passes.passes, {"dtype": dtype}) for dtype in DTYPES),
+    *(DeviceCheck(f"packed texts, {dtype}", passes.packed_rows, {"dtype": dtype}) for dtype in ("bfloat16", "float32")),
+    DeviceCheck("a reference on the CPU", passes.reference_on_the_cpu),
+    *(DeviceCheck(f"frozen weights, {dtype}", passes.frozen_weights, {"dtype": dtype}) for dtype in DTYPES[1:]),
+    DeviceCheck("AdamW in main memory", passes.moments_in_main_memory),
+    DeviceCheck("random numbers on resuming", passes.random_numbers),
+    DeviceCheck("greedy sampling", sampling.greedy_sampling),
+    *(DeviceCheck(f"sampled log-probs, {dtype}", sampling.sampled_logprobs, {"dtype": dtype}) for dtype in DTYPES),
+    *(DeviceCheck(f"PPO's stages, {dtype}", training.three_stages, {"dtype": dtype}) for dtype in DTYPES),
+    *(DeviceCheck(f"GRPO, {name}", training.grpo, {"settings": settings}) for name, settings in GRPO.items()),
     *(
-        Check(f"SFT, {name}", training.less_memory, {"settings": settings, "dtype": "bfloat16"})
+        DeviceCheck(f"SFT, {name}", training.less_memory, {"settings": settings, "dtype": "bfloat16"})
         for name, settings in LESS.items()
     ),
-    Check("8-bit moments", training.bitsandbytes, {"settings": EIGHT_BIT}, "bitsandbytes"),
-    Check("4-bit weights", training.bitsandbytes, {"settings": FOUR_BIT}, "bitsandbytes"),
-    Check("a divided model, one rank", training.one_rank),
-    Check("memory against the plan", memory.planned_memory, {"dtype": "bfloat16"}),
-    Check("a run far too large", memory.far_too_large),
+    DeviceCheck("8-bit moments", training.bitsandbytes, {"settings": EIGHT_BIT}, "bitsandbytes"),
+    DeviceCheck("4-bit weights", training.bitsandbytes, {"settings": FOUR_BIT}, "bitsandbytes"),
+    DeviceCheck("a divided model, one rank", training.one_rank),
+    DeviceCheck("memory against the plan", memory.planned_memory, {"dtype": "bfloat16"}),
+    DeviceCheck("a run far too large", memory.far_too_large),
     *(
-        Check(f"sampling with graphs, {dtype}", sampling.recorded_sampling, {"dtype": dtype}, "graphs")
+        DeviceCheck(f"sampling with graphs, {dtype}", sampling.recorded_sampling, {"dtype": dtype}, "graphs")
         for dtype in DTYPES[:2]
     ),
     *(
-        Check(f"graphs, {architecture}", sampling.graphs, {"architecture": architecture}, "graphs")
+        DeviceCheck(f"graphs, {architecture}", sampling.graphs, {"architecture": architecture}, "graphs")
         for architecture in ("gpt2", "llama", "qwen2", "qwen3")
     ),
     *(
-        Check(f"graphs of changed weights, {dtype}", sampling.graphs_of_changed_weights, {"dtype": dtype}, "graphs")
+        DeviceCheck(
+            f"graphs of changed weights, {dtype}", sampling.graphs_of_changed_weights, {"dtype": dtype}, "graphs"
+        )
         for dtype in DTYPES[:2]
     ),
-    Check("no waiting in a step", sampling.steps_without_waiting, needs="graphs"),
-    Check("a model that waits", sampling.model_that_waits, needs="graphs"),
+    DeviceCheck("no waiting in a step", sampling.steps_without_waiting, needs="graphs"),
+    DeviceCheck("a model that waits", sampling.model_that_waits, needs="graphs"),
 )
 """In the order of their rows: first what others build on."""
 
 
-def run_check(check: Check, device: torch.device) -> Row:
+def run_check(check: DeviceCheck, device: torch.device) -> Row:
     """Run a check in a temporary folder, without output. An error of any kind is a failure."""
     started = time.perf_counter()
 
-    def row(outcome: Literal["pass", "fail", "skip"], note: str, found: Measured | None = None) -> Row:
+    def row(outcome: Literal["pass", "fail", "skip"], note: str, found: Measurement | None = None) -> Row:
         value, limit = (None, None) if found is None else (found.value, found.limit)
         return Row(check.name, outcome, value, limit, note, round(time.perf_counter() - started, 2))
 
@@ -117,7 +119,7 @@ def run_check(check: Check, device: torch.device) -> Row:
     try:
         with tempfile.TemporaryDirectory(prefix="heedful-device-") as folder, _quiet():
             torch.manual_seed(0)
-            found = check.measure(Place(device, Path(folder)), **check.settings)
+            found = check.measure(Workbench(device, Path(folder)), **check.settings)
             synchronize(device)
     except LeftOutError as reason:
         return row("skip", str(reason))

@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from heedful.configs.offline import SFTConfig
-from heedful.device_checks.result import CheckError, LeftOutError, Measured, Place, expect
+from heedful.device_checks.result import CheckError, LeftOutError, Measurement, Workbench, expect
 from heedful.devices import device_module, free_memory, peak_memory, total_memory
 from heedful.errors import ConfigError
 from heedful.kernels.attention import use_attention
@@ -27,42 +27,42 @@ def _shape(_model: str) -> Shape:
         return shape_of(MEASURED_MODEL)
 
 
-def planned_memory(place: Place, dtype: str) -> Measured:
+def planned_memory(bench: Workbench, dtype: str) -> Measurement:
     """Weights, moments, gradients and activations of a small model; the context of the device is not counted."""
-    if peak_memory(place.device) is None:
-        raise LeftOutError(f"{place.device.type} does not tell how much memory its tensors took")
+    if peak_memory(bench.device) is None:
+        raise LeftOutError(f"{bench.device.type} does not tell how much memory its tensors took")
     policy = Policy(
         use_attention(AutoModelForCausalLM.from_config(MEASURED_MODEL)), compute_dtype=getattr(torch, dtype)
     )
-    policy.to(place.device)
-    settings = SFTConfig(model="m", data="d", output=place.folder, batch_size=8, micro_batch_size=4, dtype="bfloat16")
+    policy.to(bench.device)
+    settings = SFTConfig(model="m", data="d", output=bench.folder, batch_size=8, micro_batch_size=4, dtype="bfloat16")
     optimizer = make_optimizer([(policy, 1e-4)], settings)
-    ids = torch.randint(10, 4000, (4, 512)).to(place.device)
+    ids = torch.randint(10, 4000, (4, 512)).to(bench.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    device_module(place.device).reset_peak_memory_stats()
+    device_module(bench.device).reset_peak_memory_stats()
     for _ in range(2):
         for _ in range(2):
             policy(ids, mask, mask[:, 1:]).logprobs.sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    taken = peak_memory(place.device)
+    taken = peak_memory(bench.device)
     assert taken is not None
     planned = plan_of(settings, _shape, Lengths(512), device="cuda", half=True).peak - CUDA_CONTEXT
-    return Measured(abs(planned / taken - 1), 0.1, f"of {taken / 1e9:.2f} GB, off the plan")
+    return Measurement(abs(planned / taken - 1), 0.1, f"of {taken / 1e9:.2f} GB, off the plan")
 
 
-def far_too_large(place: Place) -> Measured:
+def far_too_large(bench: Workbench) -> Measurement:
     """A run that the device has no memory for is refused before it begins, unless the check is off."""
-    free, whole = free_memory(place.device), total_memory(place.device)
+    free, whole = free_memory(bench.device), total_memory(bench.device)
     if free is None or whole is None:
-        raise LeftOutError(f"{place.device.type} does not tell how much memory is free")
+        raise LeftOutError(f"{bench.device.type} does not tell how much memory is free")
     expect(0 < free <= whole, f"{free} of {whole} bytes are free")
-    config = SFTConfig(model=place.model(), data="d", output=place.folder, micro_batch_size=8)
+    config = SFTConfig(model=bench.model(), data="d", output=bench.folder, micro_batch_size=8)
     lengths = Lengths(10**9)
     try:
-        check_memory(config, lengths, place.device, torch.bfloat16)
+        check_memory(config, lengths, bench.device, torch.bfloat16)
     except ConfigError as error:
         expect("--no-memory-check" in str(error), f"refused for something else: {error}")
     else:
         raise CheckError("texts of 1,000,000,000 tokens were not refused")
-    return Measured(0, 0, f"refusals without a cause; {free / 1e9:.1f} of {whole / 1e9:.1f} GB are free")
+    return Measurement(0, 0, f"refusals without a cause; {free / 1e9:.1f} of {whole / 1e9:.1f} GB are free")

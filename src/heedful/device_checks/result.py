@@ -23,7 +23,7 @@ RAGGED = [[10, 11, 12], [40], [77, 78, 79, 80, 81], [20, 21]] * 5
 
 
 @dataclass(frozen=True)
-class Place:
+class Workbench:
     """Where a check runs."""
 
     device: torch.device
@@ -54,7 +54,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A number that must not exceed its limit."""
 
     value: float

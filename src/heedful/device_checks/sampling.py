@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import collate
-from heedful.device_checks.result import RAGGED, LeftOutError, Measured, Place, differing, expect, furthest
+from heedful.device_checks.result import RAGGED, LeftOutError, Measurement, Workbench, differing, expect, furthest
 from heedful.devices import device_module
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.engines.generate import sample
@@ -31,22 +31,22 @@ def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Rollouts:
     return sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), **rest)
 
 
-def greedy_sampling(place: Place) -> Measured:
+def greedy_sampling(bench: Workbench) -> Measurement:
     """Greedy responses on the device and on the CPU."""
     options, found = SamplingOptions(max_new_tokens=20, temperature=0.0), []
     for device in (None, "cpu"):
-        policy = place.policy(device=device)
+        policy = bench.policy(device=device)
         rollouts = sample(policy, RAGGED[:4], options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
         found.append(rollouts.responses(with_stop=True))
-    return Measured(differing(*found), 0, "responses that are not the CPU's")
+    return Measurement(differing(*found), 0, "responses that are not the CPU's")
 
 
-def sampled_logprobs(place: Place, dtype: DtypeName) -> Measured:
+def sampled_logprobs(bench: Workbench, dtype: DtypeName) -> Measurement:
     """Log-probs of sampled tokens, one token at a time with a cache, against a pass over all of them."""
-    policy, options = place.policy(dtype, spread=0.1), SamplingOptions(max_new_tokens=50)
+    policy, options = bench.policy(dtype, spread=0.1), SamplingOptions(max_new_tokens=50)
     generator = torch.Generator().manual_seed(0)
     found = sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), pad_id=0, generator=generator)
-    return Measured(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
+    return Measurement(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
 
 
 def _off(policy: Policy, sampled: Rollouts) -> float:
@@ -56,13 +56,13 @@ def _off(policy: Policy, sampled: Rollouts) -> float:
     return furthest([(sampled.sampler_logprobs[mask], scored[mask])])
 
 
-def recorded_sampling(place: Place, dtype: DtypeName) -> Measured:
+def recorded_sampling(bench: Workbench, dtype: DtypeName) -> Measurement:
     """Over two batches, with rows that leave, before and after the weights change in place.
 
     In half precision the fixed cache rounds elsewhere, so its tokens are its own; their log-probs are those of the
     teacher-forced pass up to that rounding, 2 ** -8 of logits of a few units.
     """
-    policy, all_responses, off = place.policy(dtype, spread=0.1), [], []
+    policy, all_responses, off = bench.policy(dtype, spread=0.1), [], []
     for _ in range(2):
         found = _sampled(policy, cuda_graphs=True)
         responses = found.responses(with_stop=True)
@@ -75,7 +75,7 @@ def recorded_sampling(place: Place, dtype: DtypeName) -> Measured:
     expect(all_responses[0] != all_responses[1], "changed weights give the same responses")
     lengths = [len(response) for response in all_responses[0]]
     expect(min(lengths) <= 16 < max(lengths), f"no rows leave on the way: {min(lengths)} to {max(lengths)} tokens")
-    return Measured(max(off), 1e-4 if dtype == "float32" else 0.05, SCORED)
+    return Measurement(max(off), 1e-4 if dtype == "float32" else 0.05, SCORED)
 
 
 def _change(lm: PreTrainedModel) -> None:
@@ -120,21 +120,21 @@ def _recording(lm: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Graph
     return decoder
 
 
-def graphs(place: Place, architecture: Architecture) -> Measured:
+def graphs(bench: Workbench, architecture: Architecture) -> Measurement:
     """Token for token, with rows that leave and attention that becomes longer; the second time from the same graphs."""
-    lm, steps = place.policy(architecture=architecture, spread=0.1).lm.eval(), POSITIONS + 20
-    kept, decoder = torch.tensor([6, 1, 17], device=place.device), _recording(lm)
+    lm, steps = bench.policy(architecture=architecture, spread=0.1).lm.eval(), POSITIONS + 20
+    kept, decoder = torch.tensor([6, 1, 17], device=bench.device), _recording(lm)
     expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), steps, kept)
     apart = [differing(_greedy(decoder, steps, kept), expected) for _ in range(2)]
     # Twenty rows; three rows, and then three over more positions.
     expect(len(decoder.graphs) == 3, f"{len(decoder.graphs)} graphs were recorded, not 3")
-    return Measured(sum(apart), 0, "responses that are not those of single kernels")
+    return Measurement(sum(apart), 0, "responses that are not those of single kernels")
 
 
-def graphs_of_changed_weights(place: Place, dtype: DtypeName) -> Measured:
+def graphs_of_changed_weights(bench: Workbench, dtype: DtypeName) -> Measurement:
     """An old graph reads weights that changed in place, under autocast too; tensors that take their place are found."""
-    lm, compute_dtype = place.policy(architecture="qwen2", spread=0.1).lm.eval(), getattr(torch, dtype)
-    decoder, kept = _recording(lm, compute_dtype), torch.arange(20, device=place.device)
+    lm, compute_dtype = bench.policy(architecture="qwen2", spread=0.1).lm.eval(), getattr(torch, dtype)
+    decoder, kept = _recording(lm, compute_dtype), torch.arange(20, device=bench.device)
     before, old = _greedy(decoder, 12, kept), decoder.graphs
     saved = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     _change(lm)
@@ -144,17 +144,17 @@ def graphs_of_changed_weights(place: Place, dtype: DtypeName) -> Measured:
     apart = differing(after, _greedy(GraphDecoder(lm, compute_dtype, capture=False), 12, kept))
     lm.load_state_dict(saved, assign=True)
     lm.tie_weights()
-    return Measured(apart + differing(_greedy(decoder, 12, kept), before), 0, "responses of other weights")
+    return Measurement(apart + differing(_greedy(decoder, 12, kept), before), 0, "responses of other weights")
 
 
-def steps_without_waiting(place: Place) -> Measured:
+def steps_without_waiting(bench: Workbench) -> Measurement:
     """No step waits for the device, as torch itself sees it."""
-    module = device_module(place.device)
+    module = device_module(bench.device)
     if not hasattr(module, "set_sync_debug_mode"):
-        raise LeftOutError(f"{place.device.type} does not tell when it is waited for")
-    decoder = _recording(place.policy(spread=0.1).lm.eval())
+        raise LeftOutError(f"{bench.device.type} does not tell when it is waited for")
+    decoder = _recording(bench.policy(spread=0.1).lm.eval())
     cache, mask, ids = _prompts_read(decoder.lm)
-    decoder.start(cache, mask, 20, torch.arange(20, device=place.device))
+    decoder.start(cache, mask, 20, torch.arange(20, device=bench.device))
     ids = decoder.step(ids).argmax(-1)
     try:
         with warnings.catch_warnings():
@@ -164,12 +164,12 @@ def steps_without_waiting(place: Place) -> Measured:
             ids = decoder.step(ids).argmax(-1)
     finally:
         module.set_sync_debug_mode("default")
-    return Measured(0, 0, "waits in five steps")
+    return Measurement(0, 0, "waits in five steps")
 
 
-def model_that_waits(place: Place) -> Measured:
+def model_that_waits(bench: Workbench) -> Measurement:
     """A model that cannot be recorded decodes without graphs, with one warning that has the cause."""
-    lm, kept = place.policy(architecture="llama", spread=0.1).lm.eval(), torch.arange(20, device=place.device)
+    lm, kept = bench.policy(architecture="llama", spread=0.1).lm.eval(), torch.arange(20, device=bench.device)
     expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), 12, kept)
 
     def wait(_module: object, _inputs: object, output: dict[str, Tensor]) -> None:
@@ -184,4 +184,4 @@ def model_that_waits(place: Place) -> Measured:
     expect(len(told) == 1, f"{len(told)} warnings that it cannot be captured")
     expect("previous error" not in told[0], f"the warning does not have the cause: {told[0]}")
     expect(torch.cuda.current_stream() == stream, "the stream of the failed recording is still current")
-    return Measured(apart, 0, "responses that are not those of single kernels")
+    return Measurement(apart, 0, "responses that are not those of single kernels")
