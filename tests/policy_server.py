@@ -1,8 +1,8 @@
 """Servers that speak vLLM's API, each in a process of its own, with heedful's sampler inside, and faults that are asked for.
 
 ``python policy_server.py`` reads lines of JSON: ``{"start": PORT, "model": FOLDER, ...}`` starts a server (port 0 takes a
-free one) and prints its port. What weights it has, and their checksum, is told by the class that vLLM's workers load. POST
-/faults with JSON sets `Faults`; GET /seen says what it has seen.
+free one) and prints its port. With ``"together": false`` it draws each response by itself. What weights it has, and their
+checksum, is told by the class that vLLM's workers load. POST /faults with JSON sets `Faults`; GET /seen says what it has seen.
 """
 
 import asyncio
@@ -94,8 +94,9 @@ class Worker(HeedfulWorker):
 class Server:
     """One server."""
 
-    def __init__(self, folder, max_model_len):
+    def __init__(self, folder, max_model_len, together=True):
         self.faults = Faults()
+        self.together = together
         self.worker = Worker(folder, self.faults, max_model_len)
         self.waiting, self.arrived = [], asyncio.Event()
         self.asleep = False
@@ -135,20 +136,21 @@ class Server:
         return JSONResponse({"choices": [choice]})
 
     async def draw(self) -> None:
-        """Draw what waits, together."""
+        """Draw what waits: together, or one after the other."""
         while True:
             await self.arrived.wait()
             await asyncio.sleep(0.003)  # for others to come
             self.arrived.clear()
-            batch, self.waiting = self.waiting, []
-            try:
-                found = drawn(self.worker.policy, [asked for asked, _ in batch])
-                for (_, done), one in zip(batch, found, strict=True):
-                    if not done.done():
-                        done.set_result(one)
-            except Exception as error:
-                for _, done in batch:
-                    done.set_exception(error)
+            waiting, self.waiting = self.waiting, []
+            for batch in [waiting] if self.together else [[one] for one in waiting]:
+                try:
+                    found = drawn(self.worker.policy, [asked for asked, _ in batch])
+                    for (_, done), one in zip(batch, found, strict=True):
+                        if not done.done():
+                            done.set_result(one)
+                except Exception as error:
+                    for _, done in batch:
+                        done.set_exception(error)
 
     async def watch(self) -> None:
         """End with the process that started this one."""
@@ -255,7 +257,8 @@ def main() -> None:
         listening.listen(256)
         if os.fork() == 0:
             sys.stdin.close()
-            asyncio.run(Server(asked["model"], asked.get("max_model_len", 256)).serve(listening))
+            server = Server(asked["model"], asked.get("max_model_len", 256), asked.get("together", True))
+            asyncio.run(server.serve(listening))
             os._exit(0)
         print(listening.getsockname()[1], flush=True)
         listening.close()

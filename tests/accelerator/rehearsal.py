@@ -1,6 +1,6 @@
 """heedful rehearsed on the pretend accelerator: every trainer with its options, against the CPU.
 
-python tests/accelerator/rehearsal.py           # the table of docs/results/accelerator.md, in about five minutes
+python tests/accelerator/rehearsal.py           # the table of docs/results/accelerator.md, in about three minutes
 python tests/accelerator/rehearsal.py ppo lora  # of the rows with these words
 """
 
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
 import pretend_device
+import servers
 
 from heedful import (
     A2CConfig,
@@ -90,9 +91,13 @@ CASES = {
     "ppo, held-out judge, evaluation, resumable": (
         PPOConfig, ONLINE | {"selection_rewards": ("model:reward",), "eval_every": 1, "save_every": 1, "rollouts": "all"}),
     "ppo, reward model": (PPOConfig, ONLINE | MODEL_REWARD),
+    "ppo, a judge on a server": (PPOConfig, ONLINE | {"rewards": (servers.JUDGE,)}),
     "a2c": (A2CConfig, {name: value for name, value in ONLINE.items() if name not in ("ppo_epochs", "minibatch_size")}),
     "grpo": (GRPOConfig, ONLINE | {"samples_per_prompt": 4, "ppo_epochs": 1}),
     "grpo, LoRA, two epochs": (GRPOConfig, ONLINE | {"samples_per_prompt": 4, "lora_rank": 4}),
+    "grpo, a sampling server, a step ahead": (
+        GRPOConfig, ONLINE | {
+            "samples_per_prompt": 4, "sampler": (servers.SAMPLER,), "async_steps": 1, "importance": "token-truncate"}),
     "grpo, only whole responses, dynamic sampling": (
         GRPOConfig, ONLINE | {"samples_per_prompt": 4, "mask_truncated": True, "dynamic_sampling_rounds": 2}),
     "rloo": (GRPOConfig, ONLINE | {"samples_per_prompt": 4, "advantage": "rloo"}),
@@ -213,20 +218,22 @@ def prepare(folder: Path) -> None:
     for name, content in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content)
         (folder / name).write_text(text, encoding="utf-8")
-    config = RewardConfig(model=str(folder / "model"), output=folder / "trained", device="cpu", **_in(folder, REWARD))
+    config = RewardConfig(
+        model=str(folder / "model"), output=folder / "trained", device="cpu", **_in(folder, REWARD, {})
+    )
     TRAIN[RewardConfig](config)
     (folder / "trained" / "final").rename(folder / "reward")
 
 
-def _in(folder: Path, options: dict) -> dict:
-    """Options with the paths of files in a folder."""
+def _in(folder: Path, options: dict, ports: dict[str, int]) -> dict:
+    """Options with the paths of files in a folder, and the ports of servers."""
     paths = {name: str(folder / value) for name, value in options.items() if value in (TEXTS, PAIRS, LABELS)}
-    judges = {
-        name: tuple(one.replace("model:", f"model:{folder}/") for one in options[name])
-        for name in ("rewards", "selection_rewards")
+    named = {
+        name: tuple(one.format(**ports).replace("model:", f"model:{folder}/") for one in options[name])
+        for name in ("rewards", "selection_rewards", "sampler")
         if name in options
     }
-    return options | paths | judges
+    return options | paths | named
 
 
 def first_id(completion_ids):
@@ -250,14 +257,13 @@ def run(name: str, device: str, folder: Path) -> Row:
         options = options | {key: "same" for key in ("optimizer_device", "reference_device") if key in options}
     output = folder / f"{name}-{device}".replace(" ", "-").replace("/", "-").replace(",", "")
     common = {"model": str(folder / "model"), "device": device, "dtype": "float32", "eval_fraction": 0.3, "seed": 3}
-    config = kind(output=output, **common | _in(folder, options))
     is_online = "rollout_batch_size" in options
     rewards = {"rewards": [first_id]} if is_online and "rewards" not in options else {}
     row = Row()
     pretend_device.phases.clear()
     try:
-        with watch(row):
-            TRAIN[kind](config, **rewards)
+        with servers.ports(str(options), common["model"], folder / PAIRS) as ports, watch(row):
+            TRAIN[kind](kind(output=output, **common | _in(folder, options, ports)), **rewards)
     finally:
         torch.optim.AdamW = of_torch
     row.counts = dict(pretend_device.phases)

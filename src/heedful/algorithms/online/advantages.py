@@ -15,6 +15,7 @@ from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
 from heedful.engines.rollouts import Rollouts
 from heedful.errors import ConfigError
+from heedful.training.metric_sums import read
 
 FLAG = "--advantage"
 
@@ -166,4 +167,4 @@ def weigh(
         "importance/bounded_frac": core.masked_mean(found.bounded.to(found.weights.dtype), actions),
         "importance/effective_frac": core.effective_sample_size(found.weights, actions),
     }
-    return advantages * found.weights, {name: float(value) for name, value in metrics.items()}
+    return advantages * found.weights, read(metrics)
