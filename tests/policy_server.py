@@ -2,7 +2,8 @@
 
 ``python policy_server.py`` reads lines of JSON: ``{"start": PORT, "model": FOLDER, ...}`` starts a server (port 0 takes a
 free one) and prints its port. With ``"together": false`` it draws each response by itself. What weights it has, and their
-checksum, is told by the class that vLLM's workers load. POST /faults with JSON sets `Faults`; GET /seen says what it has seen.
+checksum, is told by the class that vLLM's workers load. POST /faults with JSON sets `Faults`; GET /seen says what it has
+seen.
 """
 
 import asyncio
