@@ -186,7 +186,7 @@ def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp
         ({"about": {"vocab_size": 7}}, r"another model \(vocab_size 7\) than the policy \(vocab_size \d+\)"),
         pytest.param(
             {"about": {"model_type": "llama", "num_layers": 3}},
-            "model_type llama, num_layers 3, the policy has",
+            r"another model \(model_type llama, num_layers 3\) than the policy",
             marks=pytest.mark.exhaustive,
         ),
         ({"about": {"max_model_len": 39}}, "at most 39 tokens, but .* has 40; start it with --max-model-len 40"),
