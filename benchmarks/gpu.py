@@ -47,6 +47,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.engines.cuda_graph import graph_decoder
 from heedful.engines.generate import sample
+from heedful.errors import ConfigError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.kernels.weights import halve_frozen, same_weights
 from heedful.models.policy import Policy, freeze
@@ -91,7 +92,7 @@ class Report:
     ) -> None:
         """Run it where it fits into the time; ``limit`` is the least one iteration takes, ``times`` how many there are.
 
-        Where the library warns that it goes on without CUDA graphs, there is nothing to measure.
+        Where the device has no CUDA graphs, or the library warns that it samples without them, there is nothing to measure.
         """
         kind = what.partition(",")[0]
         expected = times * limit / self.shares.get(kind, CAUTIOUS)
@@ -105,7 +106,7 @@ class Report:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*CUDA graph")
                 found = run()
-        except UserWarning as reason:
+        except (UserWarning, ConfigError) as reason:
             self.leave_out(shape, what, str(reason))
             return
         seconds = found["seconds"]
