@@ -27,7 +27,7 @@ def _asked(script: str, *arguments: str, first_line: str = "") -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def judge(model: str, prompts: Path) -> Iterator[int]:
+def judge(prompts: Path) -> Iterator[int]:
     """A judge whose score is a hash of the response."""
     known = prompts.with_name("known.jsonl")
     records = map(json.loads, prompts.read_text(encoding="utf-8").splitlines())
@@ -39,7 +39,7 @@ def judge(model: str, prompts: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def sampler(model: str, prompts: Path) -> Iterator[int]:
+def sampler(model: str) -> Iterator[int]:
     """A sampler that draws each response by itself: which ones arrive together is chance, and rounds otherwise."""
     order = json.dumps({"start": 0, "model": model, "together": False})
     with _asked("policy_server.py", first_line=f"{order}\n") as port:
@@ -50,8 +50,9 @@ def sampler(model: str, prompts: Path) -> Iterator[int]:
 def ports(names: str, model: str, prompts: Path) -> Iterator[dict[str, int]]:
     """Ports of the servers that names of rewards and samplers ask for."""
     with contextlib.ExitStack() as running:
-        yield {
-            start.__name__: running.enter_context(start(model, prompts))
-            for start in (judge, sampler)
-            if f"{{{start.__name__}}}" in names
-        }
+        found = {}
+        if "{judge}" in names:
+            found["judge"] = running.enter_context(judge(prompts))
+        if "{sampler}" in names:
+            found["sampler"] = running.enter_context(sampler(model))
+        yield found
