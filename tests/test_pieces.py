@@ -31,7 +31,7 @@ def test_a_batch_is_tensors_and_texts(policy, batch):
     assert len(batch) == len(batch.texts) == 3
     assert batch.ids.shape == batch.attention_mask.shape
     assert batch.mask.shape == batch.logprobs.shape
-    assert batch.mask.sum(dim=1).tolist() == batch.rollouts.lengths.tolist()
+    assert batch.mask.sum(dim=1).tolist() == batch.lengths.tolist()
     written = [row[mask].tolist() for row, mask in zip(batch.ids[:, -batch.mask.shape[1] :], batch.mask, strict=True)]
     for ids, text, cut in zip(written, batch.texts, batch.truncated.tolist(), strict=True):
         assert policy.tokenizer.decode(ids if cut else ids[:-1]) == text
@@ -136,7 +136,7 @@ def test_prompts_are_texts_conversations_or_rows(tiny):
         ["User: 你好\nAssistant:", asked, [Message("user", "你好")], {"prompt": asked, "answer": "好"}]
     )
     prompts = [row[mask][: -int(n)].tolist() for row, mask, n in zip(
-        found.ids, found.attention_mask, found.rollouts.lengths, strict=True)]  # fmt: skip
+        found.ids, found.attention_mask, found.lengths, strict=True)]  # fmt: skip
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
     seen = []
     heedful.score(lambda completions, answer=None, **_: seen.append(answer) or [0.0] * len(completions), found)

@@ -31,8 +31,8 @@ from .configs.tools import DemoConfig as DemoConfig
 from .configs.tools import MergeConfig as MergeConfig
 from .demo.pipeline import run_demo as run_demo
 from .engines.engine import Engine as Engine
-from .engines.engine import Responses as Responses
 from .engines.local import LocalEngine as LocalEngine
+from .engines.responses import Responses as Responses
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
-from heedful.engines.engine import AnyPrompt, Responses, as_prompt
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.engine import AnyPrompt, as_prompt
+from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.kernels.device import resolve_device
@@ -27,7 +27,7 @@ from heedful.models.value_model import ValueModel
 from heedful.rewards.resolve import AnyReward, resolve_rewards
 from heedful.rewards.scoring import Reward
 from heedful.rewards.scoring import score as score_completions
-from heedful.types import Completion, MicroBatch, Prompt
+from heedful.types import MicroBatch, Prompt
 
 
 def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torch.device = "cpu") -> list[Reward]:
@@ -70,7 +70,7 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
     """
     _check_device(policy, batch)
     limit = MicroBatch(micro_batch_size)
-    return token_outputs(policy, batch.rollouts.batch, temperature=batch.temperature, micro_batch=limit).logprobs
+    return token_outputs(policy, batch.batch, temperature=batch.temperature, micro_batch=limit).logprobs
 
 
 def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
@@ -81,8 +81,8 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
     _check_device(model, batch)
     limit = MicroBatch(micro_batch_size)
     if isinstance(model, ValueModel):
-        return token_values(model, batch.rollouts.batch, micro_batch=limit)
-    found = token_outputs(model, batch.rollouts.batch, temperature=batch.temperature, micro_batch=limit).values
+        return token_values(model, batch.batch, micro_batch=limit)
+    found = token_outputs(model, batch.batch, temperature=batch.temperature, micro_batch=limit).values
     if found is None:
         raise ValueError(
             "values: the policy has no value head; load it with Policy.from_pretrained(..., value_head=True)"
@@ -112,41 +112,56 @@ def as_responses(
     prompts: Sequence[AnyPrompt],
     responses: Sequence[str | Sequence[int]],
     *,
+    masks: Sequence[Sequence[bool]] | None = None,
     temperature: float = 1.0,
     micro_batch_size: int = 16,
 ) -> Responses:
     """A batch of given responses: from your own engine, from people, or from a file.
+
+    >>> asked, said = ["2 + 2 =", "3 + 3 ="], [[17, 9, 9, 23, 2], [31, 2]]
+    >>> batch = heedful.as_responses(policy, asked, said, masks=[[True, False, False, True, True], [True, True]])
 
     Args:
         policy: its tokenizer is used. The batch's ``logprobs`` are computed with its current weights.
         prompts: as for `LocalEngine.generate`.
         responses: one per prompt. To a text the end token is added. Sampled token ids are cut after their first end token;
             without one the response counts as truncated.
+        masks: True for each token id that the policy wrote; others, such as the result of a tool, are read only. None: it
+            wrote all. Such responses are not cut.
         temperature: the sampling temperature of the ids.
         micro_batch_size: rows per forward pass.
 
-    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt or if the numbers of prompts and
-    responses differ.
+    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt, or if the numbers of prompts,
+    responses and masks, or of a response's ids and its mask, differ.
     """
     renderer, asked = _renderer(policy), _as_prompts(prompts)
     if len(responses) != len(asked):
         raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
+    if masks is not None and len(masks) != len(responses):
+        raise DataError(f"as_responses: {len(responses)} responses have {len(masks)} masks; give one for each response")
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
-    rows = [
-        renderer.written(one.prompt, written)
-        if isinstance(written, str)
-        else (renderer.prompt_ids(one.prompt), _up_to_stop(written, stops))
-        for one, written in zip(asked, responses, strict=True)
-    ]
-    batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id).to(policy.device)
-    truncated = [not ids or ids[-1] not in stops for _, ids in rows]
+    rows: list[tuple[list[int], list[int]]] = []
+    for place, (one, written) in enumerate(zip(asked, responses, strict=True)):
+        if isinstance(written, str):
+            rows.append(renderer.written(one.prompt, written))
+        else:
+            ids = _up_to_stop(written, stops) if masks is None else list(written)
+            rows.append((renderer.prompt_ids(one.prompt), ids))
+        if masks is not None and len(masks[place]) != len(rows[-1][1]):
+            raise DataError(
+                f"as_responses: response {place} has {len(rows[-1][1])} tokens and a mask of {len(masks[place])}; give one "
+                "value for each token, of token ids"
+            )
+    own = [[True] * len(ids) for _, ids in rows] if masks is None else [list(map(bool, mask)) for mask in masks]
+    batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id, own=own)
+    batch = batch.to(policy.device)
+    cut = [not ids or ids[-1] not in stops for _, ids in rows]
     read = token_outputs(policy, batch, temperature=temperature, micro_batch=MicroBatch(micro_batch_size)).logprobs
-    rollouts = Rollouts(batch, batch.response_mask.sum(dim=1), torch.tensor(truncated, device=batch.ids.device), read)
     completions = [
-        Completion(one, renderer.response_text(ids, prompt=one.prompt, truncated=cut), ids, truncated=cut)
-        for one, ids, cut in zip(asked, rollouts.responses(with_stop=False), truncated, strict=True)
+        renderer.completion(one, ids, truncated=is_cut, own=mask)
+        for one, (_, ids), is_cut, mask in zip(asked, rows, cut, own, strict=True)
     ]
-    return Responses(rollouts, completions, temperature)
+    return Responses(batch, torch.tensor(cut, device=batch.ids.device), read, completions, temperature)
 
 
 def _renderer(policy: Policy) -> Renderer:

@@ -330,10 +330,10 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
     """Rows of the sample table: prompts, their responses in the data, and the policy's responses."""
     if not data.shown:
         return []
-    _, completions = learner.sampler.respond(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
+    responses = learner.sampler.generate(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
     return [
         {"prompt": plain_text(prompt.prompt.prompt), **texts, "response": completion.response}
-        for (prompt, texts), completion in zip(data.shown, completions, strict=True)
+        for (prompt, texts), completion in zip(data.shown, responses.completions, strict=True)
     ]
 
 

@@ -25,8 +25,10 @@ from heedful.errors import CheckpointError, DataError, RefusedError
 from heedful.types import (
     THINK,
     THINK_END,
+    Completion,
     Conversation,
     Message,
+    Prompt,
     Reading,
     Response,
     SpecialTokens,
@@ -285,6 +287,18 @@ class Renderer:
         before, after = self._spaces
         text = text.removeprefix(before)
         return self.opening + (text if truncated else text.removesuffix(after))
+
+    def completion(
+        self, prompt: Prompt, ids: Sequence[int], *, truncated: bool, own: Sequence[bool] | None = None
+    ) -> Completion:
+        """Return a response as text, and as the ids that the policy wrote.
+
+        ``ids`` end with a stop token unless it was ``truncated``; ``own`` is True for those that the policy wrote.
+        """
+        end = len(ids) if truncated else len(ids) - 1
+        text = self.response_text(ids[:end], prompt=prompt.prompt, truncated=truncated)
+        written = [token for token, is_own in zip(ids[:end], own or [True] * len(ids), strict=False) if is_own]
+        return Completion(prompt, text, written, truncated=truncated)
 
     def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
         """Return the ids of ``tokenizer.apply_chat_template`` of a conversation with its answer, ends included."""

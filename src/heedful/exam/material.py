@@ -186,7 +186,7 @@ def prompts_of(pairs: Sequence[ChosenRejected], count: int) -> list[ChosenReject
     return list(first.values())[:count]
 
 
-def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[list[Completion]]:
+def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[Sequence[Completion]]:
     """Draw ``config.n`` answers of the policy to the prompt of each pair."""
     named = (
         "data", "eval_fraction", "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "seed", "device",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
 from heedful.training.metric_sums import read
 
@@ -133,7 +133,7 @@ def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
 
 
 def weigh(
-    advantages: Tensor, old_logprobs: Tensor | None, rollouts: Rollouts, config: OnlineConfig
+    advantages: Tensor, old_logprobs: Tensor | None, responses: Responses, config: OnlineConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.
 
@@ -143,15 +143,15 @@ def weigh(
     if config.importance == "none":
         return advantages, {}
     assert old_logprobs is not None
-    mask = rollouts.batch.response_mask
+    mask = responses.mask
     if config.mask_truncated:  # masked responses get no weight
-        mask = mask & ~rollouts.truncated.unsqueeze(1)
+        mask = mask & ~responses.truncated.unsqueeze(1)
         if not mask.any():
             return advantages, {}
     level: Literal["token", "sequence"] = "token" if config.importance.startswith("token") else "sequence"
     found = core.importance_weights(
         old_logprobs,
-        rollouts.drawn_logprobs,
+        responses.drawn_logprobs,
         mask,
         level=level,
         bound="truncate" if config.importance.endswith("truncate") else "mask",

@@ -1,6 +1,6 @@
 """`Experience`: an update's data as tensors; `Counts`: the divisors of its losses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Experience:
     """The coefficient of the KL penalty in this step."""
     entropy_coef: float
     """The coefficient of the entropy bonus."""
-    completions: list[Completion]
+    completions: Sequence[Completion]
     scores: list[float]
     """Raw scores, before normalisation and penalties."""
     metrics: dict[str, float]

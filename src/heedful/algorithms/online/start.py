@@ -270,7 +270,7 @@ def reference_score_norm(
     """
     if not prompts:
         return core.ScoreNorm()
-    _, completions = sampler.respond(reference, prompts, generator)
+    completions = sampler.generate(reference, prompts, generator).completions
     scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
     try:
         return core.ScoreNorm.of(scores)
@@ -383,7 +383,7 @@ def _try_rewards(
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
-    completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
+    completions = sampler.generate(policy, asked, torch.Generator().manual_seed(config.seed)).completions
     for together in filter(None, rewards):
         score(together, completions)
 
