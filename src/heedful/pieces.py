@@ -102,7 +102,7 @@ def encode_prompts(
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
     renderer = _renderer(policy)
-    ids = [renderer.prompt_ids(prompt.prompt) for prompt in _as_prompts(prompts)]
+    ids = [renderer.prompt_ids(prompt.prompt, prompt.prefill) for prompt in _as_prompts(prompts)]
     batch = collate(ids, [[]] * len(ids), pad_id=renderer.pad_id).to(policy.device)
     return batch.ids, batch.attention_mask
 
@@ -143,10 +143,11 @@ def as_responses(
     rows: list[tuple[list[int], list[int]]] = []
     for place, (one, written) in enumerate(zip(asked, responses, strict=True)):
         if isinstance(written, str):
-            rows.append(renderer.written(one.prompt, written))
+            asked_ids, said, _ = renderer.written(one.prompt, one.prefill + written, prefill=one.prefill)
+            rows.append((asked_ids, said))
         else:
             ids = _up_to_stop(written, stops) if masks is None else list(written)
-            rows.append((renderer.prompt_ids(one.prompt), ids))
+            rows.append((renderer.prompt_ids(one.prompt, one.prefill), ids))
         if masks is not None and len(masks[place]) != len(rows[-1][1]):
             raise DataError(
                 f"as_responses: response {place} has {len(rows[-1][1])} tokens and a mask of {len(masks[place])}; give one "

@@ -314,10 +314,9 @@ def test_a_sampler_reads_responses_as_text(policies):
     rollouts = sampler.generate(policy, prompts, torch.Generator().manual_seed(0))
     assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
     for row, (completion, ids) in enumerate(zip(rollouts.completions, rollouts.own_ids(), strict=True)):
-        ids = ids if completion.truncated else ids[:-1]
-        assert completion.ids == ids
+        assert completion.ids == (ids if completion.truncated else ids[:-1])
         assert completion.prompt is prompts[row].prompt
-        assert completion.response == TOKENIZER.decode(ids)
+        assert completion.response == TOKENIZER.decode(completion.ids)
         assert completion.truncated == bool(rollouts.truncated[row])
     assert {c.truncated for c in rollouts.completions} == {True, False}
 

@@ -56,5 +56,5 @@ def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
     value: Any = fields["prompt"]
     if not isinstance(value, str) and isinstance(value, Sequence):
         fields["prompt"] = [as_dict(message) if isinstance(message, Message) else message for message in value]
-    text = prompt_of(Record(source, fields))
-    return Prompt(text, source, {name: x for name, x in fields.items() if name != "prompt"})
+    text, begun = prompt_of(Record(source, fields))
+    return Prompt(text, source, {name: x for name, x in fields.items() if name != "prompt"}, begun)

@@ -71,7 +71,7 @@ class LocalEngine:
 
     def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
         asked = as_prompt(prompt, f"prompt {index}")
-        ids = self.sampler.renderer.prompt_ids(asked.prompt)
+        ids = self.sampler.renderer.prompt_ids(asked.prompt, asked.prefill)
         if len(ids) > self.room:
             raise DataError(
                 f"{asked.source} has {len(ids)} tokens, but the context has room for {self.room} besides max_new_tokens="
