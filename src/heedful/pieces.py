@@ -15,18 +15,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful import core
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
 from heedful.engines.engine import AnyPrompt, as_prompt
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
-from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards.resolve import AnyReward, resolve_rewards
-from heedful.rewards.scoring import Reward
-from heedful.rewards.scoring import score as score_completions
+from heedful.rewards.scoring import Reward, score_tokens
 from heedful.types import MicroBatch, Prompt
 
 
@@ -46,7 +46,9 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
     return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
-def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
+def score(
+    rewards: Sequence[AnyReward] | AnyReward, batch: Responses, *, per_token: bool = False
+) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
     `heedful.rewards.score` does the same for texts: it takes completions and returns lists of numbers.
@@ -54,11 +56,20 @@ def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[T
     Args:
         rewards: as for `load_rewards`. Strings are loaded again at each call; for a loop, load them once.
         batch: responses.
+        per_token: return scores per token ``[B, T]``: those of a reward that scores tokens are on their tokens, the others
+            on the last token of the response. A row sums to the response's score.
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
-    totals, _ = score_completions(load_rewards(rewards, device=batch.ids.device), batch.completions)
-    return torch.tensor(totals, dtype=torch.float32, device=batch.ids.device)
+    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
+    given = score_tokens(load_rewards(rewards, device=batch.ids.device), batch.completions)
+    if given.failed:
+        raise RewardError(f"{len(given.failed)} of {len(batch)} responses have no score: {given.note}")
+    totals = torch.tensor(given.totals, dtype=torch.float32, device=batch.ids.device)
+    if not per_token:
+        return totals
+    dense = given.tokens or [[] for _ in given.totals]
+    return core.spread_scores(totals, dense, batch.mask)
 
 
 def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
@@ -68,7 +79,7 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
 
     Raises ConfigError if the policy is on another device than the batch.
     """
-    _check_device(policy, batch)
+    _check_pass(policy, batch)
     limit = MicroBatch(micro_batch_size)
     return token_outputs(policy, batch.batch, temperature=batch.temperature, micro_batch=limit).logprobs
 
@@ -78,7 +89,7 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 
     Raises ValueError for a policy without a value head, ConfigError for a model on another device than the batch.
     """
-    _check_device(model, batch)
+    _check_pass(model, batch)
     limit = MicroBatch(micro_batch_size)
     if isinstance(model, ValueModel):
         return token_values(model, batch.batch, micro_batch=limit)
@@ -165,7 +176,18 @@ def as_responses(
     return Responses(batch, torch.tensor(cut, device=batch.ids.device), read, completions, temperature)
 
 
+def _check(given: object, kind: type | tuple[type, ...], name: str, how: str) -> None:
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} is {_kind_of(given)}; make it with {how}")
+
+
+def _kind_of(given: object) -> str:
+    kind = type(given)
+    return f"a {kind.__name__}" + (" of transformers" if kind.__module__.startswith("transformers.") else "")
+
+
 def _renderer(policy: Policy) -> Renderer:
+    _check(policy, Policy, "policy", "heedful.Policy.from_pretrained(model, tokenizer)")
     if policy.tokenizer is None:
         raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
     return Renderer(policy.tokenizer)
@@ -182,7 +204,10 @@ def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
     return list(ids[:end])
 
 
-def _check_device(model: Policy | ValueModel, batch: Responses) -> None:
+def _check_pass(model: Policy | ValueModel, batch: Responses) -> None:
+    """Raises ConfigError if a model or a batch is something else, or if they are on two devices."""
+    _check(model, (Policy, ValueModel), "model", "heedful.Policy.from_pretrained(model, tokenizer)")
+    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
     here, there = next(model.parameters()).device, batch.ids.device
     if here != there:
         raise ConfigError(

@@ -85,6 +85,8 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         per_response=scored.shaped - kl_coef * core.response_kl(logprobs, references, mask, kind=cfg.kl_estimate),
         values=values,
         response_mask=mask,
+        prompts=[completion.prompt for completion in scored.completions],
+        policy=policy,
     )
     advantages, returns = estimate_advantages(rewards, cfg)
     if cfg.whiten_advantages:

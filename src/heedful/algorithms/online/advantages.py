@@ -4,7 +4,7 @@
 pure functions of `heedful.core`; `heedful.configs.online.ESTIMATORS` lists its requirements.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
 from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
+from heedful.models.policy import Policy
 from heedful.training.metric_sums import read
+from heedful.types import Prompt
 
 FLAG = "--advantage"
 
@@ -32,6 +34,10 @@ class Rewards(NamedTuple):
     values: Float[Tensor, "batch time"] | None
     """The critic's values of the states before each token; None without a critic."""
     response_mask: Bool[Tensor, "batch time"]
+    prompts: Sequence[Prompt] = ()
+    """The prompt of each row, for a baseline of your own, such as the score of a greedy response."""
+    policy: Policy | None = None
+    """The policy that sampled, without a gradient."""
 
 
 class Estimate(NamedTuple):

@@ -64,6 +64,13 @@ class Experience:
     entropy: Float[Tensor, "batch time"] | None = None
     """Of the policy that sampled, in nats; None if ``old_logprobs`` is. To be looked at."""
 
+    def __repr__(self) -> str:
+        """A line for each field: the shape and type of a tensor, the number of texts."""
+        batch = {name: getattr(self.batch, name) for name in ("ids", "attention_mask", "response_mask")}
+        fields = batch | {name: value for name, value in vars(self).items() if name != "batch"}
+        width = max(map(len, fields))
+        return "\n".join(["Experience", *(f"  {name:{width}}  {_summary(value)}" for name, value in fields.items())])
+
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
         """True at response tokens."""
@@ -112,6 +119,12 @@ class Experience:
         (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return f"{len(value)} of them" if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:

@@ -96,7 +96,7 @@ def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
         metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
-    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.responses)
+    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.given.totals)
     if failed:
         metrics["reward/failed_frac"] = failed / sampled
     if failed and config.compares == "prompt":
@@ -162,8 +162,11 @@ def tied_frac(scores: Tensor, group_size: int) -> float:
 
 
 def with_effective_frac(metrics: dict[str, float]) -> dict[str, float]:
-    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means."""
+    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means.
+
+    A user's policy loss may have only one of them, which stays.
+    """
+    if not {_MEAN, _SQUARE} <= metrics.keys():
+        return metrics
     rest = {name: value for name, value in metrics.items() if name not in (_MEAN, _SQUARE)}
-    if _MEAN in metrics:
-        rest["policy/effective_frac"] = metrics[_MEAN] ** 2 / metrics[_SQUARE]
-    return rest
+    return rest | {"policy/effective_frac": metrics[_MEAN] ** 2 / metrics[_SQUARE]}
