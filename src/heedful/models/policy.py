@@ -124,15 +124,13 @@ class Policy(nn.Module):
 
         `from_pretrained` and every command of heedful read it; so does transformers, without the value head.
 
-        Raises CheckpointError if the policy has no tokenizer, or if the folder cannot be written.
+        Raises CheckpointError if the policy has no tokenizer, or if it cannot be saved.
         """
-        from heedful.data.chat import Renderer, stop_ids
-        from heedful.models.save import save_policy
+        from heedful.models.save import save_as_it_is
 
         if self.tokenizer is None:
             raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
-        stops = stop_ids(Renderer(self.tokenizer), self.lm.generation_config.eos_token_id)
-        save_policy(self, self.tokenizer, Path(folder), stop_ids=stops)
+        save_as_it_is(self, self.tokenizer, Path(folder))
 
     def frozen_copy(self) -> "Policy":
         """A frozen copy of the current policy, for use as reference."""
