@@ -21,8 +21,8 @@ from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
-from heedful.models.value_model import ValueHead
 from heedful.models.save import save_all_but_weights
+from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyReward
 from heedful.rewards.scoring import Reward
 from heedful.training.from_python import as_given, check_given
