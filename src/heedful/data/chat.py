@@ -266,13 +266,12 @@ class Renderer:
         for place, turn in enumerate(response):
             if turn.role != "assistant":
                 continue
-            before, _ = self._prompt((*prompt, *response[:place]), "" if place else prefill)
-            end = text.find(self._end_token, len(before)) + len(self._end_token)
-            is_last = place == len(response) - 1
-            said = text[len(before) :] if is_last else text[len(before) : end]
-            shown = [self.template.marked((part or "").strip()) for part in _parts(turn)]
-            is_there = text.startswith(before) and (is_last or (self.ends_turns and end >= len(self._end_token)))
-            if not is_there or any(part not in (prefill * (not place)) + said for part in shown):
+            given, is_last = prefill if place == 0 else "", place == len(response) - 1
+            before, _ = self._prompt((*prompt, *response[:place]), given)
+            end = len(text) if is_last else self._end_of_turn(text, len(before))
+            shown = given + text[len(before) : end]
+            parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
+            if not text.startswith(before) or any(part not in shown for part in parts):
                 raise RefusedError(
                     "the chat template renders an answer in another way once other turns follow it (most leave out its "
                     "thinking), so the turns of this response are not one text that a policy could have written. Take the "
@@ -283,6 +282,11 @@ class Renderer:
             learned[start:stop] = [turn.learned] * (stop - start)
             first = first or start
         return Written(ids[:first], ids[first:], learned[first:])
+
+    def _end_of_turn(self, text: str, start: int) -> int:
+        """Return the place in a rendering behind the token that ends the turn at ``start``; ``start`` if there is none."""
+        place = text.find(self._end_token, start) if self.ends_turns else -1
+        return start if place < 0 else place + len(self._end_token)
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the response's ids of `written`."""
@@ -383,8 +387,7 @@ class Renderer:
         asked = self.template.text(question, add_generation_prompt=True)
         header = asked.removeprefix(self.template.text(question, add_generation_prompt=False))
         whole = self.template.text((Message("assistant", PROBE),), add_generation_prompt=False)
-        before, found, _ = whole.partition(header)
-        return before + found if found else whole.partition(PROBE)[0]
+        return whole[: whole.index(header) + len(header)] if header and header in whole else whole.partition(PROBE)[0]
 
     def _begun(self, prompt: Conversation, before: str, prefill: str) -> str:
         """Return the template's rendering of a conversation and the beginning of its answer, up to its last letter.
