@@ -30,7 +30,7 @@ from heedful.plot.run_metrics import read_algorithm
 
 ALIKE = {name for name in COMMANDS if name.startswith("plan ")} - {"plan ppo"} | {"a2c", "online-dpo"}
 """Commands that have the settings of others; their whole help is read by the exhaustive tests."""
-QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
+QUICK = ("torch", "transformers", "datasets", "numpy", "rich", "yaml")
 
 
 def config_of(command):
@@ -136,9 +136,8 @@ def test_all_settings_of_ppo_are_in_the_named_groups(heedful):
 def test_an_unknown_command_suggests_the_nearest(heedful, typed, meant):
     outcome = heedful(typed, "--model", "m")
     assert (outcome.status, outcome.out) == (2, "")
-    assert f"there is no command {typed!r}; did you mean {meant!r}?" in outcome.err
-    for name in COMMANDS:
-        assert name.split()[-1] in outcome.err
+    assert f"there is no command {typed!r}; did you mean {meant!r}?\nheedful --help lists the commands" in outcome.err
+    assert len(outcome.err.splitlines()) == 2
 
 
 def test_an_unknown_command_near_none(heedful):

@@ -19,11 +19,11 @@ LAUGH = (
 FILES = {
     "a long comment": ("model: m\n# " + "长" * 400_000, "has more than 262,144 bytes, so it cannot be a settings file"),
     "60,000 keys": ("".join(f"k{i}: 1\n" for i in range(60_000)), "has more than 262,144 bytes"),
-    "2,000 keys": ("".join(f"k{i}: 1\n" for i in range(2_000)), "1,995 more keys that are not settings"),
+    "2,000 keys": ("".join(f"k{i}: 1\n" for i in range(2_000)), "1,995 more names that are not settings"),
     "a key twice": ("model: a\nmodel: b\n", ":2: the key 'model' is set twice"),
     "a long key": ("x" * 1000 + ": 1", f":1: {'x' * 60} (--"),
-    "aliases of aliases": (LAUGH, "a nested or dashed item"),
-    "an alias of itself": ("model: &a [*a]", "a nested or dashed item"),
+    "aliases of aliases": (LAUGH, "a nested item"),
+    "an alias of itself": ("model: &a [*a]", "a nested item"),
     "deep lists": ("a: " + "[" * 1500 + "]" * 1500, "nested too deeply"),
     "deep mappings": ("{a: " * 1500 + "}" * 1500, "nested too deeply"),
     "JSON": ('{"model": {"a": 1}}', "model holds a mapping"),
@@ -80,10 +80,10 @@ def test_keys_that_are_no_settings_are_named_with_the_nearest(heedful, written):
     outcome = heedful("sft", path)
     assert outcome.status == 2
     assert (
-        f"{path}:2: learning_rat (--learning-rat) is not a setting. Perhaps you meant --learning-rate"
+        f"{path}:2: learning_rat (--learning-rat) is not a setting of heedful sft. Perhaps you meant --learning-rate"
         in outcome.message
     )
-    assert f"{path}:3: 学习率 (--学习率) is not a setting heedful COMMAND --help-all" in outcome.message
+    assert f"{path}:3: 学习率 (--学习率) is not a setting of heedful sft heedful sft --help-all" in outcome.message
 
 
 def test_criteria_that_are_aliases_of_aliases(heedful, written, tmp_path):

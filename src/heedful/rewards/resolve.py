@@ -131,12 +131,10 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
-        elif isinstance(reward, str) and reward.startswith(user_code.IN_PYTHON):
-            named = Reward(reward.removeprefix(user_code.IN_PYTHON), user_code.load("--rewards", reward))
         elif isinstance(reward, str):
             named = Reward(redact(reward), _function_of(reward, limits, machine))
         else:
-            named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
+            named = Reward(user_code.name_of(reward), reward)
         same = names.count(named.name)
         names.append(named.name)
         resolved.append(replace(named, name=f"{named.name}#{same + 1}") if same else named)
@@ -164,6 +162,8 @@ def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> Reward
 def check_reward_string(reward: str) -> None:
     """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
+    if reward.startswith(user_code.IN_PYTHON):
+        user_code.load("--rewards", reward)  # refused: it was an object
     if is_judge(reward):
         check_judge_string(reward)
         return

@@ -231,8 +231,7 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
-    own = [value for value in config.user_code.values() if not value.startswith(user_code.IN_PYTHON)]
-    named += [user_code.file_of(value) for value in own]
+    named += [user_code.file_of(value) for value in config.user_code.values() if isinstance(value, str)]
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
