@@ -24,13 +24,13 @@ from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
-from heedful.rewards.resolve import AnyReward, resolve_rewards
+from heedful.rewards.resolve import AnyRewards, listed, resolve_rewards
 from heedful.rewards.scoring import Reward
 from heedful.rewards.scoring import score as score_completions
 from heedful.types import Completion, MicroBatch, Prompt
 
 
-def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torch.device = "cpu") -> list[Reward]:
+def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> list[Reward]:
     """Rewards for `score`, loaded once.
 
     Args:
@@ -39,14 +39,14 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 
     Raises ConfigError, CheckpointError.
     """
-    wanted = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
+    wanted = listed(rewards)
     if not wanted:
         raise ConfigError('no reward is given; name at least one, such as a function or "model:runs/reward/final"')
     place = resolve_device(device) if isinstance(device, str) else device
     return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
-def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
+def score(rewards: AnyRewards, batch: Responses) -> Float[Tensor, " batch"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
     `heedful.rewards.score` does the same for texts: it takes completions and returns lists of numbers.

@@ -66,12 +66,9 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     file = Path(words.pop(0)) if words and not words[0].startswith("-") and not is_hydra(words[0]) else None
     flags = _read_flags(words, config_class, command)
     from_yaml = [] if file is None else read_keys(file, config_class)
-    unknown = [one for one in from_yaml if one.key not in types_of(config_class)]
-    shown = {
-        one.flag: f"{one.place}: {redact(one.key[:LONGEST_NAME])} ({redact(one.flag[: LONGEST_NAME + 2])})"
-        for one in unknown
-    }
-    _refuse_unknown(shown, types_of(config_class), command)
+    keys = [(one, redact(one.key[:LONGEST_NAME])) for one in from_yaml if one.key not in types_of(config_class)]
+    unknown = {one.flag: f"{one.place}: {key} ({flag(key)})" for one, key in keys}
+    _refuse_unknown(unknown, types_of(config_class), command)
     _refuse_hidden(file, from_yaml, flags)
     texts = {one.key: one.value for one in from_yaml} | flags
     values = {name: value_of(text, types_of(config_class)[name]) for name, text in texts.items()}

@@ -25,10 +25,17 @@ FORMS = (
     "judge:http://HOST:PORT/v1#MODEL (a language model)"
 )
 AnyReward = str | Reward | RewardFunction
+AnyRewards = AnyReward | Sequence[AnyReward]
+"""One reward or several."""
 TOKEN = "HEEDFUL_REWARD_TOKEN"
 """The environment variable with the token of http rewards."""
 IN_PROCESS = ("python:", "rule:regex:", "verify:")
 """Prefixes of rewards that run in a process of their own, because a user's code or a model's text may block them forever."""
+
+
+def listed(rewards: AnyRewards) -> list[AnyReward]:
+    """Rewards as a list, also a single one."""
+    return [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
 
 
 def is_address(reward: str) -> bool:

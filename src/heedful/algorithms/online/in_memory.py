@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,14 +22,14 @@ from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
 
 
 def ppo_steps(
-    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
+    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: AnyRewards = ()
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 

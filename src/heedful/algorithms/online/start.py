@@ -45,7 +45,7 @@ from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
-from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory
@@ -72,7 +72,7 @@ class Started(NamedTuple, Generic[C]):
 
 def start(
     config: C,
-    rewards: Sequence[str | Reward | RewardFunction],
+    rewards: AnyRewards,
     in_memory: Policy | None = None,
     examine: Examine = refuse_unfit,
 ) -> Started[C]:
@@ -280,13 +280,11 @@ def reference_score_norm(
         ) from None
 
 
-def _wanted_rewards(
-    config: C, rewards: Sequence[str | Reward | RewardFunction]
-) -> tuple[C, list[str | Reward | RewardFunction]]:
+def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Reward | RewardFunction]]:
     """All rewards, and the config with those given as strings. Loads the user's code. Raises ConfigError."""
     for name, value in config.user_code.items():
         user_code.load(name, value)
-    wanted = [*config.rewards, *rewards]
+    wanted = [*config.rewards, *listed(rewards)]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
