@@ -2,13 +2,15 @@
 
 import json
 import os
+import sys
 import threading
 import time
 
 import pytest
 
-from heedful import SFTConfig
+from heedful import ConfigError, SFTConfig
 from heedful.configs.parse import parse
+from heedful.files import read_object
 
 LAUGH = (
     "a: &a ["
@@ -112,3 +114,33 @@ def test_missing_settings_are_named_all_at_once(heedful):
         assert f"{name} is missing: " in outcome.message
     assert "--model is missing" not in outcome.message
     assert "heedful ppo --help shows an example" in outcome.message
+
+
+@pytest.fixture
+def boundless():
+    """As in a program that raised Python's limit of recursion."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize(
+    "text", ["{" * 1600, "a: " + "[" * 1600, "[a, {b: " * 800, "- " * 1600, "? " * 1600, "模: {" * 1600]
+)
+def test_depth_is_bounded_before_it_costs_time(heedful, written, boundless, text):
+    path = written("深.yaml", text)
+    started = time.thread_time()
+    outcome = heedful("sft", path)
+    assert time.thread_time() - started < 0.2
+    assert outcome.status == 2
+    assert "nested too deeply" in outcome.message
+
+
+def test_the_settings_of_a_run_are_bounded_alike(tmp_path, boundless):
+    path = tmp_path / "config.yaml"
+    path.write_text("{" * 1600, encoding="utf-8")
+    started = time.thread_time()
+    with pytest.raises(ConfigError, match=r"config\.yaml: it is nested too deeply; bring it back"):
+        read_object(path, "bring it back", error=ConfigError)
+    assert time.thread_time() - started < 0.2

@@ -1,6 +1,8 @@
 """A wrong type or choice is refused alike by flags, files and Python, for every setting of every command."""
 
+import copy
 import dataclasses
+import pickle
 import typing
 from pathlib import Path
 
@@ -117,6 +119,16 @@ def test_values_that_mean_the_same_are_the_same():
         str, type(Path()), float, int, bool,
     ]  # fmt: skip
     assert type(PPOConfig(**LEAST, kl_coef=1).kl_coef) is float
+
+
+def test_copies_are_equal():
+    def loss():
+        pass
+
+    config = PPOConfig(**LEAST, policy_loss=loss, rewards=("rule:digits",))
+    assert copy.deepcopy(config) == copy.copy(config) == config
+    assert pickle.loads(pickle.dumps(dataclasses.replace(config, policy_loss="clip"))) != config
+    assert len({config, dataclasses.replace(config), dataclasses.replace(config, policy_loss=lambda: 0)}) == 2
 
 
 @pytest.mark.parametrize(

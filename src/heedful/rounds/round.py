@@ -210,7 +210,7 @@ def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundCon
     try:
         before = RoundConfig(**last)
     except ConfigError as error:
-        raise DataError(f"{path}: {error}; {REMEDY}") from error
+        raise DataError(f"{path}: {str(error).removesuffix('.')}; {REMEDY}") from error
     called = {
         name: getattr(config, name)
         for name, one in known.items()
