@@ -153,7 +153,7 @@ def test_a_misspelt_measure_of_evaluate(heedful):
     assert "did you mean 'evaluate" in outcome.err
 
 
-@pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["--help"], 0), (["acuracy"], 2)])
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["--help"], 0), (["量"], 2)])
 def test_evaluate_alone_lists_its_measures(heedful, words, status):
     outcome = heedful("evaluate", *words)
     assert outcome.status == status
@@ -161,8 +161,15 @@ def test_evaluate_alone_lists_its_measures(heedful, words, status):
     for name in ("accuracy", "win-rate", "scores", "kl", "perplexity"):
         assert f"heedful evaluate {name}" in said
     assert (outcome.out if status else outcome.err) == ""
-    if words == ["acuracy"]:
-        assert "no measure 'acuracy'" in said
+    assert ("evaluate has no measure '量'" in said) == (words == ["量"])
+
+
+@pytest.mark.parametrize(("words", "near"), [(["evaluate", "acuracy"], "accuracy"), (["label", "serv", "甲"], "serve")])
+def test_a_misspelt_second_word_is_answered_with_the_nearest(heedful, words, near):
+    outcome = heedful(*words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert f"{words[1]!r}; did you mean {near!r}?\nheedful {words[0]} --help lists them\n" in outcome.err
+    assert len(outcome.err.splitlines()) == 2
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["nothing"], ["evaluate"]])

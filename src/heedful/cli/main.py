@@ -283,6 +283,9 @@ def _command_of_group(group: str, words: list[str]) -> str | int:
         if kind == "trainer" and Path(word, "config.yaml").is_file():
             wrong += f"; the settings of a run are in a file: heedful {group} {word}/config.yaml"
         print(f"heedful: {wrong}", file=sys.stderr)
+        if near:
+            print(f"heedful {group} --help lists them", file=sys.stderr)
+            return 2
     listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
     is_help = word in ("-h", "--help")
     print(f"heedful {group}: {does}\n{listing}", file=sys.stdout if is_help else sys.stderr)
