@@ -331,12 +331,12 @@ def test_packages_load_no_library_of_models_or_data():
     """Which takes seconds; it comes with the first name that needs it, such as `heedful.models.load_policy`."""
     packages = ("core", "data", "rewards", "models", "label")
     loaded = loaded_by(f"import {', '.join(f'heedful.{name}' for name in packages)}", after="import torch")
-    assert not {"transformers", "datasets", "peft", "accelerate", "tyro"} & loaded
+    assert not {"transformers", "datasets", "peft", "accelerate"} & loaded
 
 
 def test_importing_heedful_loads_nothing():
     loaded = loaded_by("import heedful, heedful.errors, heedful.types; from heedful import plot; plot.HEALTHY")
-    assert not {"torch", "transformers", "tyro", "datasets", "numpy", "rich", "yaml", "matplotlib"} & loaded
+    assert not {"torch", "transformers", "datasets", "numpy", "rich", "yaml", "matplotlib"} & loaded
 
 
 TEXTS = sorted(

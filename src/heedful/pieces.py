@@ -25,12 +25,12 @@ from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
-from heedful.rewards.resolve import AnyReward, resolve_rewards
+from heedful.rewards.resolve import AnyRewards, listed, resolve_rewards
 from heedful.rewards.scoring import Reward, score_tokens
 from heedful.types import MicroBatch, Prompt
 
 
-def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torch.device = "cpu") -> list[Reward]:
+def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> list[Reward]:
     """Rewards for `score`, loaded once.
 
     Args:
@@ -39,7 +39,7 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 
     Raises ConfigError, CheckpointError.
     """
-    wanted = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
+    wanted = listed(rewards)
     if not wanted:
         raise ConfigError('no reward is given; name at least one, such as a function or "model:runs/reward/final"')
     place = resolve_device(device) if isinstance(device, str) else device
@@ -47,7 +47,7 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 
 
 def score(
-    rewards: Sequence[AnyReward] | AnyReward, batch: Responses, *, per_token: bool = False
+    rewards: AnyRewards, batch: Responses, *, per_token: bool = False
 ) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 

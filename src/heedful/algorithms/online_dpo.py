@@ -24,15 +24,13 @@ from heedful.data.batches import own_micro_batches
 from heedful.devices import on_host, upload
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
 
-def train_online_dpo(
-    config: OnlineDPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]
-) -> TrainingResult:
+def train_online_dpo(config: OnlineDPOConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """Optimise a policy on pairs of its own responses and write a run folder.
 
     Args:

@@ -17,7 +17,6 @@ pass gives the old log-probs.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -35,13 +34,13 @@ from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.algorithms.online.update import Learned, Update, critic_norm, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
 from heedful.configs.online import GRPOConfig, OnlineConfig
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
 
-def train_ppo(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+def train_ppo(config: OnlineConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """Optimise a policy against rewards and write a run folder: PPO, A2C, GRPO or a relative, as the config's class says.
 
     Args:
@@ -56,7 +55,7 @@ def train_ppo(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=SHOWN)
 
 
-def train_grpo(config: GRPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+def train_grpo(config: GRPOConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """`train_ppo` under the name that people look for: GRPO and its relatives, without a critic."""
     return train_ppo(config, rewards, **objects)
 

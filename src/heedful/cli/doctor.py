@@ -120,9 +120,8 @@ def examine(config: DoctorConfig) -> Examination:
 
 
 def refused(error: HeedfulError) -> Finding:
-    """What heedful itself refuses, whatever is allowed."""
-    why = "The training command would end with this message."
-    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why, "as the message says")
+    """What heedful itself refuses, whatever is allowed: the training command's message, which says why and how to fix it."""
+    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why="", fix="")
 
 
 def examine_offline(examination: Examination, config: Any) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import difflib
 import errno
 import gc
 import importlib
@@ -232,11 +233,9 @@ def _run(words: list[str], *, is_program: bool) -> int:
             return found
         name = found
     if name not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"heedful: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        print(f"heedful: there is no command {name!r}{hint}\nheedful --help lists the commands", file=sys.stderr)
         return 2
     from heedful.configs.parse import parse
 
@@ -273,19 +272,20 @@ def _left_out(group: str, word: str) -> list[str]:
 
 def _command_of_group(group: str, words: list[str]) -> str | int:
     """Return the command of the next word, removed from ``words``; or, after printing the choice, the exit status."""
-    from heedful.configs.names import GONE
-
     kind, does = GROUPS[group]
     commands = {name.split()[1]: name for name in COMMANDS if name.startswith(f"{group} ")}
     word = words[0] if words else None
     if word in commands:
         return commands[words.pop(0)]
     if word is not None and word not in ("-h", "--help"):
-        instead = GONE.get(f"{group} {word}")
-        wrong = f"{group} {word} is gone: {instead}" if instead else f"{group} has no {kind} {word!r}"
+        near = difflib.get_close_matches(word, commands, n=1)
+        wrong = f"{group} has no {kind} {word!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         if kind == "trainer" and Path(word, "config.yaml").is_file():
             wrong += f"; the settings of a run are in a file: heedful {group} {word}/config.yaml"
         print(f"heedful: {wrong}", file=sys.stderr)
+        if near:
+            print(f"heedful {group} --help lists them", file=sys.stderr)
+            return 2
     listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
     is_help = word in ("-h", "--help")
     print(f"heedful {group}: {does}\n{listing}", file=sys.stdout if is_help else sys.stderr)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from heedful.configs.checks import CheckOptions
-from heedful.configs.names import REMOVED
 from heedful.configs.settings import (
     BELOW_ONE,
     FRACTION,
@@ -289,7 +288,7 @@ class CheckpointOptions(Settings):
         super().check()
         object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
         for name in self.allow_change:
-            if not hasattr(self, name) and name != "models" and name not in REMOVED:
+            if not hasattr(self, name) and name != "models":
                 raise ConfigError(
                     f"--allow-change {name} is not a setting; name flags without their dashes, such as learning-rate"
                 )
@@ -449,8 +448,6 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
     never compiles. Compiled layers round differently (docs/speed.md)."""
 
     def check(self) -> None:
-        if isinstance(self.compile, bool):  # in Python, as in earlier versions
-            object.__setattr__(self, "compile", "on" if self.compile else "off")
         super().check()
         if isinstance(self.learning_rate, DefaultRate):
             rate = float(self.learning_rate)

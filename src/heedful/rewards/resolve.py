@@ -25,10 +25,17 @@ FORMS = (
     "judge:http://HOST:PORT/v1#MODEL (a language model)"
 )
 AnyReward = str | Reward | RewardFunction
+AnyRewards = AnyReward | Sequence[AnyReward]
+"""One reward or several."""
 TOKEN = "HEEDFUL_REWARD_TOKEN"
 """The environment variable with the token of http rewards."""
 IN_PROCESS = ("python:", "rule:regex:", "verify:")
 """Prefixes of rewards that run in a process of their own, because a user's code or a model's text may block them forever."""
+
+
+def listed(rewards: AnyRewards) -> list[AnyReward]:
+    """Rewards as a list, also a single one."""
+    return [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
 
 
 def is_address(reward: str) -> bool:
@@ -131,12 +138,10 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
-        elif isinstance(reward, str) and reward.startswith(user_code.IN_PYTHON):
-            named = Reward(reward.removeprefix(user_code.IN_PYTHON), user_code.load("--rewards", reward))
         elif isinstance(reward, str):
             named = Reward(redact(reward), _function_of(reward, limits, machine))
         else:
-            named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
+            named = Reward(user_code.name_of(reward), reward)
         same = names.count(named.name)
         names.append(named.name)
         resolved.append(replace(named, name=f"{named.name}#{same + 1}") if same else named)
@@ -164,6 +169,8 @@ def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> Reward
 def check_reward_string(reward: str) -> None:
     """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
+    if reward.startswith(user_code.IN_PYTHON):
+        user_code.load("--rewards", reward)  # refused: it was an object
     if is_judge(reward):
         check_judge_string(reward)
         return

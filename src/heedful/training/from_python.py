@@ -9,15 +9,17 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.configs.names import answer
 from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
+from heedful.configs.settings import types_of
 from heedful.data.in_memory import Records, write_records
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
@@ -68,6 +70,7 @@ def in_files(
     on_step: OnMetrics | None = None,
     on_evaluation: OnMetrics | None = None,
     on_save: OnSave | None = None,
+    **unknown: object,
 ) -> Iterator[tuple[C, Callbacks]]:
     """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
@@ -76,6 +79,7 @@ def in_files(
 
     Raises ConfigError, DataError, CheckpointError.
     """
+    refuse_unknown(config, unknown)
     callbacks = Callbacks(on_step, on_evaluation, on_save)
     given = {"model": model, "data": data, "eval_data": eval_data}
     check_given(config, given)
@@ -93,6 +97,19 @@ def in_files(
     finally:
         if ranks.is_first():
             _remove_unused(real_path(Path(written["output"])))
+
+
+def refuse_unknown(config: TrainingOptions, names: Iterable[str]) -> None:
+    """Raise ConfigError for an argument that trainers do not have, with the probable one, or the setting."""
+    kind = type(config).__name__
+    known = [*Objects.__annotations__, *(["rewards"] if isinstance(config, RolloutConfig) else [])]
+    for name in names:
+        advice = answer(name, known, in_python=True)
+        if name in types_of(type(config)):
+            advice = f"; it is a setting: {kind}({name}=...)"
+        elif not advice and (setting := answer(name, types_of(type(config)), in_python=True)):
+            advice = f"{setting}, a setting of {kind}"
+        raise ConfigError(f"there is no argument {name!r}{advice}")
 
 
 def check_given(config: TrainingOptions, given: Mapping[str, object]) -> None:

@@ -13,6 +13,7 @@ return run.summary
 """
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from heedful.configs.options import TrainingOptions
 from heedful.display import Display
 from heedful.distributed import ranks
 from heedful.distributed.rank_failures import all_stop
-from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
+from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, Terminated, TrainingError
 from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.signals import Stops
@@ -390,9 +391,12 @@ class Run:
         hit("run.finished")
 
     def _report_end(self, error: BaseException, what_is_left: str) -> None:
-        self._display.note(
-            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; {what_is_left}"
-        )
+        name = type(error).__name__
+        if isinstance(error, KeyboardInterrupt):
+            name = "Ctrl-C"
+        elif isinstance(error, Terminated):
+            name = signal.Signals(error.status - 128).name
+        self._display.note(f"stopped by {name} after step {self.done} of {self.total_steps}; {what_is_left}")
 
     def _where_it_continues(self) -> str:
         last = self._last_checkpoint()

@@ -110,7 +110,7 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
     Raises ConfigError if a user's function raises, or returns neither a number per token nor one per response.
     """
-    if not user_code.is_named(config.advantage):
+    if isinstance(config.advantage, str) and config.advantage in ADVANTAGES:
         return ADVANTAGES[config.advantage](rewards, config)
     found = user_code.call(FLAG, config.advantage, rewards, config)
     shape = None if not isinstance(found, Tensor) else found.shape
@@ -120,7 +120,7 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
         return Estimate(torch.where(rewards.response_mask, found, 0.0))
     wanted = f"advantages of shape {list(rewards.response_mask.shape)} or {list(rewards.per_response.shape)}"
     got = type(found).__name__ if shape is None else f"a tensor of shape {list(shape)}"
-    raise ConfigError(f"{FLAG} {config.advantage} returned {got}, not {wanted}")
+    raise ConfigError(f"{config.advantage_flag} returned {got}, not {wanted}")
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +23,7 @@ from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
-from heedful.rewards.resolve import AnyReward
-from heedful.rewards.scoring import Reward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
@@ -34,7 +33,7 @@ def ppo_steps(
     config: OnlineConfig,
     model: Policy | str | Path | None = None,
     data: Records | str | Path | None = None,
-    rewards: Sequence[AnyReward] | AnyReward = (),
+    rewards: AnyRewards = (),
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 
@@ -61,9 +60,8 @@ def ppo_steps(
     head = policy.value_head
     if not has_head(config):
         policy.value_head = None
-    wanted = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else rewards
     with described(config, policy, config.data if data is None else data) as settings:
-        learner, alarms = start(settings, wanted, policy).learner, alarms_of(config)
+        learner, alarms = start(settings, rewards, policy).learner, alarms_of(config)
     compile_networks(learner)
     with contextlib.closing(learner.sampler), kept(policy, head):
         for step in range(1, config.steps + 1):

@@ -1,7 +1,7 @@
 """The training loop of online algorithms: sample, score, learn, log; periodically evaluate and save."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from heedful.algorithms.online.evaluation import evaluate, sample_rows
@@ -12,7 +12,7 @@ from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollo
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Learned
 from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.alarms import Alarms, Limits
 from heedful.training.callbacks import Callbacks
 from heedful.training.compilation import compile_layers
@@ -33,7 +33,7 @@ E = TypeVar("E", bound=HasTokenNumbers)
 
 def run_online(
     config: C,
-    rewards: Sequence[AnyReward],
+    rewards: AnyRewards,
     callbacks: Callbacks,
     *,
     make_experience: Callable[[Learner[C], ScoredBatch], E],

@@ -45,7 +45,7 @@ from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
-from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory
@@ -72,7 +72,7 @@ class Started(NamedTuple, Generic[C]):
 
 def start(
     config: C,
-    rewards: Sequence[str | Reward | RewardFunction],
+    rewards: AnyRewards,
     in_memory: Policy | None = None,
     examine: Examine = refuse_unfit,
 ) -> Started[C]:
@@ -232,8 +232,7 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
-    own = [value for value in config.user_code.values() if not value.startswith(user_code.IN_PYTHON)]
-    named += [user_code.file_of(value) for value in own]
+    named += [user_code.file_of(value) for value in config.user_code.values() if isinstance(value, str)]
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
@@ -282,13 +281,11 @@ def reference_score_norm(
         ) from None
 
 
-def _wanted_rewards(
-    config: C, rewards: Sequence[str | Reward | RewardFunction]
-) -> tuple[C, list[str | Reward | RewardFunction]]:
+def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Reward | RewardFunction]]:
     """All rewards, and the config with those given as strings. Loads the user's code. Raises ConfigError."""
     for name, value in config.user_code.items():
         user_code.load(name, value)
-    wanted = [*config.rewards, *rewards]
+    wanted = [*config.rewards, *listed(rewards)]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
