@@ -36,11 +36,14 @@ def same_shape(dims: int | None = None, **tensors: Tensor | None) -> None:
 
     Raises ValueError with the names and shapes of two arguments that differ.
     """
-    given = [(name, x.shape) for name, x in tensors.items() if x is not None]
-    (first, expected), *others = given
-    for name, shape in others:
-        if shape != expected:
-            raise ValueError(f"{name} has shape {list(shape)}, but {first} has {list(expected)}; they must be equal")
+    first = ""
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if not first:
+            first, expected = name, x.shape
+        elif x.shape != expected:
+            raise ValueError(f"{name} has shape {list(x.shape)}, but {first} has {list(expected)}; they must be equal")
     if dims is not None and len(expected) != dims:
         raise ValueError(f"{first} has shape {list(expected)}; it must have {dims} dimension{'s' * (dims > 1)}")
 
