@@ -15,18 +15,22 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.metadata import version
+from importlib.metadata import Distribution, PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import AutoTokenizer
 
 from cases import often, pairs_often
+from heedful import __version__
+from heedful.cli.doctor_device import about_device
 from heedful.cli.main import COMMANDS, main, spins
 from heedful.configs.help import FIRST_SCREENS, SECTIONS
 from heedful.configs.settings import required
 from heedful.plot.run_metrics import read_algorithm
+from heedful.training.provenance import versions
 
 ALIKE = {name for name in COMMANDS if name.startswith("plan ")} - {"plan ppo"} | {"a2c", "online-dpo"}
 """Commands that have the settings of others; their whole help is read by the exhaustive tests."""
@@ -68,6 +72,22 @@ def test_help_lists_every_command_on_one_screen(heedful, words):
 def test_version(heedful, word):
     outcome = heedful(word)
     assert (outcome.status, outcome.out) == (0, version("heedful") + "\n")
+
+
+def test_a_checkout_on_the_path_is_used_without_being_installed(monkeypatch, capsys):
+    """It has no metadata: its version is in its source."""
+    found = Distribution.from_name
+
+    def none_of_heedful(name):
+        if name == "heedful":
+            raise PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(Distribution, "from_name", none_of_heedful)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+    assert about_device(torch.device("cpu"))["heedful"] == __version__
+    assert versions.__wrapped__()["heedful"] == __version__
 
 
 @pytest.mark.parametrize("command", often(COMMANDS, COMMANDS.keys() - ALIKE))

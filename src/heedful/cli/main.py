@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from heedful import __version__
 from heedful.cli.command_table import COMMANDS, GROUPS, SHOWN
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import WithoutSecrets, remember_command
@@ -219,9 +220,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(usage())
         return 0
     if words[0] in ("--version", "version"):
-        from importlib.metadata import version
-
-        print(version("heedful"))
+        print(__version__)
         return 0
     name = words.pop(0)
     if name in ("plan", "doctor") and words:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heedful import redact
+from heedful import __version__, redact
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_plain
 from heedful.devices import device_names
@@ -23,7 +23,7 @@ from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.adapters import adapter_chain
 from heedful.models.save import VALUE_HEAD
 
-LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 """Suffixes of model files."""
 IN_PYTHON = "what rewards are functions given in Python"
@@ -96,7 +96,7 @@ def environment(
         "command": f"heedful {command}",
         "seed": config.seed,
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": versions(),
         "revision": _git_revision(),
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
@@ -178,8 +178,9 @@ def file_sum(path: Path) -> str:
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in LIBRARIES}
+def versions() -> dict[str, str]:
+    """Versions of heedful and its libraries. A checkout on the path has no metadata, so heedful's own is in its source."""
+    return {"heedful": __version__} | {name: version(name) for name in LIBRARIES}
 
 
 @functools.cache
