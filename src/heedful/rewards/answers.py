@@ -66,8 +66,9 @@ def _alone(value: Any, place: str) -> str:
         names = {type(None): "null", dict: "an object", list: "a list", tuple: "a list", float: f"{value}"}
         kind = names.get(type(value), f"of type {type(value).__name__}")
         raise ValueError(f"is {kind}{place}; it must be a text or a number, or a list of them, any of which is right")
-    whole = isinstance(value, Integral) or float(value).is_integer()
-    return str(int(value)) if whole and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool) or not float(value).is_integer():
+        return str(value)
+    return str(value if isinstance(value, Integral) else int(float(value)))  # a column with gaps holds 4.0
 
 
 def without_words(text: str) -> str | None:

@@ -8,6 +8,7 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from heedful.errors import ConfigError
@@ -107,9 +108,9 @@ def _compared(response: str, wanted: Any) -> float | Problem:
     from math_verify.errors import TimeoutException
 
     try:
-        answers = [_formula_of(one) for one in listed(wanted)]
+        answers = [formula_of(one) for one in listed(wanted)]
     except ValueError as error:
-        return Problem(f"cannot read the record's answer {wanted!r:.80}: it {error}")
+        return Problem(f"cannot read the record's answer {wanted!r:.80}: it {error}; {FINAL}")
     try:
         final = _final(response.translate(PLAIN))
         if final is None:
@@ -127,7 +128,7 @@ def _compared(response: str, wanted: Any) -> float | Problem:
         return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
 
 
-def _formula_of(answer: str) -> str:
+def formula_of(answer: str) -> str:
     """The formula that a record's answer is, as text: of its last box, else all of it, but for words around.
 
     Raises ValueError, with the end of a sentence about the answer, if there is none.
@@ -138,7 +139,7 @@ def _formula_of(answer: str) -> str:
         text = ", ".join(_last_joined(text, boxes))
     core = without_words(_as_latex(text))
     if core is None:
-        raise ValueError(f"has words among its numbers or formulas; {FINAL}")
+        raise ValueError("has words among its numbers or formulas")
     if not re.search(r"\w", core):
         raise ValueError("holds no number, no letter and no formula")
     return core
@@ -154,7 +155,7 @@ def _final(text: str) -> str | None:
 
 
 def _as_latex(text: str) -> str:
-    """A text as one formula: without the signs around its formulas and dollars that are amounts, and with LaTeX's commands."""
+    """A text as one formula, with LaTeX's commands and without dollars, be they around formulas or amounts."""
     text = re.sub(r"\\?\$", "", FORMULA.sub(lambda found: f" {_inside(found)} ", text))
     for pattern, latex in TYPED:
         text = pattern.sub(latex, text)
@@ -167,6 +168,7 @@ def _inside(found: re.Match[str]) -> str:
     return next(part for part in parts if part) + (r"\%" if percent else "")
 
 
+@lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
     """A formula as the library's expression; as text, without spaces, if it is none that the library knows.
 

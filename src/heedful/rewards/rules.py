@@ -61,14 +61,14 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
 
 def _contains(response: str, expected: Any) -> float | Problem:
     try:
-        wanted = [_pattern(one) for one in listed(expected)]
+        wanted = [pattern_of(one) for one in listed(expected)]
     except ValueError as error:
         return Problem(f"cannot read the record's expected {expected!r:.80}: it {error}")
     is_hit = any(one.search(response.lower()) for one in wanted)
     return (1.0 if is_hit else -1.0) - 0.002 * len(_normalised(response))
 
 
-def _pattern(expected: str) -> re.Pattern[str]:
+def pattern_of(expected: str) -> re.Pattern[str]:
     """What finds a text with other spaces and punctuation in it. Raises ValueError, with the end of a sentence about it."""
     text = _normalised(expected)
     if not text:
@@ -128,13 +128,13 @@ def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
 def _has_number(response: str, answer: Any) -> float | Problem:
     try:
-        wanted = [_only_number(one) for one in listed(answer)]
+        wanted = [only_number(one) for one in listed(answer)]
     except ValueError as error:
-        return Problem(f"cannot read the record's answer {answer!r:.80}: it {error}")
+        return Problem(f"cannot read the record's answer {answer!r:.80}: it {error}; {FINAL}")
     return float(final_number(response) in wanted)
 
 
-def _only_number(answer: str) -> Decimal:
+def only_number(answer: str) -> Decimal:
     """The number that a record's answer is. Raises ValueError, with the end of a sentence about it, if it is none."""
     text = after_marker(answer)
     boxed = BOXED.findall(text)
