@@ -45,27 +45,31 @@ UNIT = re.compile(rf"(?<=[\d}})])(?:\s*{GLUED}|\s+{SPACED}){POWER}(?:/{SPACED}{P
 """A unit behind a number. Without a space ``2m`` and ``3t`` are products."""
 
 
+class AnswerError(Exception):
+    """A record's answer that no response can match; the text is the end of a sentence that begins with the answer."""
+
+
 def listed(value: Any) -> list[str]:
     """The answers in a record's field: a text or a number, or a list of them, any of which is right.
 
-    Raises ValueError, with the end of a sentence about the field, for everything else.
+    Raises AnswerError for everything else.
     """
     if not isinstance(value, list | tuple):
         return [_alone(value, "")]
     if not value:
-        raise ValueError("is an empty list; leave the field out, or give null, if there is no answer")
+        raise AnswerError("is an empty list; leave the field out, or give null, if there is no answer")
     return [_alone(one, " in a list") for one in value]
 
 
 def _alone(value: Any, place: str) -> str:
     if isinstance(value, str):
         if not value.strip():
-            raise ValueError(f"is an empty text{place}; leave the field out, or give null, if there is no answer")
+            raise AnswerError(f"is an empty text{place}; leave the field out, or give null, if there is no answer")
         return value
     if not isinstance(value, Real) or not is_finite(value):
         names = {type(None): "null", dict: "an object", list: "a list", tuple: "a list", float: f"{value}"}
         kind = names.get(type(value), f"of type {type(value).__name__}")
-        raise ValueError(f"is {kind}{place}; it must be a text or a number, or a list of them, any of which is right")
+        raise AnswerError(f"is {kind}{place}; it must be a text or a number, or a list of them, any of which is right")
     if isinstance(value, bool) or not float(value).is_integer():
         return str(value)
     return str(value if isinstance(value, Integral) else int(float(value)))  # a column with gaps holds 4.0

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.answers import FINAL, PLAIN, after_marker, listed, without_words
+from heedful.rewards.answers import FINAL, PLAIN, AnswerError, after_marker, listed, without_words
 from heedful.rewards.results import OneScore, Problem, RewardFunction
 from heedful.rewards.rules import answer_text
 
@@ -109,7 +109,7 @@ def _compared(response: str, wanted: Any) -> float | Problem:
 
     try:
         answers = [formula_of(one) for one in listed(wanted)]
-    except ValueError as error:
+    except AnswerError as error:
         return Problem(f"cannot read the record's answer {wanted!r:.80}: it {error}; {FINAL}")
     try:
         final = _final(response.translate(PLAIN))
@@ -131,7 +131,7 @@ def _compared(response: str, wanted: Any) -> float | Problem:
 def formula_of(answer: str) -> str:
     """The formula that a record's answer is, as text: of its last box, else all of it, but for words around.
 
-    Raises ValueError, with the end of a sentence about the answer, if there is none.
+    Raises AnswerError if there is none.
     """
     text = after_marker(answer)
     boxes = _boxes(text)
@@ -139,9 +139,9 @@ def formula_of(answer: str) -> str:
         text = ", ".join(_last_joined(text, boxes))
     core = without_words(_as_latex(text))
     if core is None:
-        raise ValueError("has words among its numbers or formulas")
+        raise AnswerError("has words among its numbers or formulas")
     if not re.search(r"\w", core):
-        raise ValueError("holds no number, no letter and no formula")
+        raise AnswerError("holds no number, no letter and no formula")
     return core
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heedful.rewards.answers import after_marker, listed
+from heedful.rewards.answers import AnswerError, after_marker, listed
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.mathematics import VERIFIERS, formula_of, same_mathematics
 from heedful.rewards.results import Problem, RewardFunction
@@ -29,7 +29,7 @@ class Comparison:
     function: RewardFunction
     column: str
     read: Callable[[str], Any]
-    """Reads an answer. Raises ValueError, with the end of a sentence about it, if it can never be matched."""
+    """Reads an answer. Raises AnswerError if it can never be matched."""
     perfect: Callable[[str], str]
     """The response that gives an answer as the reward asks for it."""
 
@@ -94,7 +94,7 @@ def _unmatched(reward: Reward, comparison: Comparison, prompts: Sequence[Prompt]
                     seen.add(answer)
                     if not PLAIN_NUMBER.fullmatch(after_marker(answer)):
                         to_score.append((prompt, answer))
-        except ValueError as error:
+        except AnswerError as error:
             yield Unmatched(reward.name, prompt.source, f"{comparison.column} {value!r:.60} {error}")
     some = to_score if len(to_score) <= MOST else [to_score[i * len(to_score) // MOST] for i in range(MOST)]
     for first in range(0, len(some), AT_A_TIME):

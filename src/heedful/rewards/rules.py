@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.answers import FINAL, PLAIN, UNSPACED, after_marker, listed, without_words
+from heedful.rewards.answers import FINAL, PLAIN, UNSPACED, AnswerError, after_marker, listed, without_words
 from heedful.rewards.results import Problem, RewardFunction
 from heedful.types import split_thinking
 
@@ -62,17 +62,17 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
 def _contains(response: str, expected: Any) -> float | Problem:
     try:
         wanted = [pattern_of(one) for one in listed(expected)]
-    except ValueError as error:
+    except AnswerError as error:
         return Problem(f"cannot read the record's expected {expected!r:.80}: it {error}")
     is_hit = any(one.search(response.lower()) for one in wanted)
     return (1.0 if is_hit else -1.0) - 0.002 * len(_normalised(response))
 
 
 def pattern_of(expected: str) -> re.Pattern[str]:
-    """What finds a text with other spaces and punctuation in it. Raises ValueError, with the end of a sentence about it."""
+    """What finds a text with other spaces and punctuation in it. Raises AnswerError if there is no text."""
     text = _normalised(expected)
     if not text:
-        raise ValueError("is nothing but spaces and punctuation, which every response contains")
+        raise AnswerError("is nothing but spaces and punctuation, which every response contains")
     before = r"(?<![0-9])(?<![0-9]\.)" if text[0].isdecimal() else ""
     behind = r"(?!\.?[0-9])" if text[-1].isdecimal() else ""
     return re.compile(before + f"(?:{PUNCTUATION.pattern})*".join(map(re.escape, text)) + behind)
@@ -129,24 +129,22 @@ def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 def _has_number(response: str, answer: Any) -> float | Problem:
     try:
         wanted = [only_number(one) for one in listed(answer)]
-    except ValueError as error:
+    except AnswerError as error:
         return Problem(f"cannot read the record's answer {answer!r:.80}: it {error}; {FINAL}")
     return float(final_number(response) in wanted)
 
 
 def only_number(answer: str) -> Decimal:
-    """The number that a record's answer is. Raises ValueError, with the end of a sentence about it, if it is none."""
+    """The number that a record's answer is. Raises AnswerError if it is none."""
     text = after_marker(answer)
     boxed = BOXED.findall(text)
     text = (boxed[-1] if boxed else text).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     if not NUMBER.search(text):
-        raise ValueError("contains no number")
+        raise AnswerError("contains no number")
     core = without_words(re.sub(r"\s*\\?%$", "", text.strip()))
     found = None if core is None else re.fullmatch(rf"(?:[A-Za-z]\w*\s*=\s*)?{NUMBER.pattern}(?:\s*\\?%)?", core)
     if found is None:
-        raise ValueError(
-            f"is not one number alone, which this rule compares; verify:math reads formulas and lists; {FINAL}"
-        )
+        raise AnswerError("is not one number alone; verify:math reads formulas and lists")
     return _decimal(found)
 
 
