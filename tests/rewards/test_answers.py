@@ -235,7 +235,7 @@ def test_the_doctor_names_it_and_a_run_that_allows_it_fails_on_it(heedful, setti
     assert finding["level"] == "fail"
     assert "题.jsonl:5: answer '1/2' is not one number alone" in finding["evidence"]
     outcome = heedful("grpo", **given, allow="own-answer", max_failed_rewards=0)
-    assert outcome.status == 2
+    assert outcome.status == 4
     assert "WARNING: own-answer: rule:exact_number scores no response as right" in outcome.err
     assert "RewardError: reward rule:exact_number cannot read the record's answer '1/2'" in outcome.message
 
