@@ -25,7 +25,7 @@ from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
-from heedful.rewards.resolve import AnyRewards, listed, resolve_rewards
+from heedful.rewards.resolve import AnyRewards, listed, named_by, resolve_rewards
 from heedful.rewards.scoring import Reward, score_tokens
 from heedful.types import MicroBatch, Prompt
 
@@ -43,7 +43,8 @@ def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> 
     if not wanted:
         raise ConfigError('no reward is given; name at least one, such as a function or "model:runs/reward/final"')
     place = resolve_device(device) if isinstance(device, str) else device
-    return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
+    with named_by("rewards"):
+        return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
 def score(

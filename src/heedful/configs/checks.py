@@ -90,6 +90,12 @@ CHECKS = {
         "Too high a rate ruins a model within tens of steps; adapters hardly move at the rate of all weights.",
         "leave --learning-rate out: its default is ten times as high with --lora-rank",
     ),
+    "own-answer": Check(
+        "fail",
+        "whether each record's own answer scores as right (verify:math, exact_number, contains_expected)",
+        "No response to such a record is ever right, so that its group teaches nothing, or the wrong thing.",
+        r"give the final answer alone (also in \boxed{} or after ####), a list of right ones, or null",
+    ),
     "reward-constant": Check(
         "fail or warn",
         "whether all sampled responses score the same (fail: a reward model)",

@@ -6,8 +6,10 @@ from heedful.configs.offline import SFTConfig
 from heedful.display import say
 from heedful.doctor import encoded, loaded
 from heedful.doctor.findings import Finding, Subject
+from heedful.doctor.rewards import own_answer
 from heedful.errors import ConfigError
 from heedful.rewards.models import model_rewards
+from heedful.types import Prompt
 
 FIRST = 8
 """Prompts to which a reward model is shown an answer: a template renders all of them alike."""
@@ -40,6 +42,8 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         found.append(loaded.score_position(subject.reward_model, rows, tokenizer))
     if subject.rewards:
         found += reward_model_findings(subject)
+    if subject.rewards and not subject.resumes:
+        found.append(own_answer(subject.rewards, [one for one in (*train, *held_out) if isinstance(one, Prompt)]))
     return sorted((one for one in found if one is not None), key=lambda one: one.level)
 
 

@@ -14,9 +14,10 @@ from heedful.doctor.findings import Finding, ending, finding
 from heedful.rewards import Reward
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
+from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.results import OneScore, Problem, Remote
 from heedful.rewards.scoring import call_rewards, sample
-from heedful.types import Completion
+from heedful.types import Completion, Prompt
 
 SAMPLES = 64
 """Responses that are sampled and scored. A correlation of 0.95 in them is at least 0.92 in all that the policy writes (95 %
@@ -47,6 +48,15 @@ class RewardScores:
             for row, one in enumerate(self.scores)
             if one is not None and not isinstance(one, Problem)
         ]
+
+
+def own_answer(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Finding | None:
+    """Which answers of records can no response match?"""
+    found = unmatched_answers(rewards, prompts)
+    if not found:
+        return None
+    evidence = f"{found[0].source}: {found[0].because}"
+    return finding("own-answer", "fail", say_unmatched(found, prompts), evidence)
 
 
 def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:

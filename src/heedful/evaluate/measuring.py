@@ -13,6 +13,7 @@ from heedful.data.fitting import Counts, added, check_dropped, prompt_room
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
+from heedful.display import say
 from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import DataError, RewardError
@@ -24,6 +25,7 @@ from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
 from heedful.rewards.models import Machine, check_context
+from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.scoring import Scores
 from heedful.types import Prompt
@@ -97,7 +99,8 @@ def prompts_of(
 ) -> tuple[list[Prompt], Counts]:
     """Read the prompts that leave every model room for a response, and count dropped and truncated ones.
 
-    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
+    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response, DataError if a reward can match
+    too few of their answers.
     """
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
@@ -111,7 +114,20 @@ def prompts_of(
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for renderer in renderers:
         check_context(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
+    if isinstance(config, ScoresConfig):
+        _check_answers(rewards, prompts, config)
     return prompts, counts
+
+
+def _check_answers(rewards: Sequence[Reward], prompts: Sequence[Prompt], config: ScoresConfig) -> None:
+    """Raise DataError if rewards can match fewer of the prompts' own answers than ``config.max_failed_rewards`` allows."""
+    found = unmatched_answers(rewards, prompts)
+    if not found:
+        return
+    what = f"{say_unmatched(found, prompts)}; {found[0].source}: {found[0].because}"
+    if len({one.source for one in found}) > config.max_failed_rewards * len(prompts):
+        raise DataError(f"{what}; correct these records, or raise --max-failed-rewards {config.max_failed_rewards:g}")
+    say(f"WARNING: {what}")
 
 
 @dataclass(frozen=True)

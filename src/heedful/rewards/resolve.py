@@ -1,8 +1,9 @@
 """Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://...``, ``judge:http://...``."""
 
+import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -46,16 +47,17 @@ def is_address(reward: str) -> bool:
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError."""
     if not wanted:
-        raise ConfigError(f"--rewards is missing: {FORMS}")
+        raise ConfigError(f"--rewards is missing: {FORMS}; in Python, rewards= takes functions too")
     for reward in wanted:
         if isinstance(reward, str):
             check_reward_string(reward)
     weights = options.reward_weights
+    flag = "--reward-" if all(isinstance(reward, str) for reward in wanted) else "reward_"  # a setting of Python
     if weights and len(weights) != len(wanted):
         raise ConfigError(
-            f"--reward-weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
-            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of --rewards come before "
-            "those given in Python)"
+            f"{flag}weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
+            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of the settings come "
+            "before those given in Python)"
         )
     for reward in wanted:
         if isinstance(reward, Reward) and not math.isfinite(reward.weight):
@@ -63,12 +65,12 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
     if weights and own:
         raise ConfigError(
-            f"--reward-weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
+            f"{flag}weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
         )
     if len(wanted) == 1 and options.reward_combine != "sum":
         raise ConfigError(
-            f"--reward-combine {options.reward_combine} combines several rewards, but there is only one; add more to "
-            "--rewards, or leave it out"
+            f"{flag}combine {options.reward_combine} combines several rewards, but there is only one; add more, or leave "
+            "it out"
         )
 
 
@@ -108,12 +110,19 @@ def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine:
     return Ensemble(tuple(rewards), options.reward_combine, max_failed=options.max_failed_rewards)
 
 
+@contextlib.contextmanager
+def named_by(name: str) -> Iterator[None]:
+    """Errors of rewards begin with this name of what gave them, in the place of --rewards."""
+    try:
+        yield
+    except (ConfigError, RewardError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('--rewards: ')}") from error
+
+
 def load_judges(flag: str, wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
     """Load rewards for judging (``flag``). Raises ConfigError and RewardError that name ``flag``, and CheckpointError."""
-    try:
+    with named_by(flag):
         judges = resolve_rewards(wanted, options, **machine)
-    except (ConfigError, RewardError) as error:
-        raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
     return Ensemble(tuple(judges), max_failed=options.max_failed_rewards)
 
 

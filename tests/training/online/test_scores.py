@@ -158,7 +158,7 @@ def test_strings_and_functions_keep_the_order_that_weights_have(settings, length
 
 def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, length):
     config = settings(PPOConfig, model="没有", reward_weights=(1.0,))
-    with pytest.raises(ConfigError, match="--reward-weights has 1 number for 2 rewards"):
+    with pytest.raises(ConfigError, match="reward_weights has 1 number for 2 rewards"):
         train_ppo(config, rewards=[length, Reward("l", letters)])
 
 
