@@ -42,8 +42,8 @@ def ppo_steps(
     Args:
         config: the settings, without ``model`` and ``data``; their class is the preset.
         policy: the policy to train, with its tokenizer; gets a value head if the settings need one.
-        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's
-            path.
+        prompts: a `datasets.Dataset` or `IterableDataset`, a DataFrame, a list of texts, conversations or dicts with the
+            columns of a file, or a file's path. They are shuffled unless ``config.shuffle`` is False.
         rewards: added to the config's: functions, `Reward` objects or strings.
 
     Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).
