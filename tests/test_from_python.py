@@ -13,12 +13,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import datasets
+import numpy
+import pandas
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heedful
 from heedful import CheckpointError, ConfigError, DataError, Message, Policy
+from heedful.data import BatchOrder
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 
@@ -86,6 +89,7 @@ def as_messages(question):
     return [{"role": "user", "content": question}]
 
 
+LABELLED = [{**row, "label": i % 2 == 0} for i, row in enumerate(ROWS["sft"])]
 KINDS = {
     "dicts": ("sft", ROWS["sft"], ROWS["sft"]),
     "a data set": ("sft", datasets.Dataset.from_list(ROWS["sft"]), ROWS["sft"]),
@@ -102,6 +106,21 @@ KINDS = {
         ROWS["dpo"],
     ),
     "labelled": ("kto", ROWS["kto"], ROWS["kto"]),
+    "a frame": ("kto", pandas.DataFrame(LABELLED), LABELLED),
+    "records of a frame": ("kto", [row | {"label": numpy.bool_(row["label"])} for row in LABELLED], LABELLED),
+    "arrays": (
+        "reward",
+        [
+            {
+                "prompt": question,
+                "responses": numpy.array(["好", f"no {i}"], dtype=object),
+                "ranks": numpy.array([0, 1]),
+                "times": pandas.Timestamp(i),
+            }
+            for i, question in enumerate(QUESTIONS)
+        ],
+        ROWS["dpo"],
+    ),
     "rankings": ("reward", datasets.Dataset.from_list(ROWS["reward"]), ROWS["reward"]),
     "prompts": ("ppo", QUESTIONS, [{"prompt": question} for question in QUESTIONS]),
     "prompts as messages": (
@@ -127,6 +146,34 @@ def test_objects_train_as_their_files_do(kind, model, policy, tmp_path):
     assert not is_same(saved(in_memory), saved_start(model)), "nothing was learned"
     assert is_same(weights(policy), before)
     assert policy.tokenizer.chat_template != in_memory.config.chat_template
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward", "ppo", "grpo", "online-dpo"])
+def test_the_given_order(name, model):
+    """A run that shuffles is one that keeps the order of data that were shuffled before."""
+    settings = {"chat_template": "plain"}
+    prompts_per_step = {"ppo": 4, "grpo": 2, "online-dpo": 2}.get(name, 4)
+    order = itertools.chain.from_iterable(itertools.islice(BatchOrder(8, prompts_per_step, seed=3), 4))
+    given = [ROWS[name][i] for i in order][:8]
+    shuffled = train(name, settings, model=model, data=ROWS[name])
+    kept = train(name, settings | {"shuffle": False}, model=model, data=given)
+    assert is_same(saved(kept), saved(shuffled))
+    assert not is_same(saved(train(name, settings | {"shuffle": False}, model=model, data=ROWS[name])), saved(kept))
+
+
+def test_a_stream_is_read_in_its_order(policy):
+    """To its end, and then from its beginning again."""
+    stream = datasets.IterableDataset.from_generator(lambda: iter({"prompt": question} for question in QUESTIONS[:5]))
+    asked = []
+
+    def note(prompts, completions, **_):
+        asked.append(prompts)
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(**ONLINE | {"shuffle": False, "steps": 3})
+    for _ in heedful.ppo_steps(config, policy, stream, rewards=[note]):
+        pass
+    assert list(itertools.chain(*asked[-3:])) == [*QUESTIONS[:5], *QUESTIONS[:5], *QUESTIONS[:2]]
 
 
 def saved_start(model):
@@ -293,11 +340,12 @@ WRONG = {
     "a number": (DataError, {"data": ["a", 7]}, "data[1]: got int; a record is a dict"),
     "what JSON cannot hold": (DataError, {"data": [{"prompt": "a", "x": {1, 2}}]}, "data[0]: it holds set"),
     "not a number": (DataError, {"data": [{"prompt": "a", "x": float("nan")}]}, "data[0]: "),
-    "columns": (DataError, {"data": {"prompt": ["a"]}}, "data must be a datasets.Dataset, or a list of dicts"),
-    "a frame": (
+    "columns": (DataError, {"data": {"prompt": ["a"]}}, "data must be a datasets.Dataset, a DataFrame, or a list"),
+    "a frame's column": (DataError, {"data": pandas.DataFrame({"prompt": ["a", None]})}, "data[1]: not a prompt"),
+    "an array of no numbers": (
         DataError,
-        {"data": datasets.Dataset.from_list([{"prompt": "a"}]).to_pandas()},
-        "got pandas.DataFrame",
+        {"data": [{"prompt": "a", "x": {"y": numpy.array([0.5, numpy.inf])}}]},
+        "data[0]: found Infinity",
     ),
     "splits": (DataError, {"data": datasets.DatasetDict(test=datasets.Dataset.from_list([{}]))}, "data['test']"),
     "no data": (ConfigError, {"data": None}, "data is missing: set it in the settings (PPOConfig(data=...)), or pass"),

@@ -119,7 +119,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle, items="pairs")
     texts = (
         (pair.source, ids)
         for pair in train + held_out

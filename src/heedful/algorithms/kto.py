@@ -125,7 +125,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
     longest = max(max(one.length, one.other.length) for one in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle, items="responses")
     texts = ((one.source, ids) for one in train + held_out for ids in (one.example.prompt, one.example.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)

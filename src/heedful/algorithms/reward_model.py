@@ -170,9 +170,9 @@ def start(
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    learner = RewardLearner(
-        config, setup, model, BatchOrder(len(train), config.batch_size, config.seed), demonstrations
-    )
+    items = "pairs" if all(len(one.rows) == 2 for one in train) else "rankings"
+    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle, items=items)
+    learner = RewardLearner(config, setup, model, batches, demonstrations)
     return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
 
 

@@ -89,7 +89,7 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     ]
     if chats:
         counts["multi_turn"] = sum(any(message.role == "assistant" for message in chat) for chat in chats)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle)
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
     examine(subject_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))

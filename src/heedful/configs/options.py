@@ -385,6 +385,8 @@ class DataOptions(HeldOutOptions, RecordOptions):
     """Training data: a file, a folder or a quoted pattern of files, or a data set on the Hub (org/name). Files are .jsonl,
     .json, .csv, .tsv (also .gz), .parquet or .arrow. org/name:split chooses a split; modelscope:org/name is a data set on
     ModelScope."""
+    shuffle: bool = True
+    """Shuffle the training data anew in each epoch. Off, the records are taken in the order of the data, in every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,9 +94,18 @@ def _hint(record: Record, present: set[str], task: Task) -> str:
             return (
                 f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in named.items()))}{rest}"
             )
+    if record.source.endswith(".txt:1"):
+        lines = f" To make a prompt of each line: {PROMPTS_OF_LINES}".format(record.source.removesuffix(":1"))
+        return f" A .txt file is one text.{lines if task.about_text else ' Write .jsonl or .csv with these columns'}"
     if task.about_text and "text" in present:
         return f" {task.about_text}"
     return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
+
+
+PROMPTS_OF_LINES = (
+    """python -c "import json; [print(json.dumps({{'prompt': line.strip()}})) for line in open('{}', encoding='utf-8') """
+    """if line.strip()]" > prompts.jsonl"""
+)
 
 
 def _with_others(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> Mapping[str, str | None]:
@@ -262,8 +271,6 @@ def _renamed(record: Record) -> Record:
             if name == "functions" and isinstance(value, list):
                 value = [{"type": "function", "function": one} for one in value]
             fields = {key: one for key, one in fields.items() if key not in (name, usual)} | {usual: value}
-    if fields.get("tools") == "":
-        fields = {**fields, "tools": None}
     return record if fields is record.fields else Record(record.source, dict(fields))
 
 

@@ -47,8 +47,8 @@ class Objects(TypedDict, total=False):
     tokenizer: PreTrainedTokenizerBase
     """Tokenizer of a transformers model in memory; a `Policy` has its own."""
     data: Records | str | Path
-    """A `datasets.Dataset`, or a list of dicts with the columns of a file, of texts or of conversations; or a value of
-    the setting."""
+    """A `datasets.Dataset` or `IterableDataset`, a DataFrame, or a list of dicts with the columns of a file, of texts or of
+    conversations; or a value of the setting."""
     eval_data: Records | str | Path
     """Held-out data, in the same forms."""
     on_step: OnMetrics

@@ -47,8 +47,9 @@ def ppo_steps(
         config: the settings; their class is the preset.
         model: the policy to train, with its tokenizer, or the name or folder of one to load; the setting of that name if
             None. It gets a value head if the settings need one, and keeps one that they do not.
-        data: prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's
-            path; the setting of that name if None.
+        data: prompts: a `datasets.Dataset` or `IterableDataset`, a DataFrame, a list of texts, conversations or dicts with
+            the columns of a file, or a file's path; the setting of that name if None. They are shuffled unless
+            ``config.shuffle`` is False.
         rewards: added to the config's: functions, `Reward` objects or strings, or one of them.
 
     Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).

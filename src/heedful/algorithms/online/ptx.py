@@ -73,7 +73,7 @@ def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> Pretr
     flag = "--minibatch-size (records of --ptx-data beside it)"
     return PretrainingMix(
         examples=examples,
-        order=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
+        order=BatchOrder(len(examples), config.minibatch_size, config.seed, shuffle=config.shuffle, batch_flag=flag),
         pad_id=renderer.pad_id,
         coef=config.ptx_coef,
         counts=counts,

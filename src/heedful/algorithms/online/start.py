@@ -178,7 +178,8 @@ def start(
 def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     """The prompts of each rollout batch."""
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    flag = "--rollout-batch-size"
+    order = BatchOrder(len(train), num_prompts, config.seed, shuffle=config.shuffle, batch_flag=flag, items="prompts")
     return Prompts(train, order, config.samples_per_prompt)
 
 
