@@ -31,6 +31,7 @@ from heedful.errors import HeedfulError, MachineError
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
 from heedful.training.checkpoints import check_space
+from heedful.training.thresholds import SAMPLES
 from heedful.types import Completion
 
 OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
@@ -184,12 +185,12 @@ def check_machine(examination: Examination, learner: Any, model: Any) -> None:
 
 
 def sampled(learner: Learner[Any]) -> tuple[Rollouts, list[Completion]]:
-    """Responses of the policy as it starts, with random numbers of their own: `rewards.SAMPLES`, of groups if they are
+    """Responses of the policy as it starts, with random numbers of their own: `SAMPLES`, of groups if they are
     compared."""
     config = learner.config
     each = config.samples_per_prompt if config.judge_compares else 1
-    prompts = spread(learner.prompts.prompts, max(1, rewards.SAMPLES // each))
-    repeated = [prompts[i % len(prompts)] for i in range(max(1, rewards.SAMPLES // each)) for _ in range(each)]
+    prompts = spread(learner.prompts.prompts, max(1, SAMPLES // each))
+    repeated = [prompts[i % len(prompts)] for i in range(max(1, SAMPLES // each)) for _ in range(each)]
     return learner.sampler.respond(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
 
 

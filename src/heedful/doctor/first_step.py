@@ -16,20 +16,15 @@ from heedful.models.shape import load_shape
 from heedful.planning.memory import GB, Lengths, Trainer, plan_of
 from heedful.training.memory_preflight import main_memory, planned_as
 from heedful.training.non_finite import NonFiniteGuard
-
-ROUNDING, HALF_ROUNDING = 1e-3, 0.05
-"""Nats per token that two passes over the same tokens may differ by on average: docs/metrics.md has 1e-5 in float32 and
-0.02 in bfloat16 as healthy. Beyond, noise is what is clipped."""
-FAR_REFERENCE = 1.0
-"""Nats per token. A reference that was named on purpose is another model, but one at this distance does not write such texts
-at all."""
-MISMATCH, LARGE_MISMATCH = 0.05, 0.5
-"""Mean difference, in nats, of a token's log-prob under sampler and policy: docs/metrics.md has 0.02 as healthy in bfloat16.
-From 0.5 on the ratios of tokens are off by a factor of 1.6 on average, so other weights have sampled."""
-MANY_CUT = 0.5
-"""Share of responses without an end above which more than half of what is scored are beginnings."""
-FULL = 0.9
-"""A plan may be a tenth off."""
+from heedful.training.thresholds import (
+    CUT_AT_START,
+    FAR_REFERENCE,
+    FULL,
+    HALF_ROUNDING,
+    LARGE_MISMATCH,
+    MISMATCH,
+    ROUNDING,
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def sampler_mismatch(passes: FirstPasses, config: RolloutConfig) -> Finding | No
 def responses_cut(rollouts: Rollouts, config: RolloutConfig) -> Finding | None:
     """How many responses reach the limit without an end?"""
     cut, number = int(rollouts.truncated.sum()), len(rollouts.truncated)
-    if config.response_length != "stop" or cut <= MANY_CUT * number:
+    if config.response_length != "stop" or cut <= CUT_AT_START * number:
         return None
     return finding(
         "responses-cut",

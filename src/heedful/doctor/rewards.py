@@ -16,19 +16,14 @@ from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
 from heedful.rewards.results import OneScore, Problem, Remote
 from heedful.rewards.scoring import call_rewards, sample
+from heedful.training.thresholds import (
+    FEWEST,
+    LENGTH_ALONE,
+    SLOW_SECONDS,
+    SLOW_SHARE,
+    SPACE_SIZE,
+)
 from heedful.types import Completion
-
-SAMPLES = 64
-"""Responses that are sampled and scored. A correlation of 0.95 in them is at least 0.92 in all that the policy writes (95 %
-interval, Fisher's z), and a reward that fails on 1 response in 20 fails on at least one of them with 96 %."""
-FEWEST = 16
-"""Scores below which nothing is said of their distribution."""
-LENGTH_ALONE = 0.95
-"""Rank correlation from which on length explains nine tenths of the order (0.95 squared)."""
-SPACE_SIZE = 1.0
-"""White space that moves scores by as much as responses differ among themselves decides as much as they do."""
-SLOW_SHARE, SLOW_SECONDS = 0.5, 5.0
-"""Of a step, and at least so many seconds of it: below that nobody waits for a reward."""
 
 
 @dataclass(frozen=True)
