@@ -17,13 +17,14 @@ from torch import Tensor
 
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
-from heedful.engines.engine import AnyPrompt, Responses, as_prompt
+from heedful.engines.engine import AnyPrompt, Responses, as_prompt, warn_of_strings
 from heedful.engines.rollouts import Rollouts
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
+from heedful.rewards.models import model_rewards
 from heedful.rewards.resolve import AnyReward, resolve_rewards
 from heedful.rewards.scoring import Reward
 from heedful.rewards.scoring import score as score_completions
@@ -46,7 +47,9 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
     return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
-def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
+def score(
+    rewards: Sequence[AnyReward] | AnyReward, batch: Responses, *, raw_prompts: bool = False
+) -> Float[Tensor, " batch"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
     `heedful.rewards.score` does the same for texts: it takes completions and returns lists of numbers.
@@ -54,10 +57,16 @@ def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[T
     Args:
         rewards: as for `load_rewards`. Strings are loaded again at each call; for a loop, load them once.
         batch: responses.
+        raw_prompts: prompts that are strings are meant as raw text, also for a reward model that learned conversations; False
+            warns.
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
-    totals, _ = score_completions(load_rewards(rewards, device=batch.ids.device), batch.completions)
+    loaded = load_rewards(rewards, device=batch.ids.device)
+    for _, reward in model_rewards(loaded) if not raw_prompts else ():
+        if reward.inputs.renderer is not None:
+            warn_of_strings(reward.inputs.renderer, [one.prompt for one in batch.completions])
+    totals, _ = score_completions(loaded, batch.completions)
     return torch.tensor(totals, dtype=torch.float32, device=batch.ids.device)
 
 
@@ -91,18 +100,21 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 
 
 def encode_prompts(
-    policy: Policy, prompts: Sequence[AnyPrompt]
+    policy: Policy, prompts: Sequence[AnyPrompt], *, raw_prompts: bool = False
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
     """Token ids of prompts, padded on the left, and a mask that is True at tokens: for your own engine.
 
     Args:
         policy: its tokenizer and chat template are used.
         prompts: as for `LocalEngine.generate`.
+        raw_prompts: as for `LocalEngine`.
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
-    renderer = _renderer(policy)
-    ids = [renderer.prompt_ids(prompt.prompt) for prompt in _as_prompts(prompts)]
+    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
+    ids = [renderer.prompt_ids(prompt.prompt) for prompt in asked]
     batch = collate(ids, [[]] * len(ids), pad_id=renderer.pad_id).to(policy.device)
     return batch.ids, batch.attention_mask
 
@@ -114,6 +126,7 @@ def as_responses(
     *,
     temperature: float = 1.0,
     micro_batch_size: int = 16,
+    raw_prompts: bool = False,
 ) -> Responses:
     """A batch of given responses: from your own engine, from people, or from a file.
 
@@ -124,6 +137,7 @@ def as_responses(
             without one the response counts as truncated.
         temperature: the sampling temperature of the ids.
         micro_batch_size: rows per forward pass.
+        raw_prompts: as for `LocalEngine`.
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt or if the numbers of prompts and
     responses differ.
@@ -131,6 +145,8 @@ def as_responses(
     renderer, asked = _renderer(policy), _as_prompts(prompts)
     if len(responses) != len(asked):
         raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     rows = [
         renderer.written(one.prompt, written)

@@ -30,6 +30,7 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal, max_length
+from heedful.data.learned import remember
 from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
@@ -132,6 +133,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         for prompt, response in zip(pair.prompts, (pair.chosen, pair.rejected), strict=True)
     ]
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     if config.needs_reference:
         reference = reference_of(config, setup, policy)
         train, held_out = (

@@ -27,6 +27,7 @@ from heedful.configs.offline import KTOConfig
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, max_length
+from heedful.data.learned import remember
 from heedful.data.loading import encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
@@ -136,6 +137,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     disable_dropout(policy)
     rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     reference = reference_of(config, setup, policy)
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)

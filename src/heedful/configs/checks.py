@@ -66,6 +66,12 @@ CHECKS = {
         "Held-out numbers, and the choice of best/ by them, then reward learning by heart.",
         "leave --eval-data out: --eval-fraction splits by prompt",
     ),
+    "raw-prompts": Check(
+        "warn",
+        "prompts that are strings, for a model that learned conversations",
+        "A string does not go through the chat template, so the model continues it and does not answer it.",
+        "--columns instruction=prompt renders them; --raw-prompts keeps raw text",
+    ),
     "templates-differ": Check(
         "warn",
         "chat templates of policy and reward models of one vocabulary",

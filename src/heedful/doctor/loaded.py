@@ -10,8 +10,9 @@ from heedful.configs.online import RolloutConfig
 from heedful.configs.options import ADAPTER_RATE, TrainingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.encoding import BYTES
+from heedful.data.learned import strings_for_chat
 from heedful.doctor.encoded import SAMPLE
-from heedful.doctor.findings import Finding, TokenRow, ending, finding, spread, token_texts
+from heedful.doctor.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
 from heedful.kernels.weights import SMALLEST_ROW
 from heedful.models.reward_model import RewardModel, padding_id
 from heedful.rewards import Reward
@@ -48,6 +49,21 @@ def templates_differ(
                 f"{name} has the policy's vocabulary and another chat template",
                 f"from character {at} on: policy {str(ours)[at : at + 40]!r}, reward model {str(theirs)[at : at + 40]!r}",
             )
+    return None
+
+
+def raw_prompts(subject: Subject) -> Finding | None:
+    """Do strings meet a model, or else a reward model, that learned conversations?"""
+    if subject.config.raw_prompts:
+        return None
+    config = None if subject.reward_model is not None else subject.model.generation_config
+    readers = [("", subject.renderer, None if config is None else config.eos_token_id)]
+    readers += [(f"{name}: ", reward.inputs.renderer, None) for name, reward in model_rewards(subject.rewards)]
+    for name, renderer, generation_eos in readers:
+        found = None if renderer is None else strings_for_chat(renderer, subject.records[0], generation_eos)
+        if found is not None:
+            fix = found.fix(subject.config.columns)
+            return finding("raw-prompts", "warn", f"{name}{found.what}", found.evidence, fix=fix)
     return None
 
 

@@ -20,6 +20,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     config, rows, tokenizer = subject.config, subject.rows, subject.tokenizer
     train, held_out = subject.records
     found = [
+        loaded.raw_prompts(subject),
         encoded.double_bos(rows, tokenizer),
         encoded.equal_pairs(subject.counts),
         encoded.share_cut(subject.counts),

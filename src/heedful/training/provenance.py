@@ -54,6 +54,7 @@ FREE = (
     "distributed_timeout_minutes",
     "memory_check",
     "allow",
+    "raw_prompts",
     "judge_cache",
     "judge_key_env",
     "reward_concurrency",
