@@ -31,6 +31,17 @@ MANY_CUT_RECORDS = 0.1
 """The share of records that --max-dropped allows to be dropped; cut records count here too."""
 MANY_SHARED = 0.01
 """Of the held-out prompts. Below it, numbers move by less than a hundredth, whatever was learned by heart."""
+MOSTLY_ONE = 0.9
+"""Share of the records with one and the same answer, above which most of what is learned is that answer."""
+CONTRADICTED, MOSTLY_CONTRADICTED = 0.2, 0.9
+"""Share of the preferences whose opposite is among the data too. People disagree about a fifth of pairs that are hard; at
+nine tenths nothing is left to learn."""
+REPEATED = 0.5
+"""Share of the records that repeat another: above it, an epoch is two or more."""
+UNKNOWN, MOSTLY_UNKNOWN = 0.1, 0.5
+"""Share of tokens that stand for characters which the tokenizer does not know."""
+LOOKED_AT = 4
+"""Conversations that are rendered with one turn changed, besides the longest: a template renders all of them alike."""
 
 # Models and settings -----------------------------------------------------------------------------------------------------
 
@@ -45,6 +56,22 @@ ABOVE_MEASURED = 2.0
 """A rate that is higher than this times the highest that was measured is remarked on."""
 SLOW_ADAPTERS = 2.0
 """Adapters whose rate is at most this times the trainer's default for all weights have probably been given that rate."""
+FLOAT32_STEP = 2.0**-24
+"""Half the distance of neighbouring float32 numbers, as a share of their size: a smaller change is rounded away."""
+VALUE_MOVES = 1e-6
+"""A value head that moves by less than this over a whole run stays where it starts, at 0."""
+TRIAL = 10
+"""Steps below which a run is a trial."""
+COLDEST, HOTTEST = 0.1, 2.0
+"""Temperatures between which responses to a prompt differ and are still text. Recipes have 0.8 to 1.5."""
+FEWEST_BETA, MOST_BETA = 1e-4, 100.0
+"""Strengths of the pull to the reference in DPO, KTO and relatives; papers have 0.001 (ORPO) to 10 (SimPO)."""
+FORGOTTEN = 0.01
+"""Share of a score that the discount leaves for the first token of a response of mean length, below which beginnings learn
+nothing."""
+ENTROPY_COEF = 1.0
+"""Advantages have a standard deviation of about 1, and entropies of text are about 1 nat: a bonus at this price is worth as
+much as the reward."""
 FULL = 0.9
 """Share of the memory that a plan may fill: it may be a tenth off."""
 
@@ -61,6 +88,13 @@ as healthy in bfloat16. From 0.5 on the ratios of tokens are off by a factor of 
 sampled."""
 MISMATCH_TIMES, MISMATCH_LEAST, MISMATCH_MOST, MISMATCH_STEPS = 10.0, 1e-3, 0.3, 3
 """The same in a run: so many times that of the first step and at least so large; or this large anyway."""
+UNLIKELY = 1.0
+"""Nats per token by which text may be less likely than a uniform guess. A random model is at 0.2 at most, and a trained one
+below 0; one that reads other token ids than it was trained with is far above."""
+EXPLORES = 1e-3
+"""Nats per token of sampled text below which a policy writes the same response each time."""
+STEP_SHARE = 1e-3
+"""Of the learning rate. Adam's first step moves each weight with a gradient by the rate itself."""
 APPROX_KL = 0.05
 """Nats that the updates of a step move the policy by, at most, in a healthy run."""
 CLIPPED = 0.3
@@ -101,6 +135,10 @@ LENGTH_ALONE = 0.95
 """Rank correlation from which on length explains nine tenths of the order (0.95 squared)."""
 SPACE_SIZE = 1.0
 """White space that moves scores by as much as responses differ among themselves decides as much as they do."""
+SCALE = 1e3
+"""Mean or standard deviation of scores above which a value head, which starts at 0, does not get there at its rate."""
+RANDOM = 0.5
+"""Two calls of a reward on the same responses that differ by this share of the scores' spread are mostly noise."""
 SLOW_SHARE, SLOW_SECONDS = 0.5, 5.0
 """Of a step, and at least so many seconds of it: below that nobody waits for a reward."""
 TIED, TIED_STEPS = 0.9, 3
