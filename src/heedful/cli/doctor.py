@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,6 @@ GROUP = 4
 """Responses to a prompt that are sampled if training compares them; prompts differ more than these do."""
 MOST_READ = 256
 """Tokens of each text that the model reads before the first step."""
-STILL_WITH = (
-    "learning-rate",
-    "reward-constant",
-    "reward-ignores-responses",
-    "reward-ties",
-    "step-not-finite",
-    "no-exploration",
-)
-"""Checks whose faults leave a step without a gradient, or with one that is lost."""
 PASSES = 16
 """Sampled responses that policy and reference read before the first step; fewer if a micro-batch has fewer."""
 
@@ -153,10 +144,10 @@ def examine_offline(examination: Examination, config: Any) -> None:
     check_text(examination, learner.model)
     network = learner.model.lm if isinstance(learner.model, Policy) else learner.model
     before, started = first_step.weights_before(network), time.perf_counter()
-    module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
+    metrics = module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
     seconds = time.perf_counter() - started
     examination.add(first_step.not_finite(learner.skips))
-    check_move(examination, learner, learner.model, before)
+    check_move(examination, learner, learner.model, before, metrics)
     examination.measure(seconds, learner.schedule.total_steps)
 
 
@@ -192,11 +183,11 @@ def examine_online(examination: Examination, config: Any) -> None:
             rewards.scale(totals, config, norm_std),
         )
         before, started = first_step.weights_before(learner.policy.lm), time.perf_counter()
-        algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
+        learned = algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
         seconds = time.perf_counter() - started
         examination.add(first_step.not_finite(learner.skips))
         if not getattr(config, "critic_warmup_steps", 0):
-            check_move(examination, learner, learner.policy, before)
+            check_move(examination, learner, learner.policy, before, learned.metrics)
         examination.measure(seconds, config.steps)
         for one in scored:
             examination.add(rewards.slow(one, responses=config.rollout_batch_size, step_seconds=seconds))
@@ -221,9 +212,12 @@ def check_text(examination: Examination, model: Any) -> None:
         examination.add(first_step.unlikely(logprobs, mask, vocabulary))
 
 
-def check_move(examination: Examination, learner: Any, model: Any, before: Sequence[Tensor]) -> None:
-    """Whether the step moved the weights, unless something that was found says why it did not."""
-    if model.grad_scaler is not None or any(map(examination.has, STILL_WITH)):
+def check_move(
+    examination: Examination, learner: Any, model: Any, before: Sequence[Tensor], metrics: Mapping[str, float]
+) -> None:
+    """Whether the step moved the weights, if it had a gradient. By chance the few responses of one step may tie."""
+    is_found = examination.has("learning-rate") or examination.has("step-not-finite")
+    if model.grad_scaler is not None or is_found or not metrics.get("optimizer/grad_norm"):
         return
     network = model.lm if isinstance(model, Policy) else model
     examination.add(first_step.moved(network, before, learner.optimizer.param_groups[0]["lr"]))
