@@ -18,13 +18,14 @@ from torch import Tensor
 from heedful import core
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
-from heedful.engines.engine import AnyPrompt, as_prompt
+from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
+from heedful.rewards.models import model_rewards
 from heedful.rewards.resolve import AnyRewards, listed, named_by, resolve_rewards
 from heedful.rewards.scoring import Reward, score_tokens
 from heedful.types import MicroBatch, Prompt
@@ -48,7 +49,7 @@ def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> 
 
 
 def score(
-    rewards: AnyRewards, batch: Responses, *, per_token: bool = False
+    rewards: AnyRewards, batch: Responses, *, per_token: bool = False, raw_prompts: bool = False
 ) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
@@ -59,11 +60,17 @@ def score(
         batch: responses.
         per_token: return scores per token ``[B, T]``: those of a reward that scores tokens are on their tokens, the others
             on the last token of the response. A row sums to the response's score.
+        raw_prompts: prompts that are strings are meant as raw text, also for a reward model that learned conversations; False
+            warns.
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
     _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
-    given = score_tokens(load_rewards(rewards, device=batch.ids.device), batch.completions)
+    loaded = load_rewards(rewards, device=batch.ids.device)
+    for _, reward in model_rewards(loaded) if not raw_prompts else ():
+        if reward.inputs.renderer is not None:
+            warn_of_strings(reward.inputs.renderer, [one.prompt for one in batch.completions])
+    given = score_tokens(loaded, batch.completions)
     if given.failed:
         raise RewardError(f"{len(given.failed)} of {len(batch)} responses have no score: {given.note}")
     totals = torch.tensor(given.totals, dtype=torch.float32, device=batch.ids.device)
@@ -103,18 +110,21 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 
 
 def encode_prompts(
-    policy: Policy, prompts: Sequence[AnyPrompt]
+    policy: Policy, prompts: Sequence[AnyPrompt], *, raw_prompts: bool = False
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
     """Token ids of prompts, padded on the left, and a mask that is True at tokens: for your own engine.
 
     Args:
         policy: its tokenizer and chat template are used.
         prompts: as for `LocalEngine.generate`.
+        raw_prompts: as for `LocalEngine`.
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
-    renderer = _renderer(policy)
-    ids = [renderer.prompt_ids(prompt.prompt, prompt.prefill) for prompt in _as_prompts(prompts)]
+    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
+    ids = [renderer.prompt_ids(prompt.prompt, prompt.prefill) for prompt in asked]
     batch = collate(ids, [[]] * len(ids), pad_id=renderer.pad_id).to(policy.device)
     return batch.ids, batch.attention_mask
 
@@ -127,6 +137,7 @@ def as_responses(
     masks: Sequence[Sequence[bool]] | None = None,
     temperature: float = 1.0,
     micro_batch_size: int = 16,
+    raw_prompts: bool = False,
 ) -> Responses:
     """A batch of given responses: from your own engine, from people, or from a file.
 
@@ -142,6 +153,7 @@ def as_responses(
             wrote all. Such responses are not cut.
         temperature: the sampling temperature of the ids.
         micro_batch_size: rows per forward pass.
+        raw_prompts: as for `LocalEngine`.
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt, or if the numbers of prompts,
     responses and masks, or of a response's ids and its mask, differ.
@@ -151,6 +163,8 @@ def as_responses(
         raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
     if masks is not None and len(masks) != len(responses):
         raise DataError(f"as_responses: {len(responses)} responses have {len(masks)} masks; give one for each response")
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     rows: list[tuple[list[int], list[int]]] = []
     for place, (one, written) in enumerate(zip(asked, responses, strict=True)):

@@ -84,6 +84,9 @@ def plain_response(response: Response) -> str:
     return thought + "\n".join([response.content, *calls] if response.content else calls)
 
 
+LEARNED = "heedful_learned"
+"""Name, in tokenizer_config.json, of the kinds of prompts that a model has learned; `heedful.data.learned` reads it."""
+
 Reading = Literal["turn-end", "template"]
 """Where a conversation ends for a decoder reward model. turn-end: at the token that ends the answer's turn, as in a policy's
 response; a truncated response has no end. template: after everything that the chat template adds to an answer."""

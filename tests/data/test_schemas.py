@@ -131,11 +131,18 @@ def test_columns_choose_the_shape(write):
             [
                 ": not a demonstration: found `question` (string), `answer` (string), `id` (integer).",
                 "Accepted: `prompt` and `completion`; or `messages`; or `text`; or a format of docs/data.md.",
-                "Perhaps: --columns prompt=question,completion=answer",
+                "Perhaps: --columns instruction=question,output=answer (rendered by the chat template), or --columns "
+                "prompt=question,completion=answer (raw text)",
             ],
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, ["Perhaps: --columns completion=chosen"]),
-        ({"Prompt": "a", "completions": "b"}, ["Perhaps: --columns prompt=Prompt,completion=completions"]),
+        (
+            {"Prompt": "a", "completions": "b"},
+            [
+                "Perhaps: --columns instruction=Prompt,output=completions",
+                "prompt=Prompt,completion=completions (raw text)",
+            ],
+        ),
         (
             {"dialogue": [user()]},
             ["`dialogue` (list of objects)", "Perhaps: --columns messages=dialogue"],
@@ -387,7 +394,10 @@ def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
                 "--columns prompt=text",
             ],
         ),
-        ({"instruction": "a"}, ["Perhaps: --columns prompt=instruction"]),
+        (
+            {"query": "a"},
+            ["Perhaps: --columns instruction=query (rendered by the chat template), or --columns prompt=query"],
+        ),
         ({"prompt": "  "}, ["`prompt` is empty or only white space"]),
         ({"prompt": [assistant()]}, ["`prompt` has the turns assistant, the last with nothing before it"]),
         ({"messages": [assistant()]}, ["`messages` has only an assistant turn", "a conversation to answer"]),
@@ -437,7 +447,7 @@ def test_a_pair_is_a_good_and_a_bad_response(write, record):
         ({"prompt": QUESTION, "completion": ANSWER, "label": "good"}, ["`label` is 'good' (string)"]),
         (
             {"question": QUESTION, "answer": ANSWER, "thumbs_up": True},
-            ["not a labelled response", "Perhaps: --columns prompt=question,completion=answer,label=thumbs_up"],
+            ["not a labelled response", "Perhaps: --columns instruction=question,output=answer,label=thumbs_up"],
         ),
         ({"prompt": QUESTION, "completion": ANSWER, "label": None}, ["not a labelled response", "`label` (null)"]),
         (pair(QUESTION, ANSWER, ANSWER), ["`chosen` and `rejected` are equal", "two texts"]),

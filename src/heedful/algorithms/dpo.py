@@ -31,6 +31,7 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal, max_length
+from heedful.data.learned import remember
 from heedful.data.loading import Example, RankingRows, as_example, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
@@ -129,6 +130,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     disable_dropout(policy)
     rows = token_rows(one for pair in train for one in (pair.chosen, pair.rejected))
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     if config.needs_reference:
         reference = reference_of(config, setup, policy)
         train, held_out = (

@@ -28,6 +28,7 @@ from heedful.configs.offline import KTOConfig
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, max_length
+from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
 from heedful.data.splits import BatchOrder
@@ -131,6 +132,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     disable_dropout(policy)
     rows = token_rows(one.example for one in train)
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     reference = reference_of(config, setup, policy)
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)

@@ -27,6 +27,7 @@ from heedful.data.fitting import (
     max_length,
     settle,
 )
+from heedful.data.learned import remember
 from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split, read_usable
 from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder
@@ -167,6 +168,7 @@ def start(
             resumes=setup.resumes,
         )
     )
+    remember(tokenizer, (one.prompt for one in split[0]))
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )

@@ -23,6 +23,7 @@ from heedful.configs.offline import SFTConfig
 from heedful.data.batches import own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import max_length
+from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.data.splits import BatchOrder
 from heedful.distributed.ranks import own_random_numbers
@@ -93,6 +94,7 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
     examine(subject_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     learner = PolicyLearner(config, setup, policy, batches, renderer)
     shown = shown_of(
         (demonstration for demonstration in split[1] or split[0] if demonstration.prompt),

@@ -351,7 +351,17 @@ class RunOptions(CheckOptions, CheckpointOptions, LoggingOptions, HeldOutOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions(TemplateOptions):
+class RawTextOptions(Settings):
+    """Prompts that are strings."""
+
+    SECTION = "model and data"
+
+    raw_prompts: bool = False
+    """Prompts that are strings are meant as raw text, also for a model that learned conversations: no warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(TemplateOptions, RawTextOptions):
     """Reading of records."""
 
     SECTION = "model and data"

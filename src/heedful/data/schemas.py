@@ -61,7 +61,8 @@ PROMPTS = Task(
     "prompt",
     (("prompt",), ("messages",)),
     "`prompt`; or `messages`",
-    "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text",
+    "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns instruction=text (rendered by "
+    "the chat template), or --columns prompt=text (raw text)",
     "Reward functions receive them",
 )
 

@@ -12,21 +12,17 @@ from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.errors import DataError, RefusedError
+from heedful.training.thresholds import (
+    FEW_ENDS,
+    MANY_CUT_RECORDS,
+    MANY_EQUAL,
+    MANY_SHARED,
+    MANY_STOPS,
+)
 from heedful.types import Demonstration, Ranking, Response, Text, Turn, as_message, last_answer
 
 SAMPLE = 2000
 """Rows that are looked at, spread evenly, where all of them would take seconds: a share of 1 in 500 is then seldom missed."""
-FEW_ENDS = 0.5
-"""Below this share of responses with an end, most of what the policy learns does not end. Above it, ending is what it
-learns to do most often."""
-MANY_STOPS = 0.05
-"""Above this share of responses that sampling would cut short, a policy that imitates them is cut noticeably often."""
-MANY_EQUAL = 0.05
-"""Above this share, equal pairs are no accident of two people writing the same (7 % in OpenRLHF#1311, all from cutting)."""
-MANY_CUT = 0.1
-"""The share that --max-dropped allows to be dropped; cut records count here too."""
-MANY_SHARED = 0.01
-"""Of the held-out prompts. Below it, numbers move by less than a hundredth, whatever was learned by heart."""
 RENDERED = 8
 """Conversations that are rendered with the template's markers; a template renders all of them alike."""
 MARKER = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
@@ -152,7 +148,7 @@ def equal_pairs(counts: Counts) -> Finding | None:
 def share_cut(counts: Counts) -> Finding | None:
     """How many records were cut or dropped because they are too long?"""
     cut, dropped = counts.get("truncated", 0), counts.get("dropped_too_long", 0)
-    if cut + dropped <= MANY_CUT * counts["records"]:
+    if cut + dropped <= MANY_CUT_RECORDS * counts["records"]:
         return None
     return finding(
         "share-cut",

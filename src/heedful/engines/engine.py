@@ -1,10 +1,14 @@
 """Engines sample a policy's responses. `Engine` is the protocol; `heedful.LocalEngine` samples in this process."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from heedful.data.chat import Renderer
+from heedful.data.formats import instruction
+from heedful.data.learned import strings_for_chat
 from heedful.data.messages import as_dict
 from heedful.data.readers import Record
 from heedful.data.schemas import prompt_of
@@ -14,7 +18,8 @@ from heedful.models.policy import Policy
 from heedful.types import Message, Prompt
 
 AnyPrompt = str | Prompt | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any]
-"""Raw text, a conversation (messages, or dictionaries with ``role`` and ``content``), or a data set's row with ``prompt``."""
+"""Raw text, a conversation (messages, or dictionaries with ``role`` and ``content``), or a data set's row with ``prompt`` or
+``instruction`` (the text of a user's message)."""
 
 
 class RemoteEngine(Protocol):
@@ -46,11 +51,29 @@ class Engine(Protocol):
         """Release resources."""
 
 
+def warn_of_strings(renderer: Renderer, prompts: Sequence[Prompt], policy: Policy | None = None) -> None:
+    """Warn the caller's caller if strings meet a policy, or a reward model, that learned conversations."""
+    ends = None if policy is None else policy.lm.generation_config.eos_token_id
+    found = strings_for_chat(renderer, prompts, ends)
+    if found is not None:
+        warnings.warn(
+            f"raw-prompts: {found.what} ({found.evidence}). Give {{'instruction': text}}, which is rendered as a user's "
+            "message, or raw_prompts=True, which keeps raw text",
+            stacklevel=3,
+        )
+
+
 def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
-    """Convert any prompt to a `Prompt`. A row's other fields become columns for reward functions. Raises DataError."""
+    """Convert any prompt to a `Prompt`. A row's other fields become columns for reward functions. Raises DataError.
+
+    ``instruction`` in the place of ``prompt`` is the text of a user's message, as in a file.
+    """
     if isinstance(prompt, Prompt):
         return prompt
     fields: dict[str, Any] = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+    if "prompt" not in fields and "instruction" in fields:
+        fields["prompt"] = instruction(Record(source, fields))
+        del fields["instruction"]
     if "prompt" not in fields:
         raise DataError(f"{source} has no `prompt`, but {', '.join(fields) or 'nothing'}; rename the column")
     value: Any = fields["prompt"]

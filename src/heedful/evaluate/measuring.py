@@ -10,6 +10,7 @@ from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresCo
 from heedful.configs.options import MachineOptions
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, added, check_dropped, prompt_room
+from heedful.data.learned import ask
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
@@ -24,7 +25,7 @@ from heedful.models.shape import context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
-from heedful.rewards.models import Machine, check_context
+from heedful.rewards.models import Machine, ask_reward_models, check_context
 from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.scoring import Scores
@@ -116,6 +117,8 @@ def prompts_of(
         check_context(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     if isinstance(config, ScoresConfig):
         _check_answers(rewards, prompts, config)
+    if not config.raw_prompts:
+        ask_reward_models(rewards, prompts, columns=config.columns)
     return prompts, counts
 
 
@@ -173,6 +176,8 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     source = resolve(name, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     policy = load_frozen(source, config)
+    if not config.raw_prompts:
+        ask(name, renderer, prompts, policy.lm.generation_config.eos_token_id, columns=config.columns)
     longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]

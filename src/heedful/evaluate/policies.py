@@ -19,6 +19,7 @@ from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.batches import collate, in_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
+from heedful.data.learned import ask
 from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import ConfigError, DataError
@@ -251,6 +252,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     records, counts = held_out(read_to_learn(config.loss_on), config)
     policy = load_frozen(source, config)
+    if not config.raw_prompts:
+        ask(config.model, renderer, records, policy.lm.generation_config.eos_token_id, columns=config.columns)
     refused: list[Refusal] = []
     examples, done = encode_demonstrations(
         records,

@@ -195,7 +195,7 @@ def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[Sequ
     named = (
         "data", "eval_fraction", "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "seed", "device",
         "dtype", "micro_batch_size", "micro_batch_tokens", "trust_remote_code", "special_tokens", "chat_template", "thinking",
-        "chat_template_kwargs", "system_prompt",
+        "chat_template_kwargs", "system_prompt", "columns", "raw_prompts",
     )  # fmt: skip
     sampled = SampledOptions(model=config.policy, **{name: getattr(config, name) for name in named})
     drawn = answer(sampled, config.policy, [pair.prompt for pair in pairs], best_of=config.n).completions

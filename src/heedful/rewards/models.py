@@ -9,7 +9,9 @@ import torch
 from heedful.core.agreement import agreement
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs, plain_text
+from heedful.data.learned import ask
 from heedful.data.messages import from_dict
+from heedful.data.splits import HasPrompt
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
 from heedful.errors import ConfigError, RewardError
@@ -156,6 +158,13 @@ def model_rewards(rewards: Sequence[Reward]) -> Iterator[tuple[str, ModelReward]
     for reward in rewards:
         if isinstance(reward.function, ModelReward):
             yield reward.name, reward.function
+
+
+def ask_reward_models(rewards: Sequence[Reward], records: Sequence[HasPrompt], *, columns: str = "") -> None:
+    """Print a warning for each reward model that learned conversations and is to read strings (`heedful.data.learned`)."""
+    for name, reward in model_rewards(rewards):
+        if reward.inputs.renderer is not None:
+            ask(name, reward.inputs.renderer, records, columns=columns)
 
 
 def check_context(

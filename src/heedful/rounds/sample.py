@@ -30,6 +30,7 @@ from heedful.configs.parse import parse
 from heedful.configs.tools import AnswerOptions, SampleConfig, SampleWorkerConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import added, check_dropped, prompt_room
+from heedful.data.learned import ask
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.messages import as_dict, read_conversation
 from heedful.data.readers import fault_in, parse_json
@@ -125,6 +126,7 @@ def sampled_rows(
 ) -> tuple[list[Row], dict[str, int]]:
     """The lines of the file, and the counts returned by `sample`."""
     rows = []
+    _ask(writers, prompts, config, columns=config.columns)
     written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
     for prompt, answers in zip(prompts, written, strict=True):
         kept = [answer for answer in answers if answer["response"].strip()]
@@ -162,6 +164,13 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
         sampler = make_sampler(options, renderer, policy, micro_batch=options.micro_batch)
         writers.append(Writer(name, policy, sampler, limit))
     return writers
+
+
+def _ask(writers: Sequence[Writer], prompts: Sequence[Prompt], options: AnswerOptions, *, columns: str = "") -> None:
+    """Warn once for each writer that learned conversations and is to answer strings."""
+    for one in writers if not options.raw_prompts else ():
+        generation_eos = one.policy.lm.generation_config.eos_token_id
+        ask(one.name, one.sampler.renderer, prompts, generation_eos, columns=columns)
 
 
 def write_answers(
@@ -217,6 +226,8 @@ def serve(config: SampleWorkerConfig, requests: IO[str], answers: IO[str]) -> in
             request = parse_json(line)
             identity = request.get("id") if isinstance(request, dict) else None
             prompts, count = _read_request(request)
+            if number == 0:
+                _ask(writers, prompts, config)
             _say(
                 answers, {"id": identity, "answers": write_answers(writers, prompts, config, answers=count, seed=seed)}
             )

@@ -1,7 +1,7 @@
 """What alarms see: functions of the metrics of a run so far, which return what is wrong, or None.
 
-They are silent unless they are sure. Their thresholds are the constants above them; docs/clinic.md measures how often they
-are right. What each means, and what to do about it, is in `heedful.training.alarms`.
+They are silent unless they are sure. Their thresholds are in `heedful.training.thresholds`; docs/clinic.md measures how
+often they are right. What each means, and what to do about it, is in `heedful.training.alarms`.
 """
 
 import math
@@ -10,6 +10,52 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, variance
 from typing import NamedTuple
+
+from heedful.training.thresholds import (
+    CHOSEN_NATS,
+    CHOSEN_STEPS,
+    COLLAPSE,
+    COLLAPSE_STEPS,
+    CUT,
+    DEAD,
+    DEAD_STEPS,
+    DIVERGES,
+    DIVERGES_STEPS,
+    DRIFT,
+    DRIFT_STEPS,
+    DRIFT_TOKENS,
+    ENDS_LOST,
+    ENDS_STEPS,
+    FALL,
+    FALL_ERRORS,
+    FALL_STEPS,
+    JUDGE_EVALUATIONS,
+    JUDGE_SHARE,
+    JUMP,
+    JUMP_AFTER,
+    KL_MOST,
+    KL_PER_TOKEN,
+    KL_STEPS,
+    LIGHT,
+    LIGHT_STEPS,
+    LOOPS,
+    LOOPS_MORE,
+    LOOPS_STEPS,
+    MISMATCH_LEAST,
+    MISMATCH_MOST,
+    MISMATCH_STEPS,
+    MISMATCH_TIMES,
+    REFERENCE_SHARE,
+    REFERENCE_STEPS,
+    SKIPPED,
+    SKIPPED_OF,
+    STILL,
+    STILL_STEPS,
+    TAIL,
+    TAIL_STEPS,
+    TIED,
+    TIED_STEPS,
+)
 
 FIRST, RECENT = 10, 40
 """How many of a run's first and of its latest steps alarms can see."""
@@ -100,15 +146,6 @@ def score_size(metrics: Mapping[str, float]) -> float:
 
 # The responses -----------------------------------------------------------------------------------------------------------
 
-ENDS_LOST, ENDS_STEPS = 0.3, 3
-"""So much less of the responses end by themselves than in the first steps, in each of so many steps."""
-CUT = 0.1
-"""Share of the responses that are cut by their length."""
-DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
-"""Responses are so many times longer, or shorter, than in the first steps, in each of so many steps, by so many tokens."""
-LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
-"""So much of the 4-grams repeat, so much more than in the first steps, in each of so many steps."""
-
 
 def end_token_lost(history: History) -> Sign | None:
     """Responses no longer end by themselves, as they did at first."""
@@ -164,19 +201,6 @@ def repetition(history: History) -> Sign | None:
 
 
 # The policy --------------------------------------------------------------------------------------------------------------
-
-COLLAPSE, COLLAPSE_STEPS = 0.1, 5
-"""The entropy is this share of that of the first steps, or less, in each of so many steps."""
-KL_STEPS = 3
-"""KL is above a limit in so many steps in a row: that of one step is a noisy estimate."""
-KL_MOST, KL_PER_TOKEN = 20.0, 0.5
-"""Without a limit of the settings: nats per response, and per token of the mean response; both must be exceeded."""
-TAIL, TAIL_STEPS = 20.0, 2
-"""The largest probability ratio of a step, in each of so many steps."""
-MISMATCH_TIMES, MISMATCH_LEAST, MISMATCH_MOST, MISMATCH_STEPS = 10.0, 1e-3, 0.3, 3
-"""The mismatch of sampler and learner is so many times that of the first step and at least so large; or this large anyway."""
-REFERENCE_SHARE, REFERENCE_STEPS = 0.01, 10
-"""KL to the reference is this share, or less, of what the updates moved the policy by, over so many steps."""
 
 
 def entropy_collapse(history: History) -> Sign | None:
@@ -264,11 +288,6 @@ def reference_moves(history: History) -> Sign | None:
 
 # The critic --------------------------------------------------------------------------------------------------------------
 
-DEAD, DEAD_STEPS = 0.02, 20
-"""The critic explains no more than this share of the returns' variance, in each of so many steps."""
-DIVERGES, DIVERGES_STEPS = -1.0, 5
-"""The critic's error has twice the variance of the returns, in each of so many steps."""
-
 
 def critic_dead(history: History) -> Sign | None:
     """The critic has learned nothing of the returns."""
@@ -296,13 +315,6 @@ def critic_diverging(history: History) -> Sign | None:
 
 
 # The scores --------------------------------------------------------------------------------------------------------------
-
-TIED, TIED_STEPS = 0.9, 3
-"""Mean share of prompts whose responses tie, over so many steps."""
-JUMP, JUMP_AFTER = 10.0, 5
-"""The root mean square of the scores is this many times the largest so far, after so many steps."""
-JUDGE_EVALUATIONS, JUDGE_SHARE = 3, 0.2
-"""Evaluations in a row in which the judge falls, by this share of its range so far at least."""
 
 
 def scores_tied(history: History) -> Sign | None:
@@ -377,18 +389,6 @@ def judge_falling(history: History) -> Sign | None:
 
 
 # The updates -------------------------------------------------------------------------------------------------------------
-
-SKIPPED, SKIPPED_OF = 6, 10
-"""Steps with an update that was left out, of so many."""
-LIGHT, LIGHT_STEPS = 0.1, 2
-"""Mean importance weight, in each of so many steps."""
-STILL, STILL_STEPS = 0.01, 10
-"""Mean KL to the reference over the last so many steps, in nats per response."""
-FALL, FALL_ERRORS, FALL_STEPS = 0.2, 6.0, 8
-"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation (the
-larger of the two), and by so many standard errors, which the means of the steps tell."""
-CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
-"""DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
 
 
 def skipped_updates(history: History) -> Sign | None:

@@ -53,6 +53,7 @@ FREE = (
     "distributed_timeout_minutes",
     "memory_check",
     "allow",
+    "raw_prompts",
     "judge_cache",
     "reward_concurrency",
     "reward_retry_minutes",

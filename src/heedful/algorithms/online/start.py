@@ -26,6 +26,7 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
+from heedful.data.learned import remember
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
@@ -135,6 +136,8 @@ def start(
             resumes=plan.resumes,
         )
     )
+    for tokenizer in (renderer.tokenizer, *([] if in_memory is None else [in_memory.tokenizer])):
+        remember(tokenizer, (one.prompt.prompt for one in train))
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
