@@ -107,14 +107,17 @@ def merge(config: MergeConfig) -> None:
     _print(f"a plain model is in {config.output}")
 
 
-def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+def report_training(config: RunOptions, summary: dict[str, Any], objective: str, *, was_complete: bool = False) -> None:
     """Print the result of a training run, its folder, and the next command.
 
     Args:
         config: the run's settings.
         summary: the trainer's summary.
         objective: the metric on held-out data to report.
+        was_complete: whether the run had finished before this command, which then trained nothing.
     """
+    if was_complete:
+        _print(f"the run in {config.output} is complete already: nothing to do (--overwrite replaces it by a new run)")
     first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
     change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
     _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
