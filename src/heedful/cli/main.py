@@ -252,7 +252,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     try:
         function = _load(command.function, is_program=is_program)
         done = None if command.objective is None else _load("training.output_folder:finished_before")(config)
-        result = function(config) if done is None else None
+        result: Any = function(config) if done is None else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
             error.filename = str(config.output)  # the system names no file when the disk is full

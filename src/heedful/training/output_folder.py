@@ -264,11 +264,20 @@ def _repair(output: Path) -> None:
     if not is_cut_short and has_begun(output):
         return
     has_first_files = all((output / name).exists() for name in ("environment.json", "config.yaml"))
-    if is_cut_short or (output / REPLACED).exists() or ((output / MARKER).exists() and not has_first_files):
+    is_only_named = _has_marker(output) and not has_first_files
+    if is_cut_short or (output / REPLACED).exists() or is_only_named:
         with FolderLock(output):  # raises if another process is writing them
-            if (output / MARKER).exists() and not has_first_files and not is_cut_short:
+            if is_only_named and not is_cut_short:
                 clear(output)
             bring_back(output)
+
+
+def _has_marker(output: Path) -> bool:
+    """Whether the folder has the `MARKER` of a run, and not another file of that name."""
+    try:
+        return {"schema", "run"} <= (read_record((output / MARKER).read_bytes()) or {}).keys()
+    except OSError:
+        return False
 
 
 def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
