@@ -5,6 +5,8 @@ import socket
 
 HEAD = b"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+BOTH = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 MALFORMED = {
     "the issue's chunk": CHUNKED + b"ZZZ",
     "a bad chunk with a line": CHUNKED + b"ZZZ\r\n\r\n",
@@ -15,6 +17,8 @@ MALFORMED = {
     "bad trailers": CHUNKED + b"2\r\n{}\r\n0\r\n: :\x00\r\n\r\n",
     "both lengths": HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     "both lengths, turned round": HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+    "both lengths, with a request inside": HEAD + BOTH % (5 + len(GET)) + b"0\r\n\r\n" + GET,
+    "both lengths, with a request behind chunks": HEAD + BOTH % 2 + b"2\r\n{}\r\n0\r\n\r\n" + GET,
     "chunks in HTTP/1.0": CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"2\r\n{}\r\n0\r\n\r\n",
     "another encoding": HEAD + b"Transfer-Encoding: gzip\r\n\r\nx",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",

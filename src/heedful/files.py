@@ -9,11 +9,13 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
-from heedful.errors import CheckpointError, HeedfulError
+from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 
 T = TypeVar("T")
@@ -166,6 +168,109 @@ def sync_tree(folder: Path) -> None:
 def blocking_file(path: Path) -> Path | None:
     """Return the file that stands where ``path`` needs a folder; None if there is none."""
     return next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
+
+
+MARKS = (
+    '<meta name="generator" content="{}">',
+    '"made by": "{}"',
+    "tEXtSoftware\0{}",
+    "<dc:title>{}</dc:title>",
+    "/Creator ({})",
+)
+"""How a page, JSON, PNG, SVG and PDF say what wrote them."""
+LARGEST_OUTPUT = 2**26
+"""Bytes; a larger file is no page, picture or result of heedful."""
+
+
+def is_made_by(path: Path, program: str) -> bool:
+    """Whether a page, picture or JSON file says that a program, such as ``heedful report``, wrote it."""
+    if not path.is_file() or path.stat().st_size > LARGEST_OUTPUT:
+        return False
+    content = path.read_bytes()
+    return any(mark.format(program).encode() in content for mark in MARKS)
+
+
+def check_output_file(
+    output: Path,
+    command: str,
+    *,
+    overwrite: bool | None,
+    what: str = "a file",
+    is_ours: Callable[[], bool] | None = None,
+) -> None:
+    """Check, before any work, that a command can write a file and overwrites nothing but what it wrote itself.
+
+    Args:
+        output: the file.
+        command: the command, such as ``heedful report``.
+        overwrite: the setting ``--overwrite``; None for a command without it, which replaces its own file.
+        what: what to name, in the message for a folder.
+        is_ours: whether the command wrote the file that is there; None looks for its mark (`is_made_by`).
+
+    Raises ConfigError. Nothing is left in the folder.
+    """
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; name {what}")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--output {output} cannot be written: {folder}: {in_words(error)}; choose another folder"
+        ) from error
+    if not output.exists():
+        return
+    if not (is_made_by(output, command) if is_ours is None else is_ours()):
+        raise ConfigError(
+            f"--output {output} exists and was not written by {command}, so it is left alone; choose another name"
+        )
+    if overwrite is False:
+        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
+
+
+def check_output_folder(output: Path, command: str, *, overwrite: bool, ours: Callable[[], Collection[str]]) -> None:
+    """Check, before any work, that a command can make a folder and replaces nothing but one that it could have made.
+
+    Args:
+        output: the folder.
+        command: the command, such as ``heedful merge``.
+        overwrite: the setting ``--overwrite``.
+        ours: returns the names in that folder that the command could have written.
+
+    Raises ConfigError.
+    """
+    blocking = output if output.is_file() else blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+    if not output.exists():
+        return
+    if not overwrite:
+        raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
+    foreign = sorted({path.name for path in output.iterdir()} - set(ours()))
+    if foreign:
+        raise ConfigError(
+            f"--output {output} holds {', '.join(foreign[:3])}, which {command} does not write and --overwrite would delete; "
+            "move it away, or choose another folder"
+        )
+
+
+MODEL_NAMES = (
+    "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja", "additional_chat_templates", "heedful.json",
+    "value_head",
+)  # fmt: skip
+"""Names in the folder of a model that transformers and heedful save."""
+
+
+def model_names(folder: Path) -> list[str]:
+    """Names in a folder that belong to a saved model; none without its config.json."""
+    if not (folder / "config.json").is_file():
+        return []
+    return [path.name for path in folder.iterdir() if any(fnmatch(path.name, one) for one in MODEL_NAMES)]
 
 
 def to_json(content: Any, *, indent: int | None = None) -> str:

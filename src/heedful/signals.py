@@ -13,6 +13,11 @@ from heedful.errors import Terminated
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+def handled_signals() -> list[int]:
+    """Those of `SIGNALS` that this process neither ignores nor handles outside Python."""
+    return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
 ECHO = 1.0
 """Seconds within which repeats of a signal count once: a closing terminal, or a wrapper, often sends it twice."""
 
@@ -37,9 +42,7 @@ class Stops:
         """Handle signals from now on."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._previous[number] = signal.signal(number, self._handle)
+        self._previous = {number: signal.signal(number, self._handle) for number in handled_signals()}
 
     def close(self) -> None:
         """Restore the former handlers."""

@@ -482,3 +482,33 @@ def test_importing_heedful_leaves_threads_as_they_are():
         "assert not {name for name in changed if 'OMP' in name or 'KMP' in name}, changed"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_that_was_killed_at_its_end_is_complete_when_its_command_comes_again(
+    forked_heedful, heedful, tiny, data, tmp_path
+):
+    """Nothing is done then, and the exit status is 0; other settings or data are refused, and nothing is replaced."""
+    path = Path(data("sft"))
+    flags = {"model": tiny(), "data": str(path), "output": str(tmp_path / "运行"), "dtype": "float32", "device": "cpu"}
+    flags |= {"batch_size": 2, "max_steps": 1, "learning_rate": 1e-3}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    killed = forked_heedful("sft", *words, env={**os.environ, "HEEDFUL_FAULTS": "run.finished:kill"})
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    before = {file: file.read_bytes() for file in (tmp_path / "运行").rglob("*") if file.is_file()}
+
+    again = heedful("sft", **flags)
+    assert (again.status, again.err) == (0, "")
+    assert "is complete already" in again.out
+    assert f"heedful chat --model {tmp_path / '运行'}/final" in " ".join(again.out.split())
+    other = heedful("sft", **flags | {"learning_rate": 1e-4})
+    assert other.status == 2
+    assert "--learning-rate 0.001, not 0.0001" in other.message
+    path.write_text(path.read_text(encoding="utf-8") * 2, encoding="utf-8")
+    changed = heedful("sft", **flags)
+    assert changed.status == 2
+    assert f"{path} has changed since then" in changed.message
+    after = {file: file.read_bytes() for file in (tmp_path / "运行").rglob("*") if file.is_file()}
+    assert {file: after[file] for file in before if file.name != ".lock"} == {
+        file: content for file, content in before.items() if file.name != ".lock"
+    }

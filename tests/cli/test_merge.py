@@ -96,13 +96,13 @@ def test_the_stop_tokens_of_adapters_are_checked(heedful, adapter, tmp_path):
 def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):
     output = tmp_path / "合并"
     assert heedful("merge", "--adapter", adapter, "--output", output).status == 0
-    (output / "mark").write_text("", encoding="utf-8")
+    (output / "merges.txt").write_text("", encoding="utf-8")
     outcome = heedful("merge", "--adapter", adapter, "--output", output)
     assert outcome.status == 2
     assert "exists; choose another folder, or add --overwrite" in outcome.message
-    assert (output / "mark").is_file()
+    assert (output / "merges.txt").is_file()
     assert heedful("merge", "--adapter", adapter, "--output", output, "--overwrite").status == 0
-    assert not (output / "mark").exists()
+    assert not (output / "merges.txt").exists()
 
 
 @pytest.mark.parametrize("wrong", ["model", "missing", "notes", "file", "base"])
@@ -116,7 +116,7 @@ def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
     elif wrong == "notes":
         output.mkdir()
         (output / "论文.md").write_text("重要", encoding="utf-8")
-        message = "so it is not replaced"
+        message = "which heedful merge does not write and --overwrite would delete"
     elif wrong == "file":
         output.write_text("重要", encoding="utf-8")
         message = "is a file"

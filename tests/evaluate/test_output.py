@@ -8,7 +8,8 @@ import pytest
 
 from heedful import ConfigError, PerplexityConfig
 from heedful.cli.main import main
-from heedful.evaluate.output import LARGEST_RESULT, check_output
+from heedful.evaluate.output import check_output
+from heedful.files import LARGEST_OUTPUT
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_the_data_is_never_replaced(measure, data, flags):
     for output in (data, data.parent / "." / "x" / ".." / data.name):
         status, error = measure(output, *flags)
         assert status == 2
-        assert "not a result of heedful evaluate" in error
+        assert "was not written by heedful evaluate" in error
     assert data.read_bytes() == before
 
 
@@ -78,19 +79,19 @@ def test_the_files_of_a_run_are_left_alone(measure, tmp_path, name, exists):
         '{"settings": {}}',
         "[" * 5000,
         b"\xff\xfe",
-        b"{}" + b" " * LARGEST_RESULT,
+        b"{}" + b" " * LARGEST_OUTPUT,
     ],
 )
 def test_no_other_file_is_replaced(tmp_path, content):
     output = tmp_path / "一.json"
     output.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match="not a result of heedful evaluate, so it is left alone"):
+    with pytest.raises(ConfigError, match="was not written by heedful evaluate, so it is left alone"):
         check_output(PerplexityConfig(model="m", data="d", output=output, overwrite=True))
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "管")
-    with pytest.raises(ConfigError, match="not a result of heedful evaluate"):
+    with pytest.raises(ConfigError, match="was not written by heedful evaluate"):
         check_output(PerplexityConfig(model="m", data="d", output=tmp_path / "管", overwrite=True))
 
 

@@ -87,7 +87,7 @@ def test_only_an_earlier_page_is_replaced(exam, tmp_path):
     assert exam("--output", page, "--overwrite").status == 0
     refused = exam("--output", other, "--overwrite")
     assert (refused.status, other.read_text(encoding="utf-8")) == (2, "<p>mine</p>")
-    assert "is no page of heedful exam" in refused.message
+    assert "was not written by heedful exam" in refused.message
     assert exam("--output", tmp_path).status == 2
 
 

@@ -153,7 +153,7 @@ def test_a_page_of_something_else_is_left_alone(log_run, heedful, refused, tmp_p
     """An earlier page is replaced."""
     run, output = log_run(), tmp_path / "p.html"
     output.write_text("<p>mine</p>", encoding="utf-8")
-    assert f"{output} exists and is no page of heedful report" in refused("report", run, "--output", output)
+    assert f"{output} exists and was not written by heedful report" in refused("report", run, "--output", output)
     assert output.read_text(encoding="utf-8") == "<p>mine</p>"
     output.unlink()
     assert [heedful("report", str(run), output=output).status for _ in range(2)] == [0, 0]

@@ -33,6 +33,7 @@ from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
+from heedful.files import check_output_file, check_output_folder, is_made_by, model_names
 from heedful.models.adapters import is_adapter
 from heedful.models.merge import merge_model
 from heedful.models.tiny import make_tiny_model
@@ -53,10 +54,9 @@ def demo(config: DemoConfig) -> None:
 
 def make_tiny(config: TinyConfig) -> None:
     """Write a tiny model. Raises ConfigError if the folder is in use."""
-    if config.output.exists() and not config.overwrite:
-        raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
-    if config.output.exists() and not (config.output / "config.json").is_file():
-        raise ConfigError(f"--output {config.output} holds no model, so it is left alone; choose another folder")
+    check_output_folder(
+        config.output, "heedful tiny", overwrite=config.overwrite, ours=lambda: model_names(config.output)
+    )
     texts = demonstration_texts(config.texts) if config.texts else []
     make_tiny_model(
         config.architecture,
@@ -107,14 +107,17 @@ def merge(config: MergeConfig) -> None:
     _print(f"a plain model is in {config.output}")
 
 
-def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+def report_training(config: RunOptions, summary: dict[str, Any], objective: str, *, was_complete: bool = False) -> None:
     """Print the result of a training run, its folder, and the next command.
 
     Args:
         config: the run's settings.
         summary: the trainer's summary.
         objective: the metric on held-out data to report.
+        was_complete: whether the run had finished before this command, which then trained nothing.
     """
+    if was_complete:
+        _print(f"the run in {config.output} is complete already: nothing to do (--overwrite replaces it by a new run)")
     first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
     change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
     _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
@@ -222,18 +225,23 @@ def push(config: PushConfig) -> None:
 def report_runs(config: "ReportConfig") -> None:
     """Write the page about runs, or draw only their curves, and print where it is."""
     from heedful.configs.report import PICTURES
-    from heedful.evaluate.output import check_result_file
 
-    is_page = config.output.suffix.lower() not in PICTURES
-    check_result_file(config.output, what="a page" if is_page else "a picture")
-    if is_page:
+    if config.output.suffix.lower() not in PICTURES:
         from heedful.report.page import write_report
 
         for line in write_report(config):
             _print(line)
         return
     from heedful import plot
+    from heedful.plot.style import PROGRAM
 
+    check_output_file(
+        config.output,
+        "heedful report",
+        overwrite=None,
+        what="a picture",
+        is_ours=lambda: is_made_by(config.output, PROGRAM),
+    )
     plot.curves(list(config.runs), path=config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
 

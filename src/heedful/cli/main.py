@@ -249,7 +249,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
     config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
     try:
         function = _load(command.function, is_program=is_program)
-        result = function(config)
+        done = None if command.objective is None else _load("training.output_folder:finished_before")(config)
+        result: Any = function(config) if done is None else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
             error.filename = str(config.output)  # the system names no file when the disk is full
@@ -257,7 +258,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if _is_rank():
         _load("distributed.ranks:leave")()
     if command.objective is not None and os.environ.get("RANK", "0") == "0":
-        _load("cli.commands:report_training")(config, result.summary, command.objective)
+        report = _load("cli.commands:report_training")
+        report(config, done or result.summary, command.objective, was_complete=done is not None)
     return 0
 
 

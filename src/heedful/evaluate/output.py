@@ -1,6 +1,5 @@
 """Show and save the result of a measurement."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,13 +9,11 @@ from heedful.configs.evaluate import EvaluationOptions, TasksConfig
 from heedful.configs.parse import plain_value
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
-from heedful.files import PLAIN, blocking_file, read_record, to_json, write_text
+from heedful.files import LARGEST_OUTPUT, check_output_file, read_record, to_json, write_text
 from heedful.redact import redact, without_secrets_of
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
 """Names of a run's own files."""
-LARGEST_RESULT = 2**26
-"""Maximal size of a result in bytes; a larger file is something else."""
 
 
 def check_output(config: EvaluationOptions | TasksConfig) -> None:
@@ -27,39 +24,19 @@ def check_output(config: EvaluationOptions | TasksConfig) -> None:
     output = config.output
     if output is None:
         return
-    check_result_file(output)
     file = output.resolve()  # works even if a folder of the path does not exist yet, as in data/new/../a.jsonl
     if file.name in RUN_FILES and (file.parent / "environment.json").is_file():
         raise ConfigError(f"--output {output} is a file of the run in {file.parent}; choose another name")
-    if file.exists() and not _is_result(file):
-        raise ConfigError(
-            f"--output {output} exists and is not a result of heedful evaluate, so it is left alone; choose another name"
-        )
-    if file.exists() and not config.overwrite:
-        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
+    command = "heedful evaluate"
+    check_output_file(output, command, overwrite=config.overwrite, what="a JSON file", is_ours=lambda: _is_result(file))
 
 
 def _is_result(path: Path) -> bool:
     """Whether a file was written by `report`: a JSON object with the settings of a measurement."""
-    if not path.is_file() or path.stat().st_size > LARGEST_RESULT:
+    if not path.is_file() or path.stat().st_size > LARGEST_OUTPUT:
         return False
     settings = (read_record(path.read_bytes()) or {}).get("settings")
     return isinstance(settings, dict) and "output" in settings
-
-
-def check_result_file(output: Path, what: str = "a JSON file") -> None:
-    """Check that a file of the kind ``what`` can be written to ``output``. Nothing is left there. Raises ConfigError."""
-    if output.is_dir():
-        raise ConfigError(f"--output {output} is a folder; name {what}")
-    blocking = blocking_file(output)
-    if blocking is not None:
-        raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
-    folder = next(parent for parent in output.absolute().parents if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        reason = PLAIN.get(error.errno or 0, error.strerror)
-        raise ConfigError(f"--output {output} cannot be written: {folder}: {reason}; choose another folder") from error
 
 
 def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -> None:

@@ -10,10 +10,8 @@ from matplotlib.colors import to_hex
 
 from heedful.configs.exam import ExamConfig
 from heedful.display import Screen, harmless, print_table
-from heedful.errors import ConfigError
-from heedful.evaluate.output import check_result_file
 from heedful.exam.measures import Record
-from heedful.files import to_json, write_text
+from heedful.files import check_output_file, to_json, write_text
 from heedful.plot.style import current_theme, mix
 from heedful.redact import without_secrets_of
 
@@ -57,15 +55,9 @@ def check_page(config: ExamConfig) -> None:
 
     Raises ConfigError.
     """
-    output = config.output
-    if output is None:
-        return
-    check_result_file(output, "a file for the page, such as exam.html")
-    if output.exists() and not config.overwrite:
-        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
-    if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:1000]:
-        raise ConfigError(
-            f"--output {output} exists and is no page of heedful exam, so it is left alone; choose another name"
+    if config.output is not None:
+        check_output_file(
+            config.output, MARK, overwrite=config.overwrite, what="a file for the page, such as exam.html"
         )
 
 

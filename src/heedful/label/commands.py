@@ -17,7 +17,7 @@ from heedful.configs.label_data import (
 from heedful.data.readers import parse_json
 from heedful.display import harmless
 from heedful.errors import ConfigError
-from heedful.files import write_json
+from heedful.files import check_output_file, write_json
 from heedful.label import listing
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import Imported, ImportOptions, add, read_items
@@ -26,6 +26,8 @@ from heedful.label.project import Project
 from heedful.label.records import Person
 from heedful.label.statistics import project_statistics
 
+STATISTICS = "heedful label stats"
+"""What a file of statistics names as its program."""
 EXCERPT = 70
 """Most characters of a text in a preview."""
 
@@ -130,12 +132,14 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
 
 def show_statistics(config: StatsConfig) -> dict[str, Any]:
     """Print a project's statistics, and write them if asked."""
+    if config.output is not None:
+        check_output_file(config.output, STATISTICS, overwrite=None, what="a JSON file")
     with Project.open(config.project, read_only=True) as project:
         found = project_statistics(project)
     for line in report(found):
         print(harmless(line))
     if config.output is not None:
-        write_json(config.output, found)
+        write_json(config.output, {"made by": STATISTICS, **found})
     return found
 
 

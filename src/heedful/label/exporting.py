@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError
-from heedful.files import complete_or_absent, to_json, write_bytes
+from heedful.files import check_output_folder, complete_or_absent, to_json, write_bytes
 from heedful.label.answers import dense_ranks, sides
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Event, Item, LabelledItem, Snapshot
@@ -85,17 +85,7 @@ def _refuse_output(folder: Path, project: Path | None, overwrite: bool) -> None:
             f"--output {folder} overlaps with the project {project}, whose labels would be lost; choose a folder "
             "outside it that does not contain it"
         )
-    if not folder.exists():
-        return
-    if not overwrite:
-        raise ConfigError(f"{folder} exists; name another folder, or add --overwrite to replace it")
-    if not folder.is_dir():
-        raise ConfigError(f"--output {folder} is a file, which --overwrite does not replace; choose another folder")
-    if foreign := sorted({path.name for path in folder.iterdir()} - _exported_names(folder)):
-        raise ConfigError(
-            f"--output {folder} holds {', '.join(foreign[:3])}, which is not from an export and --overwrite would delete; "
-            "move it away, or choose another folder"
-        )
+    check_output_folder(folder, "heedful label export", overwrite=overwrite, ours=lambda: _exported_names(folder))
 
 
 def _exported_names(folder: Path) -> set[str]:

@@ -1,5 +1,6 @@
 """Scalar heads, dropout, gradient checkpointing, and the logit map of causal language models."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,30 @@ class LogitMap(NamedTuple):
         return capped if self.scale == 1 else self.scale * capped
 
 
+def refuse_not_finite(model: nn.Module, name: str) -> None:
+    """Raises CheckpointError, naming ``name`` and the first weight, if the weights of a model have NaN or infinity.
+
+    Rows of an input embedding that is no output head are left out: they concern only texts with their token.
+    """
+    rows = None
+    if isinstance(model, PreTrainedModel):
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        rows = None if ends[1] is not None and ends[0].weight is ends[1].weight else ends[0].weight
+    broken = not_finite((name, weight) for name, weight in model.named_parameters() if weight is not rows)
+    if broken:
+        raise CheckpointError(
+            f"{name}: {len(broken)} of its weights are not finite (NaN or infinity), first {broken[0]}; use an earlier "
+            "checkpoint, or download it again"
+        )
+
+
+def not_finite(weights: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the weights with NaN or infinity. Reads each once, without a copy."""
+    present = ((name, weight.detach()) for name, weight in weights if weight.is_floating_point() and weight.numel())
+    ends = {name: torch.stack(weight.aminmax()) for name, weight in present if not weight.is_meta}
+    return [name for name, both in ends.items() if not both.isfinite().all()]
+
+
 @torch.no_grad()
 def logit_map(lm: PreTrainedModel) -> LogitMap:
     """Determine a causal language model's logit map.
@@ -87,6 +112,8 @@ def logit_map(lm: PreTrainedModel) -> LogitMap:
     hook.remove()
     states = hidden_states(trunk, ids).float()
     lm.train(was_training)
+    if not bool(states.isfinite().all()):  # of a model in memory: loading checks others
+        refuse_not_finite(lm, lm.name_or_path or type(lm).__name__)
     rtol = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 2e-2
     if seen and seen["output"].shape == logits.shape and seen["states"].shape == states.shape:
         before = _factor(seen["states"], states)

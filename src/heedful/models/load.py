@@ -30,7 +30,7 @@ from heedful.kernels.cpu.layers import use_lean_layers
 from heedful.kernels.cpu.products import use_fast_products
 from heedful.kernels.weights import store_matrices
 from heedful.models.adapters import attach_adapter, expert_parameters, experts_but, merge_adapters, whole_weights
-from heedful.models.heads import check_causal
+from heedful.models.heads import check_causal, refuse_not_finite
 from heedful.models.policy import Policy
 from heedful.models.reward_model import HEADS, RewardModel, load_facts, padding_id, score_head
 from heedful.models.save import VALUE_HEAD, load_tensors
@@ -162,7 +162,9 @@ def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[P
     model, report = read_weights(auto, source, **(four_bit.arguments() if four_bit else {}))
     _refuse_hub_adapters(model, source.folder)
     say_unquantized(model, source.folder, four_bit)
-    return merge_adapters(model, source.adapters), sorted(report["missing_keys"])
+    model = merge_adapters(model, source.adapters)
+    refuse_not_finite(model, source.folder)
+    return model, sorted(report["missing_keys"])
 
 
 def _refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
@@ -266,6 +268,7 @@ def load_reward_model(
         classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
         for folder in beside:
             attach_adapter(classifier, folder)
+    refuse_not_finite(classifier, name)
     if info["mismatched_keys"]:
         raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
     head_missing = _lacks_head(classifier, set(info["missing_keys"]) - whole_weights(adapters), name)
@@ -350,6 +353,7 @@ def load_head(head: nn.Linear, path: Path) -> None:
         )
         raise CheckpointError(f"{path}: has {hint}, but the model needs {wanted}: it belongs to another model")
     head.load_state_dict(tensors, strict=False)
+    refuse_not_finite(head, str(path))
 
 
 def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **options: Unpack[LoadOptions]) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from heedful.configs.tools import MergeConfig
 from heedful.errors import CheckpointError, ConfigError
-from heedful.files import blocking_file, complete_or_absent
+from heedful.files import check_output_folder, complete_or_absent, model_names
 from heedful.models.adapters import read_adapter_config, whole_weights
 from heedful.models.load import load_causal_lm, load_reward_model, load_value_model
 from heedful.models.reward_model import HEADS
@@ -66,17 +66,7 @@ def _kind(folder: Path) -> str:
 def _check_output(config: MergeConfig, source: Source) -> None:
     """Raises ConfigError for an output folder that has other content, or from which the model is read."""
     output = config.output
-    blocking = output if output.is_file() else blocking_file(output)
-    if blocking is not None:
-        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
-    if not output.exists():
-        return
-    if not config.overwrite:
-        raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
-    if not (output / "config.json").is_file():
-        raise ConfigError(
-            f"--output {output} has content other than a model, so it is not replaced; choose another folder"
-        )
+    check_output_folder(output, "heedful merge", overwrite=config.overwrite, ours=lambda: model_names(output))
     for path in (Path(source.base), *source.adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise ConfigError(

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.errors import CheckpointError
 from heedful.models.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
+from heedful.models.heads import not_finite
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardFacts, RewardModel, save_facts
 from heedful.models.source import explained
@@ -130,15 +131,12 @@ def _writing(name: str, file: str) -> Iterator[None]:
 
 
 def check_finite(module: nn.Module) -> None:
-    """Raises CheckpointError if a trainable weight is not finite: such a model is never saved.
-
-    Reads each weight once, without a copy.
-    """
-    ends = {name: torch.stack(p.detach().aminmax()) for name, p in module.named_parameters() if p.requires_grad}
-    broken = [name for name, both in ends.items() if not both.isfinite().all()]
+    """Raises CheckpointError if a trainable weight is not finite: such a model is never saved."""
+    trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    broken = not_finite(trainable.items())
     if broken:
         raise CheckpointError(
-            f"{len(broken)} of {len(ends)} trainable weights are not finite (first: {broken[0]}), so the "
+            f"{len(broken)} of {len(trainable)} trainable weights are not finite (first: {broken[0]}), so the "
             "model is not saved; start again from the last checkpoint with a lower --learning-rate, or with --dtype float32"
         )
 

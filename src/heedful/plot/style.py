@@ -37,6 +37,8 @@ CJK = (
     "Droid Sans Fallback",
 )
 """Families with Chinese characters, the best first."""
+PROGRAM = "heedful"
+"""What pictures name as the program that drew them."""
 CJK_FILES = re.compile(
     r"CJK|NotoSansSC|SourceHanSans|PingFang|Hiragino|msyh|simhei|wqy|DroidSansFallback", re.IGNORECASE
 )
@@ -214,5 +216,6 @@ def save(figure: Figure, path: str | Path | None) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(temporary, dpi=DOTS, facecolor=to_hex(figure.get_facecolor()))
+    key = "Software" if path.suffix.lower() == ".png" else "Creator"
+    figure.savefig(temporary, dpi=DOTS, facecolor=to_hex(figure.get_facecolor()), metadata={key: PROGRAM})
     temporary.replace(path)

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from heedful.configs.report import ReportConfig
-from heedful.errors import ConfigError, DataError
-from heedful.files import read_object, write_text
+from heedful.errors import DataError
+from heedful.files import check_output_file, read_object, write_text
 from heedful.report import sections
 from heedful.report.charts import attribute, text
 from heedful.report.inspector import MOST_TOKENS, Inspected, Tokenizers, inspect, packed
@@ -57,10 +57,7 @@ def write_report(config: ReportConfig) -> list[str]:
     earlier page.
     """
     output = config.output
-    if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:1000]:
-        raise ConfigError(
-            f"--output {output} exists and is no page of heedful report, so it is left alone; choose another name"
-        )
+    check_output_file(output, MARK, overwrite=None, what="a page")
     runs = read_runs([Path(run) for run in config.runs])
     measured = None if config.best_of_n is None else read_best_of_n(config.best_of_n)
     page, found = build_page(runs, config, Tokenizers(), measured=measured)

@@ -38,10 +38,9 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.display import say
 from heedful.engines.sampler import Sampler, make_sampler
-from heedful.errors import ConfigError, DataError, HeedfulError
+from heedful.errors import DataError, HeedfulError
 from heedful.evaluate.measuring import load_frozen
-from heedful.evaluate.output import check_result_file
-from heedful.files import to_json, write_text
+from heedful.files import check_output_file, to_json, write_text
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
@@ -105,20 +104,18 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 def _check_output(config: SampleConfig) -> None:
     """Check that the output can be written and overwrites no other file. Raises ConfigError."""
     output = config.output
-    check_result_file(output, "a .jsonl file")
-    if not output.exists():
-        return
+    check_output_file(
+        output, "heedful sample", overwrite=config.overwrite, what="a .jsonl file", is_ours=lambda: _is_sample(output)
+    )
+
+
+def _is_sample(path: Path) -> bool:
+    """Whether `sample` wrote a file."""
     try:
-        with output.open(encoding="utf-8") as file:
-            written_by_sample = "checkpoint" in json.loads(file.readline())["responses"][0]["source"]
+        with path.open(encoding="utf-8") as file:
+            return "checkpoint" in json.loads(file.readline())["responses"][0]["source"]
     except (OSError, ValueError, LookupError, TypeError):
-        written_by_sample = False
-    if not written_by_sample:
-        raise ConfigError(
-            f"--output {output} exists and was not written by heedful sample, so it is kept; choose another name"
-        )
-    if not config.overwrite:
-        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
+        return False
 
 
 def sampled_rows(

@@ -16,9 +16,11 @@ import asyncio
 import contextlib
 import functools
 import resource
+import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import h11
@@ -29,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heedful.errors import ConfigError
+from heedful.signals import handled_signals
 
 ACCEPTS = 16
 """Most connections accepted from the listening socket at a time, before excess ones are closed."""
@@ -104,6 +107,25 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(end_seconds) + 1,
             )
         )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at SIGINT, SIGTERM or SIGHUP, and raise the signal again once the last answers are out.
+
+        An exception of a signal's handler would be lost: the event loop runs callbacks, and catches what they raise. uvicorn
+        does the same, but not for SIGHUP, and also for signals that the process was started to ignore.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {number: signal.signal(number, self.handle_exit) for number in handled_signals()}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        for number in reversed(self._captured_signals):
+            signal.raise_signal(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, after raising the limit on open files for the connections."""
@@ -287,7 +309,7 @@ def _in_time(app: ASGIApp, seconds: float) -> ASGIApp:
             if message["type"] == "http.response.start" and not is_complete:
                 if "expect" not in headers:  # such a client sends its body only on request
                     await discard()
-                if not is_complete:
+                if not is_complete or refused is not None:  # what follows may be the rest of this request
                     message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 

@@ -18,7 +18,7 @@ from heedful.faults import hit
 from heedful.files import blocking_file, read_object, read_record
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.training import alarms, non_finite
-from heedful.training.provenance import differences, inputs, saved_settings, settings_of
+from heedful.training.provenance import content_hashes, differences, inputs, saved_settings, settings_of
 
 MARKER = "run.json"
 """The file that marks a folder as a run."""
@@ -44,6 +44,8 @@ IN_MEMORY = "inputs"
 """The folder of inputs from memory (`heedful.training.from_python`); kept if the run is replaced."""
 REPLACED = ".replaced"
 """The folder of a replaced run."""
+OTHERS = "choose another folder, or add --overwrite to replace the run"
+"""Advice on a run that is in the way."""
 MOVING = ".replaced-partial"
 """Its name while a run moves in or out; missing files are in the output folder."""
 
@@ -123,11 +125,10 @@ def _check_replaceable(output: Path, config: RunOptions) -> None:
 
 
 def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
-    others = "choose another folder, or add --overwrite to replace it"
     if config.resume == "never":
-        raise ConfigError(f"--output {output} already has a run; {others}")
+        raise ConfigError(f"--output {output} already has a run; {OTHERS}")
     if not (output / MARKER).exists():
-        raise ConfigError(f"--output {output} already has a run from a heedful version without resume; {others}")
+        raise ConfigError(f"--output {output} already has a run from a heedful version without resume; {OTHERS}")
     if config.resume != "auto":
         path = Path(config.resume)
         if path.resolve().parent != (output / "checkpoints").resolve():
@@ -135,7 +136,7 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
                 f"--resume {path} is not a checkpoint of the run in --output {output}; choose one of its checkpoints/"
             )
     elif (output / "summary.json").exists():
-        raise ConfigError(f"--output {output} already has a finished run; {others}")
+        raise ConfigError(f"--output {output} already has a finished run; {OTHERS}")
     changes = differences(saved_settings(output), settings_of(config))
     refused = {name: values for name, values in changes.items() if name not in config.allow_change}
     if refused:
@@ -150,16 +151,38 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
 
 def finished(config: RunOptions) -> dict[str, Any] | None:
     """The summary of a finished run with these settings in the output folder, or None. Raises ConfigError."""
-    path = config.folder / "summary.json"
-    if not path.exists() or is_locked(config.folder):
+    output = config.folder
+    path = output / "summary.json"
+    if not path.exists() or is_locked(output):
         return None
-    changes = differences(saved_settings(config.folder), settings_of(config))
+    changes = differences(saved_settings(output), settings_of(config))
     if changes:
         name, (old, new) = next(iter(changes.items()))
         raise ConfigError(
-            f"--output {config.folder} has a finished run with {flag(name)} {old!r}, not {new!r}; choose another folder"
+            f"--output {output} already has a finished run, with {flag(name)} {old!r}, not {new!r}; {OTHERS}"
         )
-    return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
+    return read_object(path, OTHERS, error=ConfigError)
+
+
+def finished_before(config: RunOptions) -> dict[str, Any] | None:
+    """The summary of the finished run that a command would repeat; None if there is none, or if another run is asked for.
+
+    Raises ConfigError for a finished run with other settings, or whose data or models have changed since.
+    """
+    if config.overwrite or config.resume != "auto":
+        return None
+    summary = finished(config)
+    if summary is None:
+        return None
+    environment = read_object(config.folder / "environment.json", OTHERS, error=ConfigError)
+    for before in (environment.get("data") or {}, environment.get("models") or {}):
+        for now in content_hashes(list(before)):
+            changed = [name for name, found in now.items() if found != before[name]]
+            if changed:
+                raise ConfigError(
+                    f"--output {config.folder} already has a finished run, and {changed[0]} has changed since then; {OTHERS}"
+                )
+    return summary
 
 
 def holds_models(output: Path) -> bool:
@@ -236,11 +259,20 @@ def _repair(output: Path) -> None:
     if not is_cut_short and has_begun(output):
         return
     has_first_files = all((output / name).exists() for name in ("environment.json", "config.yaml"))
-    if is_cut_short or (output / REPLACED).exists() or ((output / MARKER).exists() and not has_first_files):
+    is_only_named = _has_marker(output) and not has_first_files
+    if is_cut_short or (output / REPLACED).exists() or is_only_named:
         with FolderLock(output):  # raises if another process is writing them
-            if (output / MARKER).exists() and not has_first_files and not is_cut_short:
+            if is_only_named and not is_cut_short:
                 clear(output)
             bring_back(output)
+
+
+def _has_marker(output: Path) -> bool:
+    """Whether the folder has the `MARKER` of a run, and not another file of that name."""
+    try:
+        return {"schema", "run"} <= (read_record((output / MARKER).read_bytes()) or {}).keys()
+    except OSError:
+        return False
 
 
 def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
