@@ -15,6 +15,7 @@ from heedful import core
 from heedful.algorithms.offline import (
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -32,7 +33,6 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal, max_length
 from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
-from heedful.data.splits import BatchOrder
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
 from heedful.doctor.findings import TokenRow
@@ -122,7 +122,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = batches_of(config, len(train), len(held_out))
     texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)

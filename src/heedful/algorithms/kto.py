@@ -13,6 +13,7 @@ from heedful import core
 from heedful.algorithms.offline import (
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -29,7 +30,6 @@ from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, max_length
 from heedful.data.loading import encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
-from heedful.data.splits import BatchOrder
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
@@ -130,7 +130,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
     longest = max(max(one.length, one.other_length) for one in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = batches_of(config, len(train), len(held_out))
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)

@@ -20,11 +20,12 @@ from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import BatchOrder, HasPrompt
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
 from heedful.doctor.findings import Subject, TokenRow
 from heedful.engines.sampler import make_sampler
-from heedful.errors import RefusedError
+from heedful.errors import ConfigError, RefusedError
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
@@ -177,6 +178,26 @@ def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequ
     batch = collate_padding_behind(prompts, responses, pad_id=pad_id).to(policy.device)
     logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
+
+
+def batches_of(config: Config, train: int, held_out: int) -> BatchOrder:
+    """The order of a run's records.
+
+    Args:
+        config: the settings.
+        train, held_out: numbers of records to train on and held out.
+
+    Raises ConfigError if a step takes more records than there are.
+    """
+    if train < config.batch_size:
+        is_split = held_out and config.eval_data is None
+        besides = f", besides {held_out} held out (--eval-fraction {config.eval_fraction:g})" if is_split else ""
+        raise ConfigError(
+            f"a step learns {counted(config.batch_size, 'record')} (--batch-size); there {'is' if train == 1 else 'are'} "
+            f"{counted(train, 'record')} to train on{besides}. Set --batch-size {train - train % (8 if train >= 16 else 1)}, "
+            "or give more records"
+        )
+    return BatchOrder(train, config.batch_size, config.seed)
 
 
 # The learner ----------------------------------------------------------------------------------------------------------

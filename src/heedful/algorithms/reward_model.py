@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.offline import OfflineLearner, Setup, fit, set_up
+from heedful.algorithms.offline import OfflineLearner, Setup, batches_of, fit, set_up
 from heedful.configs.offline import RewardConfig
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
@@ -170,9 +170,7 @@ def start(
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    learner = RewardLearner(
-        config, setup, model, BatchOrder(len(train), config.batch_size, config.seed), demonstrations
-    )
+    learner = RewardLearner(config, setup, model, batches_of(config, len(train), len(held_out)), demonstrations)
     return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
 
 

@@ -7,13 +7,22 @@ from typing import Unpack
 import torch
 
 from heedful import core
-from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of, subject_of
+from heedful.algorithms.offline import (
+    PolicyData,
+    PolicyLearner,
+    batches_of,
+    fit,
+    load,
+    sample_rows,
+    set_up,
+    shown_of,
+    subject_of,
+)
 from heedful.configs.offline import SFTConfig
 from heedful.data.batches import collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import max_length
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
-from heedful.data.splits import BatchOrder
 from heedful.distributed.ranks import own_random_numbers
 from heedful.distributed.sharding import passes
 from heedful.doctor.findings import TokenRow
@@ -79,7 +88,7 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     ]
     if chats:
         counts["multi_turn"] = sum(any(message.role == "assistant" for message in chat) for chat in chats)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = batches_of(config, len(train), len(held_out))
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
     rows = [TokenRow(one.source, one.prompt, one.response) for one in train]

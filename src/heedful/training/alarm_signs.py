@@ -189,7 +189,8 @@ def repetition(history: History) -> Sign | None:
     if not start or not last or min(last) < max(LOOPS, fmean(start) + LOOPS_MORE):
         return None
     return Sign(
-        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first {history.steps(name, 3)} steps it was {fmean(start):.0%}",
+        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -217,7 +218,8 @@ def entropy_collapse(history: History) -> Sign | None:
     if not start or not last or max(last) > COLLAPSE * fmean(start):
         return None
     return Sign(
-        f"policy/entropy is {last[-1]:.2g} nats per token; in the first {history.steps(name, 3)} steps it was {fmean(start):.2g}",
+        f"policy/entropy is {last[-1]:.2g} nats per token; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.2g}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -321,8 +323,8 @@ def critic_dead(history: History) -> Sign | None:
     ):
         return None
     return Sign(
-        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in {history.steps(name, DEAD_STEPS)} steps: the critic has "
-        "learned nothing of the returns",
+        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in "
+        f"{history.steps(name, DEAD_STEPS)} steps: the critic has learned nothing of the returns",
         {name: last[-1]},
     )
 
@@ -361,7 +363,8 @@ def scores_tied(history: History) -> Sign | None:
     if last and fmean(last) > TIED and not any(unfilled):
         which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
         return Sign(
-            f"all responses to {which} scored equally in the last {history.steps(name, TIED_STEPS)} steps, which teaches nothing",
+            f"all responses to {which} scored equally in the last {history.steps(name, TIED_STEPS)} steps, which teaches "
+            "nothing",
             {name: last[-1]},
         )
     means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
@@ -481,9 +484,9 @@ def nothing_learned(history: History) -> Sign | None:
     if history.step == history.limits.steps and kl and abs(fmean(kl)) < STILL and reference_moves(history) is None:
         rate = history.limits.learning_rate
         return Sign(
-            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last {history.steps('reference/kl', STILL_STEPS)} steps): "
-            f"the policy has hardly moved, so it has learned next to nothing. Raise --learning-rate (it was {rate:g}; try "
-            f"{10 * rate:g}) or --steps",
+            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last "
+            f"{history.steps('reference/kl', STILL_STEPS)} steps): the policy has hardly moved, so it has learned next to "
+            f"nothing. Raise --learning-rate (it was {rate:g}; try {10 * rate:g}) or --steps",
             {"reference/kl": fmean(kl)},
         )
     start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
