@@ -3,11 +3,10 @@
 import importlib.util
 import inspect
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import ConfigError, HeedfulError
+from heedful.errors import ConfigError, HeedfulError, user_frame
 
 PREFIX = "python:"
 MODULE = "heedful user file "
@@ -66,7 +65,7 @@ def load(flag: str, value: str, error: type[HeedfulError] = ConfigError) -> Any:
     try:
         spec.loader.exec_module(module)
     except BaseException as raised:
-        raise error(f"{flag}: {file} cannot be imported: {type(raised).__name__}: {raised}") from raised
+        raise error(f"{flag}: {file} cannot be imported: {describe(raised)}") from raised
     if not callable(getattr(module, name, None)):
         names = [n for n, one in vars(module).items() if inspect.isfunction(one) and not n.startswith("_")]
         raise ConfigError(f"{flag}: {file} has no function {name!r}; it has {', '.join(names) or 'none'}")
@@ -86,14 +85,13 @@ def call(flag: str, value: str, *arguments: Any, **named: Any) -> Any:
     except HeedfulError:
         raise
     except Exception as error:
-        raise ConfigError(f"{flag} {value} raised {describe(error, value)}") from error
+        raise ConfigError(f"{flag} {value} raised {describe(error)}") from error
 
 
-def describe(error: BaseException, value: str) -> str:
-    """Describe an exception with its line in the file of ``python:FILE.py:NAME``."""
-    file = str(Path(file_of(value)).resolve())
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
-    place = f" ({file}, line {lines[-1]})" if lines else ""
+def describe(error: BaseException) -> str:
+    """Describe an exception of a user's function, with the line of the user's code that raised it."""
+    frame = user_frame(error)
+    place = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
     return f"{type(error).__name__}: {error!s:.{LONGEST_MESSAGE}}{place}"
 
 

@@ -8,6 +8,7 @@ import torch
 
 from heedful import core
 from heedful.algorithms.offline import (
+    EachRecord,
     PolicyData,
     PolicyLearner,
     batches_of,
@@ -33,6 +34,7 @@ from heedful.models.source import load_config
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -56,11 +58,14 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "sft",
             learn=lambda examples: learn(learner, examples, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
+            evaluate=lambda limit, each: evaluate_loss(learner.model, data.held_out, data.pad_id, limit, each),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/loss", higher_is_better=False, prompts=[str(one.prompt or one.source) for one in data.held_out]
+            ),
         )
 
 
@@ -112,11 +117,13 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
         )
 
 
-def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+def accumulate(
+    policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch, each: EachRecord | None = None
+) -> dict[str, float]:
     """Accumulate gradients of the SFT loss over a step's examples in micro-batches; returns its metrics.
 
     The loss is divided by the step's token count, so the micro-batch size does not change the gradient. Rows are
-    ordered by length, to pad less.
+    ordered by length, to pad less. ``each`` gets every example's own loss and number of tokens.
     """
     ordered, step = sorted(examples, key=lambda example: example.length), passes((policy, policy.dummy_loss))
     num_tokens = sum(example.num_tokens for example in ordered)
@@ -128,13 +135,18 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: 
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            nll = -torch.where(batch.response_mask, outputs.logprobs, 0.0).sum(dim=1)
+            each.add(part, nll, [example.num_tokens for example in part])
         sums.add(metrics)
     return sums.add_ranks().means(1)
 
 
-def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+def evaluate_loss(
+    policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch, each: EachRecord | None = None
+) -> dict[str, float]:
     """Mean negative log-likelihood per token of held-out demonstrations, and its exponential, the perplexity."""
     policy.eval()
     with torch.no_grad():
-        loss = accumulate(policy, examples, pad_id, limit)["loss/sft"]
+        loss = accumulate(policy, examples, pad_id, limit, each)["loss/sft"]
     return {"eval/loss": loss, "eval/perplexity": math.exp(loss) if loss < 700 else math.inf}

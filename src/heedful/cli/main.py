@@ -241,7 +241,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     from heedful.configs.parse import parse
 
     command = COMMANDS[name]
-    if _is_rank() and command.objective is None:
+    if _is_rank() and not command.trains:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     if command.serves:
         from heedful.configs.settings import require_label_extra
@@ -258,8 +258,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         raise
     if _is_rank():
         _load("distributed.ranks:leave")()
-    if command.objective is not None and os.environ.get("RANK", "0") == "0":
-        _load("cli.commands:report_training")(config, result.summary, command.objective)
+    if command.trains and os.environ.get("RANK", "0") == "0":
+        _load("cli.commands:report_training")(config, result.summary)
     return 0
 
 

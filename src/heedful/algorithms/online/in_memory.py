@@ -23,13 +23,19 @@ from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
 from heedful.rewards.resolve import AnyReward
+from heedful.training.callbacks import STOP, OnMetrics, call
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
 
 
 def ppo_steps(
-    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
+    config: OnlineConfig,
+    policy: Policy,
+    prompts: Records | str | Path,
+    rewards: Sequence[AnyReward] = (),
+    *,
+    on_step: OnMetrics | None = None,
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 
@@ -45,6 +51,8 @@ def ppo_steps(
         prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's
             path.
         rewards: added to the config's: functions, `Reward` objects or strings.
+        on_step: called with each step's number and metrics before they are yielded; `heedful.STOP` as its result makes this
+            step the last.
 
     Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).
 
@@ -57,12 +65,15 @@ def ppo_steps(
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
+            stops = on_step is not None and call("on_step", on_step, step, dict(metrics)) is STOP
             yield step, experience, metrics
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
                     say(alarm.text)
             learner.skips.check()
             alarms.check()
+            if stops:
+                return
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from heedful.algorithms.online.evaluation import evaluate, sample_rows
+from heedful.algorithms.online.evaluation import evaluate, sample_rows, yardstick
 from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
@@ -64,7 +64,7 @@ def run_online(
             objective=config.best_metric,
             higher_is_better=True,
             shown=shown,
-            can_evaluate=bool(held_out),
+            yardstick=yardstick(config, held_out),
             callbacks=callbacks,
             alarms=alarms_of(config, len(held_out)),
             **about,
@@ -83,7 +83,8 @@ def run_online(
                         run.show_samples(step, sample_rows(scored, kl, config))
                     learner.skips.check()
             if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, held_out))
+                shares: list[tuple[float, float]] = []
+                run.evaluate(step, evaluate(learner, held_out, shares), shares)
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return TrainingResult(run.path, run.summary, config)
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from heedful.configs.online import RolloutConfig
 from heedful.configs.settings import flag
@@ -74,7 +75,7 @@ def check_sizes(config: RolloutConfig, prompts: int, held_out: int, ptx_records:
     raise ConfigError(f"{'; '.join(wrong)}. Set {', or '.join([*settings, f'give {needed}'])}")
 
 
-def _is_allowed(config: RolloutConfig, sizes: dict[str, int]) -> bool:
+def _is_allowed(config: RolloutConfig, sizes: dict[str, Any]) -> bool:
     try:
         replace(config, **sizes)
     except ConfigError:
