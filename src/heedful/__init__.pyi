@@ -62,7 +62,9 @@ from .pieces import score as score
 from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
+from .training.callbacks import STOP as STOP
 from .training.result import TrainingResult as TrainingResult
+from .training.verdict import Verdict as Verdict
 from .types import Completion as Completion
 from .types import Demonstration as Demonstration
 from .types import Labelled as Labelled

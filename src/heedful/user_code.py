@@ -7,13 +7,12 @@ import json
 import linecache
 import sys
 import tokenize
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from heedful.errors import ConfigError, HeedfulError
+from heedful.errors import ConfigError, HeedfulError, user_frame
 
 PREFIX = "python:"
 MODULE = "heedful user file "
@@ -143,16 +142,13 @@ def call(flag: str, value: str | Callable[..., Any], *arguments: Any, **named: A
     except HeedfulError:
         raise
     except Exception as error:
-        raise ConfigError(f"{flag} {name_of(value)} raised {describe(error, value)}") from error
+        raise ConfigError(f"{flag} {name_of(value)} raised {describe(error)}") from error
 
 
-def describe(error: BaseException, value: str | Callable[..., Any]) -> str:
-    """Describe an exception with its last line in the file of ``python:FILE.py:NAME``, or of a function in Python."""
-    code = None if isinstance(value, str) else getattr(inspect.unwrap(value), "__code__", None)
-    named = file_of(value) if isinstance(value, str) else getattr(code, "co_filename", "")
-    file = str(Path(named).resolve())
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if str(Path(f.filename).resolve()) == file]
-    place = f" ({named if code else file}, line {lines[-1]})" if lines else ""
+def describe(error: BaseException) -> str:
+    """Describe an exception of a user's function, with the line of the user's code that raised it."""
+    frame = user_frame(error)
+    place = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
     return f"{type(error).__name__}: {error!s:.{LONGEST_MESSAGE}}{place}"
 
 

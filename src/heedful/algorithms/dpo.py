@@ -13,8 +13,10 @@ from torch import Tensor
 
 from heedful import core
 from heedful.algorithms.offline import (
+    EachRecord,
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -34,7 +36,7 @@ from heedful.data.fitting import Counts, Refusal, if_equal, max_length
 from heedful.data.learned import remember
 from heedful.data.loading import Example, RankingRows, as_example, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
-from heedful.data.splits import BatchOrder
+from heedful.data.splits import item_key
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
 from heedful.doctor.preflight import Examine, refuse_unfit
@@ -47,6 +49,7 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, Ranking, Response, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -98,11 +101,16 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "dpo",
             learn=lambda pairs: learn(learner, pairs, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, settings, limit),
+            evaluate=lambda limit, each: evaluate_pairs(
+                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+            ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/accuracy", higher_is_better=True, prompts=[item_key(pair.ranking) for pair in data.held_out]
+            ),
         )
 
 
@@ -120,7 +128,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle, items="pairs")
+    batches = batches_of(config, len(train), len(held_out), "pair")
     texts = (
         (pair.source, ids)
         for pair in train + held_out
@@ -156,12 +164,18 @@ def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, con
 
 
 def accumulate(
-    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
+    policy: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    config: DPOConfig,
+    limit: MicroBatch | None = None,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Accumulate gradients of the loss over a step's pairs in micro-batches; returns its metrics.
 
     The loss is divided by the step's number of pairs (and of chosen tokens), so the micro-batch size does not change
-    the gradient. ``limit`` is the config's by default.
+    the gradient. ``limit`` is the config's by default. ``each`` gets every pair's own accuracy.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(pair.chosen.num_tokens for pair in ordered)
@@ -176,6 +190,10 @@ def accumulate(
             loss, metrics = loss + config.nll_weight * nll, {**metrics, "loss/nll": nll.detach()}
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            alone = zip(chosen.split(1), rejected.split(1), part, strict=True)
+            own = [pair_loss(better, worse, [pair], config, num_pairs=1)[1] for better, worse, pair in alone]
+            each.add(part, torch.stack([metrics["reward/accuracy"] for metrics in own]))
         sums.add({"loss/dpo": loss.detach(), **metrics})
     return sums.add_ranks().means(1)
 
@@ -218,10 +236,16 @@ def pair_loss(
 
 
 def evaluate_pairs(
-    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch
+    policy: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    config: DPOConfig,
+    limit: MicroBatch,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out pairs, and the NLL term if there is one."""
-    metrics = accumulate(policy, pairs, pad_id, config, limit)
+    metrics = accumulate(policy, pairs, pad_id, config, limit, each=each)
     names = {"loss/dpo": "loss", "loss/nll": "nll", "reward/accuracy": "accuracy", "reward/margin": "margin"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
 

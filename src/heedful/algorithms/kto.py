@@ -5,14 +5,17 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Unpack
 
 import torch
 
 from heedful import core
 from heedful.algorithms.offline import (
+    EachRecord,
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -31,7 +34,7 @@ from heedful.data.fitting import Counts, Refusal, max_length
 from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
-from heedful.data.splits import BatchOrder
+from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
@@ -45,6 +48,7 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
 from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
@@ -101,11 +105,16 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "kto",
             learn=lambda labelled: learn(learner, labelled, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, settings, limit),
+            evaluate=lambda limit, each: evaluate_labelled(
+                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+            ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/accuracy", higher_is_better=True, prompts=[prompt_key(one.record.prompt) for one in data.held_out]
+            ),
             notes=notes_of(data.train, settings),
         )
 
@@ -126,7 +135,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
     longest = max(max(one.length, one.other.length) for one in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed, shuffle=config.shuffle, items="responses")
+    batches = batches_of(config, len(train), len(held_out), "response")
     texts = ((one.source, ids) for one in train + held_out for ids in (one.example.prompt, one.example.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
@@ -188,12 +197,19 @@ def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, 
 
 
 def accumulate(
-    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch | None = None
+    policy: Policy,
+    labelled: Sequence[LabelledRow],
+    pad_id: int,
+    config: KTOConfig,
+    limit: MicroBatch | None = None,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Accumulate gradients of the KTO loss over a step's responses in micro-batches; returns its metrics.
 
     The KL is estimated first, on the step's prompts with responses to other prompts. The loss is divided by counts of
-    the step, so the micro-batch size does not change the gradient. ``limit`` is the config's by default.
+    the step, so the micro-batch size does not change the gradient. ``limit`` is the config's by default. ``each`` gets
+    every response's own accuracy.
     """
     limit = limit or config.micro_batch
     kl = mean_of_others(policy, labelled, pad_id, limit)
@@ -202,19 +218,23 @@ def accumulate(
     ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.example for one in part], pad_id)
-        loss, metrics = core.kto_loss(
-            logprobs,
-            upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device),
-            upload(torch.tensor([one.record.label for one in part]), logprobs.device),
+        loss_of = partial(
+            core.kto_loss,
             beta=config.beta,
             kl=kl,
             desirable_weight=config.desirable_weight,
             undesirable_weight=config.undesirable_weight,
-            num_responses=len(labelled),
-            num_desirable=num_desirable,
+        )
+        references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
+        desirable = upload(torch.tensor([one.record.label for one in part]), logprobs.device)
+        loss, metrics = loss_of(
+            logprobs, references, desirable, num_responses=len(labelled), num_desirable=num_desirable
         )
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            alone = zip(logprobs.split(1), references.split(1), desirable.split(1), strict=True)
+            each.add(part, torch.stack([loss_of(*one)[1]["reward/accuracy"] for one in alone]))
         sums.add(metrics)
     return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
@@ -235,10 +255,16 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
 
 
 def evaluate_labelled(
-    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch
+    policy: Policy,
+    labelled: Sequence[LabelledRow],
+    pad_id: int,
+    config: KTOConfig,
+    limit: MicroBatch,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out responses."""
-    metrics = accumulate(policy, labelled, pad_id, config, limit)
+    metrics = accumulate(policy, labelled, pad_id, config, limit, each=each)
     names = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
 

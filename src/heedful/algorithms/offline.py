@@ -21,11 +21,12 @@ from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
 from heedful.data.loading import EncodedPrompt, Example
 from heedful.data.splits import BatchOrder, HasPrompt
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
 from heedful.doctor.findings import Subject, TokenRow
 from heedful.engines.sampler import make_sampler
-from heedful.errors import RefusedError
+from heedful.errors import ConfigError, RefusedError
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
@@ -54,6 +55,7 @@ from heedful.training.state import (
     set_random_state,
     trained_weights,
 )
+from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, Prompt
 
 SAMPLED_TOKENS = 64
@@ -200,6 +202,27 @@ def whole_logprobs(policy: Policy, examples: Sequence[Example], pad_id: int) -> 
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
 
 
+def batches_of(config: Config, train: int, held_out: int, item: str = "record") -> BatchOrder:
+    """The order of a run's records.
+
+    Args:
+        config: the settings.
+        train, held_out: numbers of records to train on and held out.
+        item: what a record is, in messages.
+
+    Raises ConfigError if a step takes more records than there are.
+    """
+    if train < config.batch_size:
+        is_split = held_out and config.eval_data is None
+        besides = f", besides {held_out} held out (--eval-fraction {config.eval_fraction:g})" if is_split else ""
+        raise ConfigError(
+            f"a step learns {counted(config.batch_size, item)} (--batch-size); there {'is' if train == 1 else 'are'} "
+            f"{counted(train, item)} to train on{besides}. Set --batch-size {train - train % (8 if train >= 16 else 1)}, "
+            f"or give more {item}s"
+        )
+    return BatchOrder(train, config.batch_size, config.seed, shuffle=config.shuffle, items=f"{item}s")
+
+
 # The learner ----------------------------------------------------------------------------------------------------------
 
 
@@ -321,6 +344,29 @@ class PolicyLearner(OfflineLearner):
         save_policy(self.model, self.tokenizer, folder, stop_ids=self.sampler.stop_ids)
 
 
+class EachRecord:
+    """What each held-out record adds to a mean over all of them, collected while they are read."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[list[int], Tensor, Sequence[float]]] = []
+
+    def add(self, records: Sequence[object], sums: Tensor, counts: Sequence[float] | None = None) -> None:
+        """Add a micro-batch's records: their sums ``[records]`` and, unless each is 1, their counts."""
+        self._parts.append(([id(one) for one in records], sums.detach(), counts or [1.0] * len(records)))
+
+    def shares(self, records: Sequence[object]) -> list[tuple[float, float]]:
+        """The sum and the count of each record, of all ranks. Collective."""
+        place = {id(one): at for at, one in enumerate(records)}
+        found = ranks.merged(
+            {
+                place[one]: (total, count)
+                for ones, sums, counts in self._parts
+                for one, total, count in zip(ones, sums.tolist(), counts, strict=True)
+            }
+        )
+        return [found[at] for at in range(len(records))]
+
+
 @dataclass(frozen=True)
 class PolicyData(Generic[Item]):
     """The records of a run as token ids."""
@@ -378,10 +424,11 @@ def fit(
     algorithm: str,
     *,
     learn: Callable[[list[Item]], Mapping[str, float]],
-    evaluate: Callable[[MicroBatch], Mapping[str, float]],
+    evaluate: Callable[[MicroBatch, "EachRecord"], Mapping[str, float]],
     samples: Callable[[], list[dict[str, Any]]],
     shown: Mapping[str, str],
     facts: Mapping[str, Any],
+    yardstick: Yardstick,
     objective: str = "eval/loss",
     higher_is_better: bool = False,
     notes: Sequence[str] = (),
@@ -393,10 +440,11 @@ def fit(
     Args:
         learner: an `OfflineLearner` with ``save``.
         learn: takes an optimizer step on a batch.
-        evaluate: returns metrics of the held-out records, read in the micro-batches it is given.
+        evaluate: returns metrics of the held-out records, read in the micro-batches it is given, and adds each record's
+            share in the yardstick.
         samples: returns rows of the sample table.
         held_out_rows: number of held-out rows, or pairs, if not one per record.
-        shown, facts, objective, higher_is_better, notes, callbacks: as in `Run`.
+        shown, facts, yardstick, objective, higher_is_better, notes, callbacks: as in `Run`.
     """
     reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)
     passes_over_data = learner.schedule.total_steps * config.batch_size / len(train)
@@ -413,7 +461,7 @@ def fit(
         facts=facts,
         notes=notes,
         more_data=[offset_data] if offset_data else [],
-        can_evaluate=bool(held_out),
+        yardstick=yardstick if held_out else None,
         callbacks=callbacks,
         alarms=alarms_of_data(config),
     ) as run:
@@ -426,7 +474,10 @@ def fit(
                 run.show_samples(step, samples())
             if run.evaluation_due(step) and held_out:
                 rows = len(held_out) if held_out_rows is None else held_out_rows
+                each = EachRecord()
                 with torch.no_grad():
-                    metrics = learner.adaptive.run(evaluate, config.micro_batch, rows=rows)
-                run.evaluate(step, metrics)
+                    metrics = learner.adaptive.run(
+                        lambda limit, each=each: evaluate(limit, each), config.micro_batch, rows=rows
+                    )
+                run.evaluate(step, metrics, each.shares(held_out))
     return TrainingResult(run.path, run.summary, config)

@@ -239,7 +239,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     from heedful.configs.parse import parse
 
     command = COMMANDS[name]
-    if _is_rank() and command.objective is None:
+    if _is_rank() and not command.trains:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     if command.serves:
         from heedful.configs.settings import require_label_extra
@@ -249,7 +249,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
     try:
         function = _load(command.function, is_program=is_program)
-        done = None if command.objective is None else _load("training.output_folder:finished_before")(config)
+        done = None if not command.trains else _load("training.output_folder:finished_before")(config)
         result: Any = function(config) if done is None else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
@@ -257,9 +257,9 @@ def _run(words: list[str], *, is_program: bool) -> int:
         raise
     if _is_rank():
         _load("distributed.ranks:leave")()
-    if command.objective is not None and os.environ.get("RANK", "0") == "0":
-        report = _load("cli.commands:report_training")
-        report(config, done or result.summary, command.objective, was_complete=done is not None)
+    if command.trains and os.environ.get("RANK", "0") == "0":
+        summary = result.summary if done is None else done
+        _load("cli.commands:report_training")(config, summary, was_complete=done is not None)
     return 0
 
 

@@ -25,7 +25,7 @@ from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, item_key, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
-from heedful.display import say
+from heedful.display import counted, say
 from heedful.errors import DataError
 from heedful.types import (
     Conversation,
@@ -140,7 +140,7 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     prompts = len({item_key(item) for item in held_out})
     if 0 < prompts < FEW_PROMPTS:
         say(
-            f"only {prompts} held-out prompt{'s' * (prompts > 1)}: metrics of so few are noisy, as is the choice of best/; "
+            f"only {counted(prompts, 'held-out prompt')}: metrics of so few are noisy, as is the choice of best/; "
             f"hold out {FEW_PROMPTS} or more (--eval-fraction, --eval-data)"
         )
     records = len(train) + len(held_out) + refused["dropped_unusable"]

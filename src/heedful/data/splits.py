@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
+from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.types import Demonstration, Ranking, Text, plain_response
 
@@ -73,10 +74,11 @@ def _position(key: str) -> float:
 
 
 def _one_sided(train: list[Item], held_out: list[Item], eval_fraction: float) -> DataError:
-    prompts = len({item_key(item) for item in train + held_out})
+    prompts = counted(len({item_key(item) for item in train + held_out}), "different prompt")
     return DataError(
-        f"--eval-fraction {eval_fraction} leaves {len(train)} records to train on and {len(held_out)} to evaluate on: "
-        f"the data have {prompts} different prompts, and all records of a prompt stay together. Give more prompts, "
+        f"--eval-fraction {eval_fraction} leaves {counted(len(train), 'record')} to train on and {len(held_out)} to evaluate "
+        f"on: the data have {prompts.replace('1 different', 'a single')}, and all records of a prompt stay together. Give "
+        "more prompts, "
         "another --eval-fraction, or 0 and a separate evaluation file (--eval-data)"
     )
 

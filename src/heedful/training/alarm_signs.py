@@ -18,6 +18,7 @@ from heedful.training.thresholds import (
     COLLAPSE_STEPS,
     CUT,
     DEAD,
+    DEAD_AFTER,
     DEAD_STEPS,
     DIVERGES,
     DIVERGES_STEPS,
@@ -58,7 +59,10 @@ from heedful.training.thresholds import (
 )
 
 FIRST, RECENT = 10, 40
-"""How many of a run's first and of its latest steps alarms can see."""
+"""How many of a run's first and of its latest values alarms can see."""
+LEAST, LEAST_GROUPS = 8, 2
+"""A value is a mean over at least so many responses, or groups of them: of one step, or of several that have fewer. An
+evaluation counts from as many prompts as groups."""
 WATCHED = (
     "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/unfilled_frac", "rollout/masked_frac",
     "rollout/sampler_mismatch", "rollout/staleness_mean", "reward/score_mean", "reward/score_std", "reward/tied_frac",
@@ -68,6 +72,12 @@ WATCHED = (
 """The metrics of a step that alarms read."""
 JUDGED = ("eval/judge_mean", "eval/score_mean")
 """Those of an evaluation."""
+MEANS = (
+    "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/masked_frac",
+    "rollout/sampler_mismatch", "reward/score_mean", "reward/score_std", "reference/kl", "policy/entropy",
+    "policy/approx_kl", "value/explained_variance", "importance/weight_mean",
+)  # fmt: skip
+"""Metrics of a step that are means over its responses. ``reward/tied_frac`` is one over its groups."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,12 @@ class Limits:
     """Servers sample with top-k or top-p: their log-probs are of what is kept, and so differ from the policy's."""
     beta: float | None = None
     """Of DPO: implicit rewards are this times a log-ratio."""
+    responses: int = 64
+    """Of a step."""
+    groups: int = 64
+    """Of a step: of responses that are compared with each other."""
+    held_out: int = 64
+    """Prompts of an evaluation."""
 
 
 @dataclass
@@ -94,36 +110,44 @@ class History:
     limits: Limits
     step: int = 0
     first: list[dict[str, float]] = field(default_factory=list)
-    """Of the first `FIRST` steps."""
+    """The first steps: `FIRST` values."""
     recent: list[dict[str, float]] = field(default_factory=list)
-    """Of the last `RECENT` steps."""
+    """The last steps: `RECENT` values."""
     evaluations: list[dict[str, float]] = field(default_factory=list)
     """Of the last `RECENT` evaluations."""
     largest_scores: float = 0.0
-    """The largest root mean square of the scores of a step before the last one."""
+    """The largest root mean square of the scores of a step (or of as many `steps` as scores are judged over) before the last
+    one."""
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add what a step measured."""
-        if self.recent:
-            self.largest_scores = max(self.largest_scores, score_size(self.recent[-1]))
         kept = {name: float(metrics[name]) for name in WATCHED if name in metrics}
-        self.step, self.first = step, [*self.first, kept][:FIRST]
-        self.recent = [*self.recent, kept][-RECENT:]
+        steps = self.steps("reward/score_mean", 1)
+        self.step, self.first = step, [*self.first, kept][: FIRST * steps]
+        self.recent = [*self.recent, kept][-RECENT * steps :]
+        if len(self.recent) >= 2 * steps:
+            self.largest_scores = max(self.largest_scores, score_size(self.recent[-2 * steps : -steps]))
 
     def add_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add what an evaluation measured."""
         kept = {name: float(metrics[name]) for name in JUDGED if name in metrics}
         self.evaluations = [*self.evaluations, kept][-RECENT:]
 
+    def steps(self, name: str, count: int) -> int:
+        """How many steps ``count`` values of a metric are of."""
+        if name == "reward/tied_frac":
+            return count * math.ceil(LEAST_GROUPS / self.limits.groups)
+        return count * math.ceil(LEAST / self.limits.responses) if name in MEANS else count
+
     def last(self, name: str, count: int) -> list[float]:
         """The last ``count`` values of a metric, the oldest first; none if fewer are there."""
-        values = _measured(self.recent, name)[-count:]
-        return values if len(values) == count else []
+        steps = self.steps(name, count)
+        return _means(_measured(self.recent, name)[-steps:], steps, count)
 
     def start(self, name: str, count: int) -> list[float]:
         """The first ``count`` values of a metric; none if fewer are there."""
-        values = _measured(self.first, name)[:count]
-        return values if len(values) == count else []
+        steps = self.steps(name, count)
+        return _means(_measured(self.first, name)[:steps], steps, count)
 
 
 class Sign(NamedTuple):
@@ -139,9 +163,16 @@ def _measured(steps: Sequence[Mapping[str, float]], name: str) -> list[float]:
     return [value for step in steps if not math.isnan(value := step.get(name, math.nan))]
 
 
-def score_size(metrics: Mapping[str, float]) -> float:
-    """Root mean square of the scores of a step."""
-    return math.hypot(metrics.get("reward/score_mean", 0.0), metrics.get("reward/score_std", 0.0))
+def _means(values: Sequence[float], steps: int, count: int) -> list[float]:
+    """``count`` means over equal parts of ``steps`` values; none if fewer are there."""
+    size = steps // count
+    return [fmean(values[i : i + size]) for i in range(0, steps, size)] if len(values) == steps else []
+
+
+def score_size(steps: Sequence[Mapping[str, float]]) -> float:
+    """Root mean square of the scores of some steps."""
+    squares = (step.get(f"reward/score_{which}", 0.0) ** 2 for step in steps for which in ("mean", "std"))
+    return math.sqrt(math.fsum(squares) / len(steps))
 
 
 # The responses -----------------------------------------------------------------------------------------------------------
@@ -154,7 +185,8 @@ def end_token_lost(history: History) -> Sign | None:
     if history.limits.max_new_tokens is None or not start or not last or fmean(start) - max(last) < ENDS_LOST:
         return None
     return Sign(
-        f"{last[-1]:.0%} of the responses end by themselves; in the first {ENDS_STEPS} steps it was {fmean(start):.0%}",
+        f"{last[-1]:.0%} of the responses end by themselves; in the first {history.steps(name, ENDS_STEPS)} steps it was "
+        f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -162,8 +194,8 @@ def end_token_lost(history: History) -> Sign | None:
 def responses_cut(history: History) -> Sign | None:
     """A tenth of the responses run into the limit of their length."""
     name, limit = "rollout/eos_frac", history.limits.max_new_tokens
-    last = history.last(name, 1)
-    if limit is None or not last or 1 - last[0] < CUT:
+    last, responses = history.last(name, 1), history.steps(name, 1) * history.limits.responses
+    if limit is None or not last or 1 - last[0] < max(CUT, 1.5 / responses):
         return None
     return Sign(
         f"{1 - last[0]:.0%} of the responses were cut at --max-new-tokens {limit}, before their end, and are scored as "
@@ -183,7 +215,7 @@ def length_drift(history: History) -> Sign | None:
     if not (is_longer or is_shorter) or min(abs(value - first) for value in last) < DRIFT_TOKENS:
         return None
     return Sign(
-        f"responses have {last[-1]:.3g} tokens on average; in the first 3 steps they had {first:.3g}",
+        f"responses have {last[-1]:.3g} tokens on average; in the first {history.steps(name, 3)} steps they had {first:.3g}",
         {name: last[-1], f"{name} at first": first},
     )
 
@@ -195,7 +227,8 @@ def repetition(history: History) -> Sign | None:
     if not start or not last or min(last) < max(LOOPS, fmean(start) + LOOPS_MORE):
         return None
     return Sign(
-        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first 3 steps it was {fmean(start):.0%}",
+        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -210,7 +243,8 @@ def entropy_collapse(history: History) -> Sign | None:
     if not start or not last or max(last) > COLLAPSE * fmean(start):
         return None
     return Sign(
-        f"policy/entropy is {last[-1]:.2g} nats per token; in the first 3 steps it was {fmean(start):.2g}",
+        f"policy/entropy is {last[-1]:.2g} nats per token; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.2g}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -226,7 +260,7 @@ def kl_budget(history: History) -> Sign | None:
             return None
         return Sign(
             f"reference/kl, {last[-1]:.4g} nats per response at step {history.step}, has been above --max-kl {limit:g} in "
-            f"{KL_STEPS} steps in a row: the policy is too far from its reference",
+            f"{history.steps(name, KL_STEPS)} steps in a row: the policy is too far from its reference",
             {name: last[-1], "max_kl": limit},
         )
     lengths = history.last("rollout/response_length", KL_STEPS)
@@ -289,24 +323,42 @@ def reference_moves(history: History) -> Sign | None:
 # The critic --------------------------------------------------------------------------------------------------------------
 
 
+def _scores_differ(history: History, count: int) -> bool:
+    """Whether the scores of each of the last steps differ. Returns of equal scores, or of one, are noise, which says
+    nothing of a critic."""
+    spreads = history.last("reward/score_std", count)
+    return bool(spreads) and 0.0 not in spreads
+
+
 def critic_dead(history: History) -> Sign | None:
     """The critic has learned nothing of the returns."""
     name = "value/explained_variance"
     last = history.last(name, DEAD_STEPS)
-    if history.step < FIRST + DEAD_STEPS or not last or max(last) > DEAD or min(last) < -DEAD:
+    if (
+        history.step < DEAD_AFTER
+        or not _scores_differ(history, DEAD_STEPS)
+        or not last
+        or max(last) > DEAD
+        or min(last) < -DEAD
+    ):
         return None
     return Sign(
-        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in {DEAD_STEPS} steps: the critic has "
-        "learned nothing of the returns",
+        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in "
+        f"{history.steps(name, DEAD_STEPS)} steps: the critic has learned nothing of the returns",
         {name: last[-1]},
     )
 
 
 def critic_diverging(history: History) -> Sign | None:
-    """The critic is much worse than a constant. Returns of equal scores are noise, which says nothing of it."""
+    """The critic is much worse than a constant."""
     name = "value/explained_variance"
-    last, spreads = history.last(name, DIVERGES_STEPS), history.last("reward/score_std", DIVERGES_STEPS)
-    if history.step <= DIVERGES_STEPS or not last or max(last) > DIVERGES or 0.0 in spreads:
+    last = history.last(name, DIVERGES_STEPS)
+    if (
+        history.step <= DIVERGES_STEPS
+        or not _scores_differ(history, DIVERGES_STEPS)
+        or not last
+        or max(last) > DIVERGES
+    ):
         return None
     return Sign(
         f"value/explained_variance is {last[-1]:.3g}: the values are worse than a constant, and advantages are noise",
@@ -324,7 +376,8 @@ def scores_tied(history: History) -> Sign | None:
     if last and fmean(last) > TIED and not any(unfilled):
         which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
         return Sign(
-            f"all responses to {which} scored equally in the last {TIED_STEPS} steps, which teaches nothing",
+            f"all responses to {which} scored equally in the last {history.steps(name, TIED_STEPS)} steps, which teaches "
+            "nothing",
             {name: last[-1]},
         )
     means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
@@ -350,8 +403,9 @@ def ties_unfilled(history: History) -> Sign | None:
 
 def scores_jump(history: History) -> Sign | None:
     """The reward has changed its scale, or was hacked."""
-    size = score_size(history.recent[-1]) if history.recent else 0.0
-    if history.step <= JUMP_AFTER or not 0 < JUMP * history.largest_scores < size:
+    steps = history.steps("reward/score_mean", 1)
+    size = score_size(history.recent[-steps:]) if history.recent else 0.0
+    if history.step <= max(JUMP_AFTER, 2 * steps) or not 0 < JUMP * history.largest_scores < size:
         return None
     return Sign(
         f"the scores are {size / history.largest_scores:.3g} times as large as in any step before (root mean square "
@@ -374,7 +428,7 @@ def scores_unread(history: History) -> Sign | None:
 def judge_falling(history: History) -> Sign | None:
     """The reward rises while a judge that the policy does not learn from falls."""
     both = [one for one in history.evaluations if set(JUDGED) <= set(one)]
-    if len(both) <= JUDGE_EVALUATIONS:
+    if len(both) <= JUDGE_EVALUATIONS or history.limits.held_out < LEAST_GROUPS:
         return None
     before = [one["eval/judge_mean"] for one in both]
     judge, score = ([one[name] for one in both[-JUDGE_EVALUATIONS - 1 :]] for name in JUDGED)
@@ -408,7 +462,7 @@ def responses_masked(history: History) -> Sign | None:
     if not last or last[0] < 1:
         return None
     return Sign(
-        "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing",
+        "every response was cut at --max-new-tokens, so with --mask-truncated nothing is learned",
         {"rollout/masked_frac": last[0]},
     )
 
@@ -431,20 +485,21 @@ def nothing_learned(history: History) -> Sign | None:
     if history.step == history.limits.steps and kl and abs(fmean(kl)) < STILL and reference_moves(history) is None:
         rate = history.limits.learning_rate
         return Sign(
-            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last {STILL_STEPS} steps): "
-            f"the policy has hardly moved, so it has learned next to nothing. Raise --learning-rate (it was {rate:g}; try "
-            f"{10 * rate:g}) or --steps",
+            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last "
+            f"{history.steps('reference/kl', STILL_STEPS)} steps): the policy has hardly moved, so it has learned next to "
+            f"nothing. Raise --learning-rate (it was {rate:g}; try {10 * rate:g}) or --steps",
             {"reference/kl": fmean(kl)},
         )
     start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
     spreads = [see("reward/score_std", FALL_STEPS) for see in (history.start, history.last)]
-    if history.step < 2 * FALL_STEPS or not start or not last or not all(spreads):
+    steps = history.steps("reward/score_mean", FALL_STEPS)
+    if history.step < 2 * steps or not start or not last or not all(spreads):
         return None
     fall, error = fmean(start) - fmean(last), math.sqrt((variance(start) + variance(last)) / FALL_STEPS)
     if fall <= max(FALL * max(map(fmean, spreads)), FALL_ERRORS * error):
         return None
     return Sign(
-        f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "
+        f"reward/score_mean fell from {fmean(start):.4g} in the first {steps} steps to {fmean(last):.4g} in the last: "
         "the policy learns the opposite of its reward",
         {"reward/score_mean": fmean(last), "reward/score_mean at first": fmean(start)},
     )

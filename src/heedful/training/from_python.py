@@ -52,9 +52,9 @@ class Objects(TypedDict, total=False):
     eval_data: Records | str | Path
     """Held-out data, in the same forms."""
     on_step: OnMetrics
-    """Called with each step and its metrics, on rank 0."""
+    """Called with each step and its metrics, on rank 0. `heedful.STOP` as its result ends the run."""
     on_evaluation: OnMetrics
-    """Called with the step of each evaluation and its metrics."""
+    """Called with the step of each evaluation and its metrics. `heedful.STOP` as its result ends the run."""
     on_save: OnSave
     """Called with a step and the folder of a written checkpoint or model."""
 

@@ -119,8 +119,8 @@ REFERENCE_SHARE, REFERENCE_STEPS = 0.01, 10
 
 EXPLAINED = 0.0
 """Share of the returns' variance that a healthy critic explains at least: less is worse than a constant."""
-DEAD, DEAD_STEPS = 0.02, 20
-"""The critic explains no more than this share of the returns' variance, in each of so many steps."""
+DEAD, DEAD_STEPS, DEAD_AFTER = 0.02, 20, 30
+"""The critic explains no more than this share of the returns' variance, in each of so many steps, after so many."""
 DIVERGES, DIVERGES_STEPS = -1.0, 5
 """The critic's error has twice the variance of the returns, in each of so many steps."""
 

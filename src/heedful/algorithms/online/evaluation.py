@@ -1,5 +1,6 @@
 """Evaluation of a policy in training on held-out prompts, and rows of the sample table."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,23 @@ from heedful.algorithms.online.rollout import ScoredBatch, shape_scores
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.data.loading import EncodedPrompt
+from heedful.data.splits import prompt_key
 from heedful.rewards import score_tokens
+from heedful.training.verdict import Yardstick
 
 
-def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
+def yardstick(config: RolloutConfig, held_out: Sequence[EncodedPrompt]) -> Yardstick | None:
+    """The score by which a run is judged: the judge's, if there is one. None if nothing is held out."""
+    if not held_out:
+        return None
+    prompts = [prompt_key(one.prompt.prompt) for one in held_out[: config.eval_prompts]]
+    metric = "eval/judge_mean" if config.selection_rewards else "eval/score_mean"
+    return Yardstick(metric, higher_is_better=True, prompts=prompts)
+
+
+def evaluate(
+    learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt], shares: list[tuple[float, float]] | None = None
+) -> dict[str, float]:
     """Mean score, objective, KL (with a reference), length, and share of responses with an end token.
 
         objective = mean + std (mean of shaped scores - kl_price * KL)
@@ -25,8 +39,8 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     shifted by mean and divided by std. Judges' mean scores are measured too. Responses on which a reward fails are left
     out and counted.
 
-    Evaluates the averaged weights, if there is an average. Random numbers are the same at each evaluation. Empty if
-    nothing is held out. Raises RewardError.
+    ``shares`` gets the `yardstick` of each response. Evaluates the averaged weights, if there is an average. Random
+    numbers are the same at each evaluation. Empty if nothing is held out. Raises RewardError.
     """
     if not held_out:
         return {}
@@ -50,6 +64,9 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         judged["eval/judge_mean"] = sum(verdicts.without_failed().totals) / len(verdicts.scored)
         if verdicts.failed:
             judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
+    if shares is not None:
+        measured = verdicts if learner.judges else given
+        shares += [(0.0, 0.0) if math.isnan(total) else (total, 1.0) for total in measured.totals]
     norm = learner.score_norm
     shaped = shape_scores(torch.tensor(scores, device=responses.truncated.device), responses, norm, config)
     return {

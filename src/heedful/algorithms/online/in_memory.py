@@ -24,6 +24,7 @@ from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
+from heedful.training.callbacks import STOP, OnMetrics, call
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
@@ -34,6 +35,8 @@ def ppo_steps(
     model: Policy | str | Path | None = None,
     data: Records | str | Path | None = None,
     rewards: AnyRewards = (),
+    *,
+    on_step: OnMetrics | None = None,
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 
@@ -51,6 +54,8 @@ def ppo_steps(
             the columns of a file, or a file's path; the setting of that name if None. They are shuffled unless
             ``config.shuffle`` is False.
         rewards: added to the config's: functions, `Reward` objects or strings, or one of them.
+        on_step: called with each step's number and metrics before they are yielded; `heedful.STOP` as its result makes this
+            step the last.
 
     Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).
 
@@ -68,12 +73,15 @@ def ppo_steps(
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
+            stops = on_step is not None and call("on_step", on_step, step, dict(metrics)) is STOP
             yield step, experience, metrics
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
                     say(alarm.text)
             learner.skips.check()
             alarms.check()
+            if stops:
+                return
 
 
 def as_policy(config: RolloutConfig, model: Policy | str | Path | None) -> Policy:

@@ -42,7 +42,6 @@ def rollout_metrics(
     low, middle, high = lengths.quantile(upload(torch.tensor([0.1, 0.5, 0.9]), lengths.device))
     metrics = {
         "reward/score_mean": raw.mean(),
-        "reward/score_std": raw.std(correction=0),
         "reward/shaped_mean": shaped.mean(),
         "rollout/response_length": lengths.mean(),
         "rollout/length_p10": low,
@@ -52,6 +51,8 @@ def rollout_metrics(
         "rollout/eos_frac": 1 - responses.truncated.float().mean(),
         "rollout/repeated_frac": core.repeated_ngrams(responses.ids[:, -mask.shape[1] :], mask).mean(),
     }
+    if len(raw) > 1:
+        metrics["reward/score_std"] = raw.std(correction=0)
     if responses.kept_logprobs is not None:
         metrics["rollout/kept_mass"] = core.masked_mean(responses.kept_logprobs.exp(), mask)
     if old is not None:

@@ -19,9 +19,9 @@ from heedful.algorithms.online.critic import (
     start_from_scores,
 )
 from heedful.algorithms.online.learner import Learner
-from heedful.algorithms.online.prompts import Prompts
+from heedful.algorithms.online.prompts import Prompts, check_sizes
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
-from heedful.algorithms.online.ptx import PretrainingMix, load_mix
+from heedful.algorithms.online.ptx import PretrainingMix, encode_mix, mix_of
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
@@ -96,13 +96,16 @@ def start(
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     train, held_out, counts = _load_prompts(config, source, renderer)
+    mix = encode_mix(config, source, renderer)
+    split_off = len(held_out) if config.eval_data is None else 0
+    check_sizes(config, len(train), split_off, None if mix is None else len(mix[0]))
     prompts = _prompts(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
     critic_options = critic_options_of(config)
     if critic_options is not None:
         check_critic(critic_options, renderer.tokenizer, longest)
-    ptx = load_mix(config, source, renderer)
+    ptx = None if mix is None else mix_of(mix, config, renderer)
 
     policy = in_memory
     if policy is None:
@@ -181,8 +184,7 @@ def start(
 def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     """The prompts of each rollout batch."""
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    flag = "--rollout-batch-size"
-    order = BatchOrder(len(train), num_prompts, config.seed, shuffle=config.shuffle, batch_flag=flag, items="prompts")
+    order = BatchOrder(len(train), num_prompts, config.seed, shuffle=config.shuffle, items="prompts")
     return Prompts(train, order, config.samples_per_prompt)
 
 
