@@ -139,5 +139,5 @@ def test_the_tables_name_settings_that_exist():
         for ours in answered.partition(" | ")[0].split():
             assert ours in everything | {"tokenizer"}, f"{brought}: {ours}"
             assert ours != brought
-    trainers = [name for name, command in COMMANDS.items() if command.objective]
+    trainers = [name for name, command in COMMANDS.items() if command.trains]
     assert not [name for name in WITHOUT if any(name in settings_of(trainer) for trainer in trainers)]

@@ -1,5 +1,6 @@
 """DPO learns what pairs prefer, by the formula, and its gradient does not know the micro-batch size."""
 
+import inspect
 import json
 import math
 import random
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import heedful
 from cases import often, pairs_often
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.algorithms import dpo as dpo_module
@@ -389,3 +391,61 @@ def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, mess
 def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, nll):
     config = settings(tmp_path, **changes)
     assert (config.strength, config.nll_weight) == (strength, nll)
+
+
+def sigmoid_by_hand(chosen, rejected, ref_chosen, ref_rejected, *, chosen_tokens, rejected_tokens, config, num_pairs):
+    margin = chosen - ref_chosen - rejected + ref_rejected
+    return -torch.nn.functional.logsigmoid(config.strength * margin).sum() / num_pairs, {
+        "policy/seen": torch.tensor(1.0)
+    }
+
+
+@pytest.fixture
+def trained(tiny, tmp_path):
+    """``trained(loss)`` is the result of three steps with it, in micro-batches of one pair."""
+    rows = [{"prompt": f"问{i}", "chosen": "好" * (i + 1), "rejected": f"不{i}"} for i in range(8)]
+
+    def train(loss, name="运行"):
+        config = heedful.DPOConfig(
+            loss=loss, output=tmp_path / name, beta=0.3, learning_rate=1e-3, max_steps=3, batch_size=4, device="cpu",
+            dtype="float32", micro_batch_size=1, eval_fraction=0.3, seed=1,
+        )  # fmt: skip
+        return heedful.train_dpo(config, model=tiny("gpt2"), data=rows)
+
+    return train
+
+
+def test_a_loss_of_ones_own_trains_as_the_built_in_one(trained, tmp_path):
+    """As a function, and by its file; with accuracy and margin, and a metric of its own."""
+    file = tmp_path / "损失.py"
+    file.write_text(f"import torch\n\n\n{inspect.getsource(sigmoid_by_hand)}", encoding="utf-8")
+    built_in, own = trained("sigmoid", "一"), trained(sigmoid_by_hand, "二")
+    named = trained(f"python:{file}:sigmoid_by_hand", "三")
+    for result in (own, named):
+        for metric in ("loss/dpo", "reward/accuracy", "reward/margin", "optimizer/grad_norm", "eval/accuracy"):
+            expected, found = built_in.metrics[metric].dropna(), result.metrics[metric].dropna()
+            assert len(found) == len(expected) > 0
+            assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5), metric
+        assert result.metrics["policy/seen"].dropna().tolist() == [4.0] * 3, "a sum over four micro-batches"
+
+
+def nothing(*_, **__):
+    return None
+
+
+def fails(*_, **__):
+    raise ValueError("坏了")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (nothing, r"--loss nothing must return \(loss, metrics\)"),
+        (fails, "--loss fails raised ValueError: 坏了 .*test_dpo.py, line"),
+        ("python:nowhere.py:loss", "the file nowhere.py of python:nowhere.py:loss does not exist"),
+        ("sigmoidal", "--loss must be one of sigmoid.*Perhaps you meant sigmoid"),
+    ],
+)
+def test_a_loss_of_ones_own_that_is_none_is_told(trained, loss, said):
+    with pytest.raises(ConfigError, match=said):
+        trained(loss)

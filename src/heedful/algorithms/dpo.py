@@ -6,12 +6,12 @@ The same trainer has SimPO and ORPO as losses; they need no reference, so none i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Literal, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from heedful import core
+from heedful import core, user_code
 from heedful.algorithms.offline import (
     EachRecord,
     PolicyData,
@@ -40,7 +40,7 @@ from heedful.data.splits import item_key
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
 from heedful.doctor.preflight import Examine, refuse_unfit
-from heedful.errors import CheckpointError, DataError
+from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -52,6 +52,8 @@ from heedful.training.result import TrainingResult
 from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, Ranking, Response, plain_response
 
+LOSS = "--loss"
+Kind = Literal["sigmoid", "robust", "ipo", "hinge"]
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 
 
@@ -116,6 +118,8 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
 def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
     """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
+    if user_code.is_named(config.loss):
+        user_code.load(LOSS, config.loss)
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -213,6 +217,8 @@ def pair_loss(
         upload(torch.tensor([pair.chosen.num_tokens for pair in pairs]), chosen.device),
         upload(torch.tensor([pair.rejected.num_tokens for pair in pairs]), chosen.device),
     )
+    if user_code.is_named(config.loss):
+        return own_loss(chosen, rejected, pairs, config, tokens, num_pairs=num_pairs)
     if config.loss == "simpo":
         loss, metrics = core.simpo_loss(
             chosen, rejected, *tokens, beta=config.strength, target_margin=config.target_margin, num_pairs=num_pairs
@@ -223,16 +229,59 @@ def pair_loss(
         loss, metrics = core.dpo_loss(
             chosen,
             rejected,
-            upload(torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype), chosen.device),
-            upload(torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype), chosen.device),
+            *_references(pairs, chosen),
             beta=config.strength,
-            kind="ipo" if config.loss == "ipo-sum" else config.loss,
+            kind="ipo" if config.loss == "ipo-sum" else cast(Kind, config.loss),
             label_smoothing=config.label_smoothing,
             chosen_tokens=tokens[0] if config.is_per_token else None,
             rejected_tokens=tokens[1] if config.is_per_token else None,
             num_pairs=num_pairs,
         )
     return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
+
+
+def own_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    pairs: Sequence[EncodedPair],
+    config: DPOConfig,
+    tokens: tuple[Tensor, Tensor],
+    *,
+    num_pairs: int,
+) -> tuple[Tensor, Metrics]:
+    """The loss of the user's function and its metrics, beside accuracy and margin of the log-ratios to the reference.
+
+    Raises ConfigError if it raises, or does not return a scalar and a dictionary.
+    """
+    ref_chosen, ref_rejected = _references(pairs, chosen)
+    found = user_code.call(
+        LOSS,
+        config.loss,
+        chosen,
+        rejected,
+        ref_chosen,
+        ref_rejected,
+        chosen_tokens=tokens[0],
+        rejected_tokens=tokens[1],
+        config=config,
+        num_pairs=num_pairs,
+    )
+    margin = (chosen - ref_chosen - rejected + ref_rejected).detach()
+    common = {"reward/accuracy": (margin > 0).to(margin.dtype).sum(), "reward/margin": config.strength * margin.sum()}
+    match found:
+        case (Tensor(shape=()) as loss, dict(metrics)):
+            return loss, {name: number / num_pairs for name, number in common.items()} | metrics
+    raise ConfigError(
+        f"{LOSS} {user_code.name_of(config.loss)} must return (loss, metrics): a scalar tensor and a dictionary"
+    )
+
+
+def _references(pairs: Sequence[EncodedPair], chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference's log-probs of both responses of some pairs."""
+    return (
+        upload(torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype), chosen.device),
+        upload(torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype), chosen.device),
+    )
 
 
 def evaluate_pairs(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful import user_code
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
@@ -411,9 +412,16 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
 def alarms_of_data(config: Config) -> Alarms:
     """The alarms of a trainer on given texts. Only DPO's losses that sum log-ratios over a response have a ``beta``."""
     beta = None
-    if isinstance(config, DPOConfig) and config.needs_reference and not config.is_per_token:
+    is_own = isinstance(config, DPOConfig) and user_code.is_named(config.loss)
+    if isinstance(config, DPOConfig) and config.needs_reference and not (config.is_per_token or is_own):
         beta = config.strength
     return Alarms(Limits(beta=beta), names=OFFLINE)
+
+
+def own_files(config: Config) -> list[str]:
+    """The file of the user's own loss, whose content a resumed run compares."""
+    loss = getattr(config, "loss", None)
+    return [user_code.file_of(loss)] if isinstance(loss, str) and user_code.is_named(loss) else []
 
 
 def fit(
@@ -460,7 +468,7 @@ def fit(
         parents=[config.model, *([reference] if reference else [])],
         facts=facts,
         notes=notes,
-        more_data=[offset_data] if offset_data else [],
+        more_data=[*([offset_data] if offset_data else []), *own_files(config)],
         yardstick=yardstick if held_out else None,
         callbacks=callbacks,
         alarms=alarms_of_data(config),
