@@ -1,6 +1,7 @@
 """Records' answers: read whole by every reward that compares with them, and right against themselves."""
 
 import json
+import time
 
 import pytest
 
@@ -112,6 +113,17 @@ def scored(rewards):
 def test_mathematics_reads_the_whole_answer(scored, answer, right, wrong):
     pairs = [(answer, rf"所以答案是 \boxed{{{one}}}。") for one in [answer, *right, *wrong]]
     assert scored("verify:math", "answer", *pairs) == [1.0] * (1 + len(right)) + [0.0] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    "text", ["word " + " " * 2000 + "+ 5 ", "is " * 2000 + "5 +", "答案是 " * 1000 + "+5", "1," * 2000, "." * 4000]
+)
+def test_long_texts_take_no_long_time(scored, text):
+    """A policy writes anything: words, spaces and points without end."""
+    started = time.perf_counter()
+    assert scored("verify:math", "answer", ("7", rf"\boxed{{{text}}}")) == [0.0]
+    scored("rule:contains_expected", "expected", ("a b. 5.5 是", text))
+    assert time.perf_counter() - started < 5  # a text of so many words has 2 ** 2000 readings
 
 
 @pytest.mark.parametrize(

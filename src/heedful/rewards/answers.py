@@ -29,11 +29,10 @@ SAYS = re.compile(
     "|[是为於于得有共约答案])"
 )
 """The last word before an answer in a sentence. Others may change it: except 2, less than 5, Room 12."""
-BEFORE = re.compile(rf"(?:[\s,.;:!?：]*{WORD}[\s,;:!?：]*(?:\.\s)?)+")
-BEHIND = re.compile(rf"(?:[\s,;:!?]*{WORD}[\s,.;:!?]*)+$")
+PAUSES = " \t\n,.;:!?："
 CHANGES = re.compile(
     r"(?i)\b(?:except|not|least|most|less|more|than|fewer|greater|above|below|under|over|if|unless|when|where|for|only)\b"
-    r"|至|不|除|以[上下外内]|超过|[多少大小]于|如果|若|当|倍"
+    r"|至|不|除|以[上下外内]|超过|[多少大小]于|如果|若|当"
 )
 """Words behind a number that make it another answer."""
 POWER = r"(?:\^?\{?[23]\}?|[²³])?"
@@ -85,15 +84,25 @@ def without_words(text: str) -> str | None:
     text = re.sub(r"(?<!\.)[.。]$", "", text.rstrip("！")).strip()
     if WORDS.search(text) and not re.search(r"[^\s,.;:!?'\"“”()-]", WORDS.sub("", text)):
         return rf"\text{{{' '.join(text.split())}}}"
-    before, behind = BEFORE.match(text), BEHIND.search(text)
-    if before and not SAYS.fullmatch(before[0].strip(" ,.;:!?：")):
+    start, end, words = 0, len(text), [word.span() for word in WORDS.finditer(text)]
+    for first, last in words:
+        if text[start:first].strip(PAUSES):
+            break
+        start = last
+    for first, last in reversed(words):
+        if first < start or text[last:end].strip(PAUSES):
+            break
+        end = first
+    if start and not SAYS.fullmatch(text[:start]):
         return None
-    if behind and CHANGES.search(behind[0]):
+    if CHANGES.search(text[end:]):
         return None
-    core = UNIT.sub("", text[before.end() if before else 0 : behind.start() if behind else None]).strip()
+    core = text[start:end]
+    core = re.sub(r"^[\s,;:!?：]+(?:\.\s)?|[\s,;:?]+$", "", core) if start or end < len(text) else core
+    core = UNIT.sub("", core).strip()
     if not WORDS.search(core):
         return core
-    if before or not re.match(r"[-+]?[€£¥￥]?\.?\d", text):
+    if start or not re.match(r"[-+]?[€£¥￥]?\.?\d", text):
         return None
     return WORDS.sub(lambda word: rf" \text{{{word[0]}}} ", text)
 

@@ -75,7 +75,7 @@ def pattern_of(expected: str) -> re.Pattern[str]:
         raise AnswerError("is nothing but spaces and punctuation, which every response contains")
     before = r"(?<![0-9])(?<![0-9]\.)" if text[0].isdecimal() else ""
     behind = r"(?!\.?[0-9])" if text[-1].isdecimal() else ""
-    return re.compile(before + f"(?:{PUNCTUATION.pattern})*".join(map(re.escape, text)) + behind)
+    return re.compile(before + f"(?:{PUNCTUATION.pattern})*+".join(map(re.escape, text)) + behind)
 
 
 def digits(completions: Sequence[Any], **_: Any) -> list[float]:
