@@ -178,3 +178,18 @@ def test_a_column_that_a_row_lacks_is_none_for_rewards(tmp_path):
     first, second = read_prompts(in_parquet(of(rows), tmp_path))
     assert first.columns == {"answer": {"x": 1}, "note": "z"}
     assert second.columns == {"answer": {"y": [None, {"z": 2}]}, "note": None}
+
+
+def test_strings_as_polars_holds_them(tiny):
+    """Arrow's views of text, in lists."""
+    answers = pyarrow.array([["甲一", "a"], ["乙二"]], pyarrow.list_(pyarrow.string_view()))
+    table = pyarrow.table({"prompt": ["甲", "乙"], "answer": answers})
+    known = {}
+
+    def reward(prompts, completions, answer, **_):
+        known.update(zip(prompts, answer, strict=True))
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(**ONLINE, rollout_batch_size=2, minibatch_size=2)
+    heedful.train_ppo(config, model=tiny(), data=table, rewards=[reward])
+    assert known == {"甲": ["甲一", "a"], "乙": ["乙二"]}

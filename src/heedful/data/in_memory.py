@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from heedful.data.messages import as_dict
-from heedful.data.readers import dataset_rows, from_arrow
+from heedful.data.readers import PARQUET_ROWS, dataset_rows, from_arrow
 from heedful.errors import DataError
 from heedful.files import write_bytes
 from heedful.types import Message
@@ -32,7 +32,7 @@ ACCEPTED = "a datasets.Dataset, a DataFrame, or a list of dicts, texts or conver
 def write_records(records: Records, folder: Path, name: str, *, asks: bool) -> Path:
     """Write records to a file in ``folder``, named by a hash of its content, and return its path.
 
-    Data sets and DataFrames become Parquet, which keeps the types of their columns; lists become JSON Lines.
+    Data sets and DataFrames become Arrow files, which keep the types of their columns; lists become JSON Lines.
 
     Args:
         records: the records.
@@ -50,15 +50,17 @@ def write_records(records: Records, folder: Path, name: str, *, asks: bool) -> P
             f"{name} has the splits {', '.join(records)}; choose one, such as {name}[{next(iter(records))!r}]"
         )
     if isinstance(records, Dataset):
-        return _write(_parquet(records.with_format("arrow")[:]), folder, name, ".parquet")
+        return _write_table(records.with_format("arrow")[:], folder, name)
     if isinstance(records, IterableDataset):
         rows: Iterable[AnyRecord] = dataset_rows(records)
     elif hasattr(records, "__arrow_c_stream__"):
         try:
-            return _write(_parquet(pyarrow.table(records)), folder, name, ".parquet")
-        except pyarrow.ArrowException:  # a column of pandas whose values have several types
+            return _write_table(pyarrow.table(records), folder, name)
+        except (pyarrow.ArrowException, ValueError) as error:
             frame: Any = records
-            rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            if not (isinstance(error, pyarrow.ArrowException) and hasattr(frame, "notna")):
+                raise DataError(f"{name}: {error}") from error
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     elif isinstance(records, str | Mapping) or not isinstance(records, Sequence):
         raise DataError(f"{name} must be {ACCEPTED}, got {_kind(records)}")
     else:
@@ -73,13 +75,14 @@ def _write(content: bytes, folder: Path, name: str, ending: str) -> Path:
     return path
 
 
-def _parquet(table: Any) -> bytes:
+def _write_table(table: Any, folder: Path, name: str) -> Path:
     import pyarrow
-    from pyarrow import parquet
 
     content = pyarrow.BufferOutputStream()
-    parquet.write_table(table, content)
-    return content.getvalue().to_pybytes()
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_file(content, table.schema, options=options) as file:
+        file.write_table(table, PARQUET_ROWS)
+    return _write(content.getvalue().to_pybytes(), folder, name, ".arrow")
 
 
 def _json_lines(records: Iterable[AnyRecord], name: str, *, asks: bool) -> bytes:

@@ -482,9 +482,9 @@ def _table_rows(path: str, kind: str, size: int, tables: Iterator[Any]) -> Itera
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table of pyarrow, as `from_arrow` decodes them. A column that a row lacks is None."""
-    kinds = {field.name: field.type for field in table.schema}
+    kinds = {field.name: field.type for field in table.schema if re.search("struct<|arrow.json", str(field.type))}
     for row in table.to_pylist():
-        yield {name: from_arrow(value, kinds[name], parse_json) for name, value in row.items()}
+        yield row | {name: from_arrow(row[name], kind, parse_json) for name, kind in kinds.items()}
 
 
 def from_arrow(value: Any, kind: Any = None, decode: Callable[[str], Any] = lambda value: value) -> Any:

@@ -34,7 +34,7 @@ from heedful.training.rank_consistency import meet
 
 C = TypeVar("C", bound=TrainingOptions)
 AnyModel: TypeAlias = Policy | RewardModel | PreTrainedModel
-OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.parquet)?|\.heedful-\w+")
+OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.arrow)?|\.heedful-\w+")
 """Names of written inputs; all else in the folder belongs to the user."""
 
 
@@ -185,7 +185,7 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
 def as_given(message: str, paths: Mapping[str, str]) -> str:
     """A message with objects as they were passed in place of their files."""
     for name, path in paths.items():
-        rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of Parquet, of JSON Lines
+        rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of tables, of JSON Lines
         for place in set(re.findall(rows, message)):
             number = int(place.removeprefix(path).strip(": row"))
             message = re.sub(rf"{re.escape(place)}\b", f"{name}[{number - 1}]", message)
