@@ -1,9 +1,11 @@
 """Training from Python: objects instead of files, functions to call, a temporary folder, a result, and PPO step by step."""
 
 import builtins
+import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -515,11 +517,6 @@ def without_tokenizer(policy):
     return policy
 
 
-def with_head(policy):
-    policy.add_value_head()
-    return policy
-
-
 def moved(policy):
     policy.lm.to("meta")
     return policy
@@ -528,12 +525,6 @@ def moved(policy):
 NO_STEPS = {
     "frozen": (ConfigError, frozen, {}, "the policy is frozen"),
     "no tokenizer": (CheckpointError, without_tokenizer, {}, "the policy has no tokenizer; load it with"),
-    "an unused head": (
-        ConfigError,
-        with_head,
-        {"critic": "separate"},
-        "value head, which these settings do not use",
-    ),
     "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
     "another precision": (
         ConfigError,
@@ -557,8 +548,116 @@ def test_a_policy_that_cannot_be_trained_in_place_is_refused(case, policy):
 
 def test_wrong_prompts_are_named_by_their_number(policy):
     config = heedful.PPOConfig(**ONLINE)
-    with pytest.raises(DataError, match=r"^prompts\[1\]: not a prompt"):
+    with pytest.raises(DataError, match=r"^data\[1\]: not a prompt"):
         next(heedful.ppo_steps(config, policy, [{"prompt": "a"}, {"text": "b"}], rewards=[first_token]))
+
+
+def test_steps_take_their_inputs_by_the_names_of_the_trainers(policy, tiny):
+    """A folder, settings with model and data, and one function by itself give the steps of a policy in memory."""
+    config = heedful.PPOConfig(**ONLINE)
+    _, _, expected = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    folder = tiny("gpt2")
+    _, _, found = next(heedful.ppo_steps(config, model=folder, data=QUESTIONS, rewards=first_token))
+    assert found["reward/score_mean"] == expected["reward/score_mean"]
+    _, _, found = next(
+        heedful.ppo_steps(heedful.PPOConfig(**ONLINE, model=folder), data=QUESTIONS, rewards=first_token)
+    )
+    assert found["reward/score_mean"] == expected["reward/score_mean"]
+
+
+def test_steps_without_a_critic_keep_a_value_head(policy):
+    next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=first_token))
+    head = policy.value_head
+    assert head is not None
+    grpo = heedful.GRPOConfig(**ONLINE | {"samples_per_prompt": 2})
+    with contextlib.closing(heedful.ppo_steps(grpo, policy, QUESTIONS, rewards=first_token)) as steps:
+        _, experience, _ = next(steps)
+        assert experience.old_values is None
+    assert policy.value_head is head
+
+
+def test_a_baseline_of_greedy_responses_takes_five_lines(policy):
+    """ReMax (Li et al. 2023): the score of a response minus that of the greedy response to its prompt."""
+    seen = []
+
+    def remax(rewards, config):
+        greedy = heedful.LocalEngine(rewards.policy, max_new_tokens=config.max_new_tokens, temperature=0)
+        baseline = heedful.score(first_token, greedy.generate(rewards.prompts))
+        seen.append((rewards.per_response, baseline))
+        return rewards.per_response - baseline
+
+    config = heedful.PPOConfig(**ONLINE | {"advantage": remax, "kl_coef": 0.0, "whiten_advantages": False})
+    _, experience, _ = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    ((scores, baseline),) = seen
+    expected = torch.where(experience.mask, (scores - baseline).unsqueeze(1), 0.0)
+    torch.testing.assert_close(experience.advantages, expected)
+    by_prompt = {}
+    for completion, one in zip(experience.completions, baseline.tolist(), strict=True):
+        assert by_prompt.setdefault(completion.prompt.source, one) == one, "greedy: alike for each prompt"
+
+
+def test_an_experience_prints_its_shapes(policy):
+    _, experience, _ = next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=first_token))
+    text = repr(experience)
+    rows, time = experience.mask.shape
+    assert len(text) < 1500
+    for name in ("advantages", "old_logprobs", "rewards"):
+        assert re.search(rf"^  {name} +\[{rows}, {time}\] float32$", text, re.MULTILINE)
+
+
+def test_a_loss_may_have_a_metric_of_its_own_under_any_name(policy):
+    def loss(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+        ratio = (logprobs - old_logprobs).exp()
+        return -reduction.tokens(ratio * advantages, mask), {"policy/ratio_mean": torch.tensor(7.0)}
+
+    config = heedful.PPOConfig(**ONLINE | {"policy_loss": loss})
+    _, _, metrics = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    assert metrics["policy/ratio_mean"] == pytest.approx(7.0)
+
+
+NO_PIECES = {
+    "a model for a policy": lambda lm, policy, batch: heedful.logprobs(lm, batch),
+    "texts for a batch": lambda lm, policy, batch: heedful.logprobs(policy, ["文本"]),
+    "a model for steps": lambda lm, policy, batch: next(
+        heedful.ppo_steps(heedful.PPOConfig(**ONLINE), lm, QUESTIONS, rewards=first_token)
+    ),
+    "a model for values": lambda lm, policy, batch: heedful.values(lm, batch),
+    "texts to score": lambda lm, policy, batch: heedful.score(first_token, ["文本"]),
+    "a model for responses": lambda lm, policy, batch: heedful.as_responses(lm, ["a"], ["b"]),
+}
+
+
+@pytest.mark.parametrize("case", NO_PIECES)
+def test_what_is_no_policy_and_no_batch_is_refused_in_one_sentence(case, policy):
+    batch = heedful.LocalEngine(policy, max_new_tokens=2).generate(["a"])
+    with pytest.raises(ConfigError) as caught:
+        NO_PIECES[case](policy.lm, policy, batch)
+    said = str(caught.value)
+    assert re.search("is a (GPT2LMHeadModel|list)", said)
+    assert re.search(r"make (it|a policy of it)", said)
+
+
+def test_a_saved_policy_is_read_again_by_heedful_and_transformers(policy, tmp_path):
+    policy.add_value_head()
+    with torch.no_grad():
+        policy.value_head.weight.fill_(0.25)
+    policy.save(tmp_path / "策略")
+    again = heedful.Policy.from_pretrained(tmp_path / "策略", value_head=True, device="cpu", dtype="float32")
+    batch = heedful.LocalEngine(policy, max_new_tokens=3).generate(["你好"])
+    assert torch.equal(heedful.logprobs(again, batch), heedful.logprobs(policy, batch))
+    assert torch.equal(heedful.values(again, batch), heedful.values(policy, batch))
+    AutoModelForCausalLM.from_pretrained(tmp_path / "策略")
+
+
+def test_scores_per_token_are_on_their_tokens(policy):
+    batch = heedful.LocalEngine(policy, max_new_tokens=4).generate(["你好", "a"])
+    dense = lambda completion_ids, **_: [[float(token % 5) for token in ids] for ids in completion_ids]  # noqa: E731
+    found = heedful.score(dense, batch, per_token=True)
+    assert found.shape == batch.mask.shape
+    torch.testing.assert_close(found.sum(dim=1), heedful.score(dense, batch))
+    assert found[0, 0] == float(batch.completions[0].ids[0] % 5)
+    whole = heedful.score(first_token, batch, per_token=True)
+    assert (whole != 0).sum() <= 2
 
 
 def test_adapters_are_put_on_once(policy):

@@ -99,8 +99,7 @@ class Engine(heedful.Engine):
     def generate(self, prompts):
         drawn = torch.randint(40, 200, (len(prompts), 5), generator=torch.Generator().manual_seed(0))
         found = heedful.as_responses(self.policy, prompts, [[*row, END] for row in drawn.tolist()])
-        rollouts = replace(found.rollouts, sampler_logprobs=found.rollouts.sampler_logprobs + self.shift)
-        return replace(found, rollouts=rollouts)
+        return replace(found, logprobs=found.logprobs + self.shift)
 
     def update_weights(self, policy):
         self.policy = policy

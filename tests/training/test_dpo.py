@@ -14,7 +14,6 @@ from heedful.algorithms import dpo as dpo_module
 from heedful.algorithms import sft as sft_module
 from heedful.algorithms.dpo import accumulate, encode_preferences, response_logprobs, with_reference
 from heedful.data.chat import Renderer
-from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
@@ -101,7 +100,7 @@ def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(gpt2, tmp_path)
     metrics = accumulate(policy, pairs, renderer.pad_id, config)
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     policy.zero_grad()
-    examples = [Example(pair.prompt, pair.chosen) for pair in pairs]
+    examples = [pair.chosen for pair in pairs]
     sft = sft_module.accumulate(
         policy, examples, renderer.pad_id, SFTConfig(model="m", data="d", output=tmp_path / "sft").micro_batch
     )
@@ -126,9 +125,10 @@ def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(gpt2,
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
-        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")
+        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side).response) for p in pairs])
+        for side in ("chosen", "rejected")
     ]
-    lengths = [torch.tensor([len(getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    lengths = [torch.tensor([getattr(p, side).num_tokens for p in pairs]) for side in ("chosen", "rejected")]
     loss, wanted = formula(*sides, *lengths, **options)
     assert metrics["loss/dpo"] == pytest.approx(float(loss), rel=1e-4)
     for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
@@ -167,11 +167,11 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
-        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side)) for pair in pairs])
+        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side).response) for pair in pairs])
         for model in (policy, reference)
         for side in ("chosen", "rejected")
     ]
-    lengths = [torch.tensor([len(getattr(pair, side)) for pair in pairs]) for side in ("chosen", "rejected")]
+    lengths = [torch.tensor([getattr(pair, side).num_tokens for pair in pairs]) for side in ("chosen", "rejected")]
     is_mean = loss == "ipo" or (per_token and loss != "ipo-sum")
     tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if is_mean else {}
     kind = loss.removesuffix("-sum")
@@ -227,9 +227,9 @@ def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
     for truncated in (False, True):
         ranking = Ranking("问", ("ab", "cd"), (1, 0), "row", truncated=truncated)
         ((pair,), _) = encode_preferences([ranking], renderer, 100, config)
-        letters = [renderer.decode([token]) for token in pair.chosen[:2]]
+        letters = [renderer.decode([token]) for token in pair.chosen.response[:2]]
         assert letters == ["c", "d"], "rank 0 is the better one"
-        ends.append((len(pair.chosen), len(pair.rejected)))
+        ends.append((pair.chosen.num_tokens, pair.rejected.num_tokens))
     assert ends == [(3, 3), (2, 2)]
 
 
@@ -241,15 +241,15 @@ def test_a_cut_pair_token_by_token(tiny, tmp_path):
     ((pair,), counts) = encode_preferences([ranking], renderer, len(prompt) + 3, config)
     assert counts["truncated"] == 1
     assert pair.prompt == prompt
-    assert [renderer.decode([token]) for token in pair.chosen] == ["c", "d", "e"]
-    assert [renderer.decode([token]) for token in pair.rejected[:2]] == ["a", "b"]
-    assert pair.rejected == renderer.response_ids("ab", prompt="问")
-    assert len(pair.rejected) == 3
+    assert [renderer.decode([token]) for token in pair.chosen.response] == ["c", "d", "e"]
+    assert [renderer.decode([token]) for token in pair.rejected.response[:2]] == ["a", "b"]
+    assert pair.rejected.response == renderer.response_ids("ab", prompt="问")
+    assert len(pair.rejected.response) == 3
     policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
     with torch.no_grad():
         chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
-    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen)), rel=1e-5)
-    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected)), rel=1e-5)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen.response)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected.response)), rel=1e-5)
 
 
 def test_the_reference_reads_the_longest_pairs_first(gpt2, tmp_path, monkeypatch):

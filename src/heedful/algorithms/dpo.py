@@ -23,6 +23,7 @@ from heedful.algorithms.offline import (
     set_up,
     shown_of,
     subject_of,
+    token_rows,
     whole_logprobs,
 )
 from heedful.configs.offline import DPOConfig
@@ -30,12 +31,11 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal, max_length
-from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
+from heedful.data.loading import Example, RankingRows, as_example, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import BatchOrder
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
-from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
@@ -46,7 +46,7 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
-from heedful.types import MicroBatch, Ranking, plain_response
+from heedful.types import MicroBatch, Ranking, Response, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 
@@ -57,12 +57,9 @@ class EncodedPair:
 
     ranking: Ranking
     prompt: list[int]
-    """The prompt alone, as for sampling."""
-    prompts: tuple[list[int], list[int]]
-    """Prompts of the chosen and of the rejected response, without a token that also contains the response's
-    beginning."""
-    chosen: list[int]
-    rejected: list[int]
+    """The prompt alone, as for sampling. That of an example lacks a token that also has the beginning of its response."""
+    chosen: Example
+    rejected: Example
     ref_chosen: float = math.nan
     """Log-probability of the whole response, in nats."""
     ref_rejected: float = math.nan
@@ -73,11 +70,11 @@ class EncodedPair:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.chosen) + len(self.rejected)
+        return self.chosen.num_tokens + self.rejected.num_tokens
 
     @property
     def length(self) -> int:
-        return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
+        return max(self.chosen.length, self.rejected.length)
 
 
 def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
@@ -123,14 +120,14 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
-    texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
+    texts = (
+        (pair.source, ids)
+        for pair in train + held_out
+        for ids in (pair.prompt, pair.chosen.response, pair.rejected.response)
+    )
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    rows = [
-        TokenRow(pair.source, prompt, response)
-        for pair in train
-        for prompt, response in zip(pair.prompts, (pair.chosen, pair.rejected), strict=True)
-    ]
+    rows = token_rows(one for pair in train for one in (pair.chosen, pair.rejected))
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     if config.needs_reference:
         reference = reference_of(config, setup, policy)
@@ -165,7 +162,7 @@ def accumulate(
     the gradient. ``limit`` is the config's by default.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
-    num_tokens = sum(len(pair.chosen) for pair in ordered)
+    num_tokens = sum(pair.chosen.num_tokens for pair in ordered)
     sums = MetricSums()
     limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
@@ -193,8 +190,8 @@ def pair_loss(
         num_pairs: number of pairs of the whole optimizer step.
     """
     tokens = (
-        upload(torch.tensor([len(pair.chosen) for pair in pairs]), chosen.device),
-        upload(torch.tensor([len(pair.rejected) for pair in pairs]), chosen.device),
+        upload(torch.tensor([pair.chosen.num_tokens for pair in pairs]), chosen.device),
+        upload(torch.tensor([pair.rejected.num_tokens for pair in pairs]), chosen.device),
     )
     if config.loss == "simpo":
         loss, metrics = core.simpo_loss(
@@ -254,21 +251,25 @@ def encode_preferences(
 
 
 def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
-    prompt = renderer.prompt_ids(row.ranking.prompt)
+    ranking = row.ranking
+    prompt = renderer.prompt_ids(ranking.prompt, ranking.prefill)
     if not prompt:
         raise DataError(
-            f"{row.ranking.source}: the prompt is empty and the tokenizer has no BOS token, so a response's first "
+            f"{ranking.source}: the prompt is empty and the tokenizer has no BOS token, so a response's first "
             "token has no context. DPO needs prompts; `heedful reward` compares whole texts"
         )
-    prompts, responses = [], []
-    for side, response in zip(row.rows, row.ranking.responses, strict=True):
-        ids = side["input_ids"]
-        start = len(prompt)
-        if ids[:start] != prompt:  # a token spans both
-            start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
-        prompts.append(ids[:start])
-        responses.append(ids[start:])
-    return EncodedPair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
+
+    def example(ids: list[int], response: Response) -> Example:
+        if ids[: len(prompt)] == prompt and not isinstance(response, tuple):
+            return Example(prompt, ids[len(prompt) :], ranking.source)
+        cut, prefill = ranking.truncated, ranking.prefill
+        written = renderer.written(ranking.prompt, response, truncated=cut, prefill=prefill)
+        return as_example(written, ranking.source).cut(len(ids))
+
+    chosen, rejected = (
+        example(side["input_ids"], response) for side, response in zip(row.rows, ranking.responses, strict=True)
+    )
+    return EncodedPair(ranking, prompt, chosen, rejected)
 
 
 def with_reference(
@@ -290,10 +291,5 @@ def with_reference(
 
 def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
-    whole = whole_logprobs(
-        policy,
-        [pair.prompts[side] for side in range(2) for pair in pairs],
-        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
-        pad_id,
-    )
+    whole = whole_logprobs(policy, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad_id)
     return whole[: len(pairs)], whole[len(pairs) :]

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -15,10 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
-from heedful.data.loading import EncodedPrompt
+from heedful.data.loading import EncodedPrompt, Example
 from heedful.data.splits import BatchOrder, HasPrompt
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
@@ -172,9 +173,29 @@ def read_once(
     return [of_all[i] for i in range(len(lengths))]
 
 
-def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int) -> Tensor:
-    """Log-probabilities of responses to their prompts, summed over their tokens, ``[responses]``."""
-    batch = collate_padding_behind(prompts, responses, pad_id=pad_id).to(policy.device)
+def token_rows(examples: Iterable[Example]) -> list[TokenRow]:
+    """What is learned of each example, for the checks: a row for each answer, after all that was said before it."""
+    rows = []
+    for one in examples:
+        learned, start = [True] * len(one.response) if one.learned is None else one.learned, 0
+        for is_learned, group in groupby(learned):
+            end = start + len(list(group))
+            if is_learned:
+                rows.append(TokenRow(one.source, one.prompt + one.response[:start], one.response[start:end]))
+            start = end
+    return rows
+
+
+def as_batch(examples: Sequence[Example], pad_id: int) -> Batch:
+    """Examples as tensors, with all padding at the end; ``response_mask`` marks what is learned."""
+    learned = [[True] * len(one.response) if one.learned is None else one.learned for one in examples]
+    prompts, responses = [one.prompt for one in examples], [one.response for one in examples]
+    return collate_padding_behind(prompts, responses, pad_id=pad_id, own=learned)
+
+
+def whole_logprobs(policy: Policy, examples: Sequence[Example], pad_id: int) -> Tensor:
+    """Log-probabilities of responses to their prompts, summed over the tokens that are learned, ``[responses]``."""
+    batch = as_batch(examples, pad_id).to(policy.device)
     logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
 
@@ -320,9 +341,10 @@ def shown_of(
         if len(shown) == number:
             break
         with contextlib.suppress(RefusedError):  # it was dropped
-            ids = renderer.prompt_ids(record.prompt)
+            begun = getattr(record, "prefill", "")
+            ids = renderer.prompt_ids(record.prompt, begun)
             if len(ids) <= learner.longest_shown:
-                shown.append((EncodedPrompt(Prompt(record.prompt, record.source), ids), texts(record)))
+                shown.append((EncodedPrompt(Prompt(record.prompt, record.source, prefill=begun), ids), texts(record)))
     return shown
 
 
@@ -330,10 +352,10 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
     """Rows of the sample table: prompts, their responses in the data, and the policy's responses."""
     if not data.shown:
         return []
-    _, completions = learner.sampler.respond(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
+    responses = learner.sampler.generate(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
     return [
         {"prompt": plain_text(prompt.prompt.prompt), **texts, "response": completion.response}
-        for (prompt, texts), completion in zip(data.shown, completions, strict=True)
+        for (prompt, texts), completion in zip(data.shown, responses.completions, strict=True)
     ]
 
 

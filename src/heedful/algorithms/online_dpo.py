@@ -112,7 +112,7 @@ def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learn
     metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics["time/score"] = experience.seconds - scored.sampled.seconds
-    return update.end(metrics, scored.rollouts.lengths.sum(), scored.sampled.sampled_tokens)
+    return update.end(metrics, scored.responses.lengths.sum(), scored.sampled.sampled_tokens)
 
 
 def backward_minibatch(
@@ -192,7 +192,7 @@ def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, 
     kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
     update.set_kl(rows, kl)
     update.note_first_pass(rows, outputs)
-    seen = experience.scored.rollouts.sampler_logprobs[rows]
+    seen = experience.scored.responses.logprobs[rows]
     return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
 
 

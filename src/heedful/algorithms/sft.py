@@ -7,16 +7,26 @@ from typing import Unpack
 import torch
 
 from heedful import core
-from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of, subject_of
+from heedful.algorithms.offline import (
+    PolicyData,
+    PolicyLearner,
+    as_batch,
+    fit,
+    load,
+    sample_rows,
+    set_up,
+    shown_of,
+    subject_of,
+    token_rows,
+)
 from heedful.configs.offline import SFTConfig
-from heedful.data.batches import collate_padding_behind, own_micro_batches
+from heedful.data.batches import own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import max_length
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.data.splits import BatchOrder
 from heedful.distributed.ranks import own_random_numbers
 from heedful.distributed.sharding import passes
-from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -82,8 +92,7 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
-    rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
-    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    examine(subject_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))
     learner = PolicyLearner(config, setup, policy, batches, renderer)
     shown = shown_of(
         (demonstration for demonstration in split[1] or split[0] if demonstration.prompt),
@@ -113,8 +122,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: 
     num_tokens = sum(example.num_tokens for example in ordered)
     sums = MetricSums()
     for part in own_micro_batches(ordered, limit, lambda example: (1, example.length), step):
-        batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id)
-        batch = batch.to(policy.device)
+        batch = as_batch(part, pad_id).to(policy.device)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
         if torch.is_grad_enabled():

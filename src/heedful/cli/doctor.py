@@ -26,12 +26,11 @@ from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
 from heedful.doctor.show import show_examples, show_findings, show_verdict
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import HeedfulError, MachineError
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
 from heedful.training.checkpoints import check_space
-from heedful.types import Completion
 
 OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
 """The modules of the trainers on given texts."""
@@ -144,9 +143,10 @@ def examine_online(examination: Examination, config: Any) -> None:
     learner: Learner[Any] = start(config, (), examine=examination.look).learner
     with contextlib.closing(learner.sampler):
         check_machine(examination, learner, learner.policy)
-        rollouts, completions = sampled(learner)
-        examination.add(first_step.responses_cut(rollouts, config))
-        passes = first_passes(learner, rollouts)
+        responses = sampled(learner)
+        completions = responses.completions
+        examination.add(first_step.responses_cut(responses, config))
+        passes = first_passes(learner, responses)
         examination.add(first_step.ratio(passes), first_step.kl(passes, config.reference))
         examination.add(first_step.sampler_mismatch(passes, config))
         scored = rewards.score_each(learner.rewards, completions)
@@ -182,24 +182,24 @@ def check_machine(examination: Examination, learner: Any, model: Any) -> None:
             examination.add(finding("disk", "fail", "the disk has no room for what the run writes", str(error)))
 
 
-def sampled(learner: Learner[Any]) -> tuple[Rollouts, list[Completion]]:
+def sampled(learner: Learner[Any]) -> Responses:
     """Responses of the policy as it starts, with random numbers of their own: `rewards.SAMPLES`, of groups if they are
     compared."""
     config = learner.config
     each = config.samples_per_prompt if config.judge_compares else 1
     prompts = spread(learner.prompts.prompts, max(1, rewards.SAMPLES // each))
     repeated = [prompts[i % len(prompts)] for i in range(max(1, rewards.SAMPLES // each)) for _ in range(each)]
-    return learner.sampler.respond(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
+    return learner.sampler.generate(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
 
 
-def first_passes(learner: Learner[Any], rollouts: Rollouts) -> first_step.FirstPasses:
+def first_passes(learner: Learner[Any], responses: Responses) -> first_step.FirstPasses:
     """What policy and reference read of the first sampled responses, as the first step would."""
-    few = rollouts.select(torch.arange(min(PASSES, learner.config.micro_batch_size, len(rollouts.lengths))))
+    few = responses[: min(PASSES, learner.config.micro_batch_size)]
     batch, config = few.batch, learner.config
     new = learner.policy(batch.ids, batch.attention_mask, batch.response_mask, temperature=config.temperature)
     return first_step.FirstPasses(
         mask=batch.response_mask,
-        sampler=few.sampler_logprobs,
+        sampler=few.logprobs,
         old=learner.read(learner.policy, batch).logprobs,
         new=new.logprobs.detach(),
         reference=None if learner.reference is None else learner.read(learner.reference, batch).logprobs,

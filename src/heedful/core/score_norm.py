@@ -53,7 +53,7 @@ def spread_scores(
     Args:
         shaped: score of each response after normalisation, clipping and penalties.
         tokens: dense scores of each response, at most one per token; None returns ``shaped`` unchanged.
-        response_mask: True at response tokens, which start at the first column.
+        response_mask: True at response tokens.
         std: standard deviation that normalised ``shaped``; dense scores are divided by it too.
 
     Each row sums to its shaped score. So the last token gets everything but the dense scores: scalar rewards, the mean
@@ -62,9 +62,11 @@ def spread_scores(
     if tokens is None:
         return shaped
     placed = torch.zeros(response_mask.shape, dtype=shaped.dtype, device=shaped.device)
+    places = [own.nonzero().squeeze(1) for own in response_mask.cpu()]
     for row, numbers in enumerate(tokens):
-        placed[row, : len(numbers)] = torch.tensor(numbers, dtype=shaped.dtype, device=shaped.device) / std
-    last = response_mask.sum(dim=1) - 1  # responses are padded on the right
+        there = places[row][: len(numbers)].to(shaped.device)
+        placed[row, there] = torch.tensor(numbers, dtype=shaped.dtype, device=shaped.device) / std
+    last = torch.tensor([own[-1] if len(own) else 0 for own in places], device=shaped.device)
     rows = torch.arange(len(tokens), device=shaped.device)
     placed[rows, last] += shaped - placed.sum(dim=1)
     return placed

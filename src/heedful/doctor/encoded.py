@@ -12,7 +12,7 @@ from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.errors import DataError, RefusedError
-from heedful.types import Conversation, Demonstration, Message, Ranking, Response
+from heedful.types import Demonstration, Ranking, Response, Text, Turn, as_message, last_answer
 
 SAMPLE = 2000
 """Rows that are looked at, spread evenly, where all of them would take seconds: a share of 1 in 500 is then seldom missed."""
@@ -112,12 +112,13 @@ def generation_mask(records: Sequence[HasPrompt], renderer: Renderer) -> Finding
     parted: list[tuple[str, str, str]] = []
     looked_at = 0
     for record in records[:RENDERED]:
-        answer = _answer_of(record)
-        if isinstance(record.prompt, str) or answer is None:
+        response = _answer_of(record)
+        if isinstance(record.prompt, str) or response is None:
             continue
+        asked, answer = last_answer(record.prompt, response)
         with contextlib.suppress(DataError, RefusedError):  # it was dropped
-            learned = renderer.decode(renderer.response_ids(answer, prompt=record.prompt))
-            marked = _marked(record.prompt, answer, template)
+            learned = renderer.decode(renderer.response_ids(answer, prompt=asked))
+            marked = _marked(asked, answer, template)
             looked_at += 1
             if _bare(learned, renderer) != _bare(marked, renderer):
                 parted.append((record.source, learned, marked))
@@ -201,9 +202,10 @@ def _with_signs(renderer: Renderer) -> ChatTemplate:
     return ChatTemplate(tokenizer)
 
 
-def _marked(prompt: Conversation, answer: Response, template: ChatTemplate) -> str:
+def _marked(prompt: Text, answer: Turn, template: ChatTemplate) -> str:
     """What the template marks as the last answer of a conversation, without the head of its turn."""
-    turn = Message("assistant", answer) if isinstance(answer, str) else answer
+    assert isinstance(prompt, tuple)
+    turn = as_message(answer)
     before, begin, rest = template.text((*prompt, turn), add_generation_prompt=False).rpartition(BEGIN)
     marked = rest.partition(END)[0] if begin else ""
     head = template.text(prompt, add_generation_prompt=True).removeprefix(before)

@@ -9,7 +9,7 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.masking import masked_mean
 from heedful.devices import total_memory
 from heedful.doctor.findings import Finding, finding
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
@@ -106,16 +106,16 @@ def sampler_mismatch(passes: FirstPasses, config: RolloutConfig) -> Finding | No
     )
 
 
-def responses_cut(rollouts: Rollouts, config: RolloutConfig) -> Finding | None:
+def responses_cut(responses: Responses, config: RolloutConfig) -> Finding | None:
     """How many responses reach the limit without an end?"""
-    cut, number = int(rollouts.truncated.sum()), len(rollouts.truncated)
+    cut, number = int(responses.truncated.sum()), len(responses.truncated)
     if config.response_length != "stop" or cut <= MANY_CUT * number:
         return None
     return finding(
         "responses-cut",
         "warn",
         f"{cut} of {number} sampled responses have no end within --max-new-tokens {config.max_new_tokens}",
-        f"mean length {float(rollouts.lengths.float().mean()):.0f} tokens",
+        f"mean length {float(responses.lengths.float().mean()):.0f} tokens",
     )
 
 

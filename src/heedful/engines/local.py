@@ -8,7 +8,8 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.engine import AnyPrompt, Responses, as_prompt
+from heedful.engines.engine import AnyPrompt, as_prompt
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
@@ -59,8 +60,7 @@ class LocalEngine:
         if isinstance(prompts, str) or not len(prompts):
             raise DataError(f"generate takes a list of prompts, got {prompts!r:.60}")
         encoded = [self._encoded(prompt, i) for i, prompt in enumerate(prompts)]
-        rollouts, completions = self.sampler.respond(self.policy, encoded, self.generator)
-        return Responses(rollouts, completions, self.sampler.options.temperature)
+        return self.sampler.generate(self.policy, encoded, self.generator)
 
     def update_weights(self, policy: Policy) -> None:
         """Sample from another policy of the same shape from now on."""
@@ -71,7 +71,7 @@ class LocalEngine:
 
     def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
         asked = as_prompt(prompt, f"prompt {index}")
-        ids = self.sampler.renderer.prompt_ids(asked.prompt)
+        ids = self.sampler.renderer.prompt_ids(asked.prompt, asked.prefill)
         if len(ids) > self.room:
             raise DataError(
                 f"{asked.source} has {len(ids)} tokens, but the context has room for {self.room} besides max_new_tokens="

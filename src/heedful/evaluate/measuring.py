@@ -13,7 +13,7 @@ from heedful.data.fitting import Counts, added, check_dropped, prompt_room
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import DataError, RewardError
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
@@ -119,8 +119,12 @@ class Answered:
     """A policy and its responses to prompts. Responses to the same prompt are consecutive."""
 
     policy: Policy
-    rollouts: Rollouts
-    completions: list[Completion]
+    responses: Responses
+
+    @property
+    def completions(self) -> Sequence[Completion]:
+        """Prompts and responses as text."""
+        return self.responses.completions
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -129,13 +133,13 @@ class Answered:
 
     def select(self, rows: list[int]) -> "Answered":
         """Return the responses at these indices, in this order."""
-        return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
+        return Answered(self.policy, self.responses.select(rows))
 
     def shape(self) -> dict[str, float]:
         """Mean length of the responses, and the shares of responses with an end token and of empty ones."""
         return {
-            "response_length": float(self.rollouts.lengths.float().mean()),
-            "eos_frac": 1 - float(self.rollouts.truncated.float().mean()),
+            "response_length": float(self.responses.lengths.float().mean()),
+            "eos_frac": 1 - float(self.responses.truncated.float().mean()),
             "empty_frac": sum(not c.response.strip() for c in self.completions) / len(self.completions),
         }
 
@@ -157,8 +161,7 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
-    rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
-    return Answered(policy, rollouts, completions)
+    return Answered(policy, sampler.generate(policy, encoded, torch.Generator().manual_seed(config.seed)))
 
 
 def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:

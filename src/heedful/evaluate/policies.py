@@ -227,7 +227,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     reference = load_frozen(resolve(config.reference, config), config)
     logprobs, ref_logprobs = (
         token_outputs(
-            model, answered.rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
+            model, answered.responses.batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
         for model in (answered.policy, reference)
     )
@@ -235,7 +235,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     return {
         "kl": sum(per_response) / len(per_response),
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
-        "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
+        "kl_per_token": sum(per_response) / int(answered.responses.lengths.sum()),
         **answered.shape(),
         **counted(prompts, answered.completions, counts),
         "samples": [sample(answered.completions[row], kl=per_response[row]) for row in shown_rows(prompts, config)],

@@ -184,7 +184,7 @@ def check_context(
     """
     for name, reward in model_rewards(rewards):
         inputs, limit = reward.inputs, reward.model.max_length
-        lengths = [len(inputs.encode(prompt.prompt, "", truncated=True)["input_ids"]) for prompt in prompts]
+        lengths = [len(inputs.encode(prompt.prompt, prompt.prefill, truncated=True)["input_ids"]) for prompt in prompts]
         longest = max(lengths)
         ratio = _tokens_for_one(inputs, renderer, prompts[:MEASURED])
         response = math.ceil(ratio * max_new_tokens)
@@ -193,7 +193,7 @@ def check_context(
         fitting = int((limit - longest) / ratio)
         ways = [f"lower --max-new-tokens to {fitting}"] if fitting > 0 else []
         beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + response > limit]
-        kept = min(len(renderer.prompt_ids(prompt.prompt)) for prompt in beyond) - 1
+        kept = min(len(renderer.prompt_ids(prompt.prompt, prompt.prefill)) for prompt in beyond) - 1
         if can_leave_out and kept > 0:
             drop = f"--max-prompt-tokens {kept} --too-long drop"
             ways.append(

@@ -180,9 +180,9 @@ def write_answers(
             prompts, renderer, max_length=writer.longest_prompt, action="truncate", learns=False
         )
         generator = torch.Generator().manual_seed((seed + place) % 2**63)
-        _, completions = writer.sampler.respond(writer.policy, [one for one in encoded for _ in places], generator)
+        responses = writer.sampler.generate(writer.policy, [one for one in encoded for _ in places], generator)
         rows = ((row, at) for row in range(len(prompts)) for at in places)
-        for (row, at), completion in zip(rows, completions, strict=True):
+        for (row, at), completion in zip(rows, responses.completions, strict=True):
             written[row][at] = {
                 "response": completion.response,
                 "source": {

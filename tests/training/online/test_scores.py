@@ -53,8 +53,8 @@ def test_metrics_of_clipping(settings):
     def metrics(scores, norm, clip):
         nothing = torch.zeros(len(scores))
         given = Scores(scores, None, {"one": 0.0})
-        drawn = SampledBatch(None, [], given, 0.0, 0)
-        scored = ScoredBatch(None, [], given, norm, nothing, drawn, 0.0)
+        drawn = SampledBatch(None, given, 0.0, 0)
+        scored = ScoredBatch(None, given, norm, nothing, drawn, 0.0)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 
     assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}

@@ -107,6 +107,7 @@ def start(
     if policy is None:
         check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
         policy = load_trained(config, source, device, dtype, with_value_head=has_head(config))
+    policy.tokenizer = renderer.tokenizer  # the user's engines and estimators read it there
     check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
     reference, critic = _make_ready(policy, config, source, (device, dtype), is_in_memory=in_memory is not None)
     with _resumable(resumes):
@@ -269,7 +270,7 @@ def reference_score_norm(
     """
     if not prompts:
         return core.ScoreNorm()
-    _, completions = sampler.respond(reference, prompts, generator)
+    completions = sampler.generate(reference, prompts, generator).completions
     scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
     try:
         return core.ScoreNorm.of(scores)
@@ -323,7 +324,6 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
-        policy.tokenizer = renderer.tokenizer  # engines read it there
         return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
@@ -380,7 +380,7 @@ def _try_rewards(
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
-    completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
+    completions = sampler.generate(policy, asked, torch.Generator().manual_seed(config.seed)).completions
     for together in filter(None, rewards):
         score(together, completions)
 
