@@ -110,7 +110,9 @@ def test_every_public_function_of_core_has_a_caller():
 
 
 def loop_of_the_readme():
-    return (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- PPO by hand -->\n```python\n")[1].split("```")[0]
+    return (
+        (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- PPO by hand -->\n```python\n")[1].split("```")[0]
+    )
 
 
 def test_the_loop_of_the_readme_is_that_of_the_example():
@@ -123,7 +125,8 @@ def test_the_loop_of_the_readme_is_that_of_the_example():
 
 
 def test_the_loop_of_the_readme_runs_and_learns(tmp_path):
-    done = subprocess.run([sys.executable, "-c", loop_of_the_readme()], capture_output=True, text=True, check=True, cwd=tmp_path)
+    command = [sys.executable, "-c", loop_of_the_readme()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     rewards = [float(line.split("rm_reward=")[1]) for line in done.stdout.splitlines()]
     assert len(rewards) == 40
     assert sum(rewards[-5:]) > sum(rewards[:5])
