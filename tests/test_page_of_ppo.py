@@ -125,9 +125,8 @@ def test_the_loop_of_the_readme_is_that_of_the_example():
 
 
 def test_the_loop_of_the_readme_runs_and_learns(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", loop_of_the_readme()], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", loop_of_the_readme()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     rewards = [float(line.split("rm_reward=")[1]) for line in done.stdout.splitlines()]
     assert len(rewards) == 40
     assert sum(rewards[-5:]) > sum(rewards[:5])
