@@ -715,7 +715,7 @@ FAULTS = {
     "an epsilon that hides gradients": Fault("sft", settings_of(adam_eps=1e6), {"step-moves-nothing": "fail"}),
     "a beta that holds still": Fault("dpo", settings_of(beta=1e4), {"beta": "warn"}, "holds the policy"),
     "a beta that lets go": Fault("kto", settings_of(beta=1e-6), {"beta": "warn"}, "go anywhere"),
-    "a cold temperature": Fault("grpo", settings_of(temperature=1e-4, **GROUPS), COLD, "are the same"),
+    "a cold temperature": Fault("grpo", settings_of(temperature=1e-4, **GROUPS), COLD),
     "a cold temperature of PPO": Fault("ppo", settings_of(temperature=0.001), COLD),
     "a hot temperature": Fault("ppo", settings_of(temperature=9.0), {"sampling": "warn"}),
     "an entropy bonus above the reward": Fault("ppo", settings_of(entropy_coef=5.0), {"price-too-high": "warn"}),
@@ -760,6 +760,8 @@ FAULTS = {
 }
 
 
+ALWAYS = {"an update that is not finite, then one that is", "a random reward", "a reward of the prompt", "weights of 0"}
+"""Faults of sampling trainers that the default suite plants too."""
 COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
 
 
@@ -792,7 +794,13 @@ def test_nothing_is_found_with_a_healthy_reward_model(world, examined):
 
 
 @pytest.mark.filterwarnings("ignore:.*hence untrained")  # which a run says once more
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if f.is_cheap else exhaustive) for n, f in FAULTS.items()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if fault.is_cheap or name in ALWAYS else exhaustive)
+        for name, fault in FAULTS.items()
+    ],
+)
 def test_a_planted_fault_is_found(world, examined, name):
     fault = FAULTS[name]
     findings = examined(fault.command, fault.change(world, world.healthy(fault.command)))
@@ -835,3 +843,57 @@ def test_every_check_has_a_fault():
     assert set(CHECKS) - {name for fault in FAULTS.values() for name in fault.found} <= {
         "memory", "disk", "ratio-not-one", "reward-slow", "reward-ties",
     }  # fmt: skip
+
+
+def odd(world, name):
+    """A healthy run that looks odd: its command and settings."""
+    several = [
+        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"不{i % 12}")}
+        for i, one in enumerate(pairs())
+    ]
+    yes_no = [
+        one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
+    ]
+    disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    system = [
+        {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
+    ]
+    data = {
+        "answers of two kinds": ("sft", yes_no),
+        "rejected responses that come twice": ("dpo", several),
+        "people who disagree once": ("reward", disagreed),
+        "one system message for all": ("sft", system),
+        "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
+        "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
+        "prompts that come twice in different words": ("ppo", [{"prompt": said("user", q + end)} for q in QUESTIONS for end in ("", "请")]),
+    }  # fmt: skip
+    settings = {
+        "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
+        "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
+        "a beta of SimPO": ("dpo", {"beta": 10.0}),
+        "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
+        "no KL penalty": ("ppo", {"kl_coef": 0}),
+        "a little discount": ("ppo", {"gamma": 0.99}),
+        "one response a step": ("ppo", {"rollout_batch_size": 1, "minibatch_size": 1}),
+        "a reward scaled to hundreds": ("ppo", {"reward_weights": 3}),
+    }
+    if name in settings:
+        command, more = settings[name]
+        return command, world.healthy(command) | more
+    command, rows = data[name]
+    return command, world.healthy(command) | {"data": world.write("奇.jsonl", rows)}
+
+
+ODD = [
+    "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
+    "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
+    *(pytest.param(name, marks=exhaustive) for name in (
+        "prompts that come twice in different words", "a temperature of 1.5", "no KL penalty", "a little discount",
+        "one response a step", "a reward scaled to hundreds",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_fails_in_what_only_looks_odd(world, examined, name):
+    assert examined(*odd(world, name)) == []
