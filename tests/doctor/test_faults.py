@@ -865,7 +865,7 @@ def odd(world, name):
         "one system message for all": ("sft", system),
         "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
         "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
-        "prompts that come twice in different words": ("ppo", [{"prompt": said("user", q + end)} for q in QUESTIONS for end in ("", "请")]),
+        "prompts in two wordings": ("ppo", [{"prompt": said("user", q + x)} for q in QUESTIONS for x in ("", "请")]),
     }  # fmt: skip
     settings = {
         "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
@@ -888,7 +888,7 @@ ODD = [
     "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
-        "prompts that come twice in different words", "a temperature of 1.5", "no KL penalty", "a little discount",
+        "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",
         "one response a step", "a reward scaled to hundreds",
     )),
 ]  # fmt: skip
