@@ -92,22 +92,23 @@ def _opposite(key: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
 
 def repeated(records: Sequence[HasPrompt]) -> Finding | None:
     """Are most records copies of others?"""
-    counts = Counter(
-        (one.prompt, one.responses) if isinstance(one, Ranking)
-        else (one.prompt, one.response) if isinstance(one, Demonstration)
-        else (one.prompt, ())
-        for one in records
-    )  # fmt: skip
+    counts = Counter(map(_content, records))
     if len(records) < FEWEST or len(counts) > (1 - REPEATED) * len(records):
         return None
-    (prompt, _), number = counts.most_common(1)[0]
-    source = next(one.source for one in records if one.prompt == prompt)
+    content, number = counts.most_common(1)[0]
+    source = next(one.source for one in records if _content(one) == content)
     return finding(
         "repeated-records",
         "warn",
         f"only {len(counts):,} of {len(records):,} records are different",
         f"one is there {number:,} times, first in {source}",
     )
+
+
+def _content(one: HasPrompt) -> tuple[Hashable, ...]:
+    """What a record says."""
+    answers = one.responses if isinstance(one, Ranking) else one.response if isinstance(one, Demonstration) else ()
+    return one.prompt, answers, getattr(one, "label", None), getattr(one, "ranks", None)
 
 
 def unknown_tokens(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase) -> Finding | None:

@@ -63,12 +63,13 @@ def roles_alike(renderer: Renderer, records: Sequence[HasPrompt]) -> Finding | N
 
 
 def _looked_at(records: Sequence[HasPrompt]) -> list[tuple[str, Conversation]]:
-    """Some conversations, and the one with the longest turn, which a template might cut."""
+    """Some conversations, the one with the longest turn, which a template might cut, and the one with the most turns."""
     chats = [(one.source, one.prompt) for one in records if not isinstance(one.prompt, str)]
     if not chats:
         return []
     longest = max(spread(chats, 500), key=lambda chat: max(len(turn.content) for turn in chat[1]))
-    return list(dict.fromkeys([*spread(chats, LOOKED_AT), longest]))
+    most = max(spread(chats, 500), key=lambda chat: len(chat[1]))
+    return list(dict.fromkeys([*spread(chats, LOOKED_AT), longest, most]))
 
 
 def _twins(messages: Conversation) -> Iterator[tuple[str, str, Conversation]]:

@@ -158,10 +158,14 @@ def _score_again(scored: RewardScores, completions: Sequence[Completion]) -> dic
 
 
 def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Do the same responses score the same when they are scored again?"""
+    """Do the same responses score the same when they are scored again?
+
+    In another order: what a function draws begins with the same seed at each call.
+    """
     if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
         return None
-    before, after = {row: total for total, row in scored.totals}, _score_again(scored, completions)
+    before, turned = {row: total for total, row in scored.totals}, _score_again(scored, completions[::-1])
+    after = {len(completions) - 1 - row: total for row, total in turned.items()}
     moves = {row: abs(after[row] - before[row]) for row in before.keys() & after.keys()}
     spread = statistics.pstdev(before.values())
     if not moves or statistics.fmean(moves.values()) <= 1e-3 * spread or max(moves.values()) == 0:
@@ -170,8 +174,9 @@ def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Fi
     return finding(
         "reward-random",
         "fail" if statistics.fmean(moves.values()) > RANDOM * spread else "warn",
-        f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again, and "
-        f"scores of different responses spread by {spread:.2g}",
+        f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again in "
+        "another order, "
+        f"and scores of different responses spread by {spread:.2g}",
         f"{before[row]:.3g}, then {after[row]:.3g} for {completions[row].response[:60]!r}",
     )
 
