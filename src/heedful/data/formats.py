@@ -160,6 +160,8 @@ def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
 Fields = Mapping[str, Any]
 BESIDE = ("tools", "margin", "truncated", "label")
 """Columns that go with any format."""
+OF_THE_DEMO = ({"family", "kind"}, {"family", "chosen_kind", "rejected_kind"})
+"""What describes the records that the demo writes, all of it unread on purpose."""
 OF_THE_RECORD = ("system", "history")
 RENAMED = {"kto_tag": "label", "functions": "tools"}
 """Other names of the same columns: LLaMA-Factory's and OpenAI's."""
@@ -324,7 +326,7 @@ def _report(path: str, records: Sequence[Record], known: Known) -> None:
                 keys |= dict.fromkeys(_unread_keys(value))
             elif name not in (*read, *BESIDE, *known.task.also_read) and name not in texts and _has_text(value):
                 texts[name] = None
-    if texts:
+    if texts and set(texts) not in OF_THE_DEMO:
         unread = f"beside the {known.task.name}" if known.task.others else "not read"
         remedy = _remedy(records[0], list(texts), list(shapes), known)
         say(f"{path}: {unread}: {_listed(texts)}. {'. '.join(filter(None, (known.task.others, remedy)))}")

@@ -60,9 +60,9 @@ from heedful.training.thresholds import (
 
 FIRST, RECENT = 10, 40
 """How many of a run's first and of its latest values alarms can see."""
-LEAST, LEAST_GROUPS = 8, 2
-"""A value is a mean over at least so many responses, or groups of them: of one step, or of several that have fewer. An
-evaluation counts from as many prompts as groups."""
+LEAST, LEAST_EQUAL, LEAST_GROUPS = 8, 4, 2
+"""A value is a mean over at least so many responses (for scores that are equal: so many), or groups of them: of one step, or
+of several that have fewer. An evaluation counts from as many prompts as groups."""
 WATCHED = (
     "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/unfilled_frac", "rollout/masked_frac",
     "rollout/sampler_mismatch", "rollout/staleness_mean", "reward/score_mean", "reward/score_std", "reward/tied_frac",
@@ -137,7 +137,8 @@ class History:
         """How many steps ``count`` values of a metric are of."""
         if name == "reward/tied_frac":
             return count * math.ceil(LEAST_GROUPS / self.limits.groups)
-        return count * math.ceil(LEAST / self.limits.responses) if name in MEANS else count
+        least = {"reward/score_std": LEAST_EQUAL}.get(name, LEAST if name in MEANS else 1)
+        return count * math.ceil(least / self.limits.responses)
 
     def last(self, name: str, count: int) -> list[float]:
         """The last ``count`` values of a metric, the oldest first; none if fewer are there."""
@@ -380,8 +381,9 @@ def scores_tied(history: History) -> Sign | None:
             "nothing",
             {name: last[-1]},
         )
-    means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
-    if not means or not spreads or any(std > 1e-6 * abs(mean) for mean, std in zip(means, spreads, strict=True)):
+    spreads = history.last("reward/score_std", TIED_STEPS)
+    means = _measured(history.recent, "reward/score_mean")[-history.steps("reward/score_std", TIED_STEPS) :]
+    if not means or not spreads or max(spreads) > 1e-6 * min(map(abs, means)):
         return None
     return Sign(
         f"all responses of a step scored equally ({means[-1]:.4g}): there is nothing to learn",

@@ -143,7 +143,7 @@ class Run:
 
         self.path, self._unchanged, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
-        self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *folder_notes]
+        self._opening = [*(f"{name}: {_in_words(fact)}" for name, fact in facts.items()), *notes, *folder_notes]
 
     def __enter__(self) -> "Run":
         self._display.__enter__()
@@ -496,3 +496,12 @@ class Run:
                 if self._folder:
                     drop_replaced(self.path)
             self._callbacks.save(self.done, self.path / "final")
+
+
+def _in_words(fact: Any) -> str:
+    """A fact of the summary without the signs of JSON."""
+    if isinstance(fact, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_in_words(value)}" for name, value in fact.items())
+    if isinstance(fact, list):
+        return ", ".join(map(_in_words, fact))
+    return f"{fact:,.4g}" if isinstance(fact, float) else f"{fact:,}" if isinstance(fact, int) else str(fact)
