@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -28,6 +27,7 @@ from heedful.algorithms.offline import (
     whole_logprobs,
 )
 from heedful.configs.offline import KTOConfig
+from heedful.core.masking import rightness
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, max_length
@@ -218,23 +218,24 @@ def accumulate(
     ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.example for one in part], pad_id)
-        loss_of = partial(
-            core.kto_loss,
+        references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
+        desirable = upload(torch.tensor([one.record.label for one in part]), logprobs.device)
+        loss, metrics = core.kto_loss(
+            logprobs,
+            references,
+            desirable,
             beta=config.beta,
             kl=kl,
             desirable_weight=config.desirable_weight,
             undesirable_weight=config.undesirable_weight,
-        )
-        references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
-        desirable = upload(torch.tensor([one.record.label for one in part]), logprobs.device)
-        loss, metrics = loss_of(
-            logprobs, references, desirable, num_responses=len(labelled), num_desirable=num_desirable
+            num_responses=len(labelled),
+            num_desirable=num_desirable,
         )
         if torch.is_grad_enabled():
             loss.backward()
         if each is not None:
-            alone = zip(logprobs.split(1), references.split(1), desirable.split(1), strict=True)
-            each.add(part, torch.stack([loss_of(*one)[1]["reward/accuracy"] for one in alone]))
+            gain = logprobs - references - max(0.0, kl)
+            each.add(part, rightness(torch.where(desirable, gain, -gain)))
         sums.add(metrics)
     return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
