@@ -303,8 +303,10 @@ def test_tiny_learns_tokens_from_demonstrations(heedful, data, tmp_path):
 def test_tiny_replaces_nothing_but_a_model(heedful, tmp_path):
     (tmp_path / "论文").mkdir()
     (tmp_path / "论文" / "第一章.md").write_text("重要", encoding="utf-8")
-    outcome = heedful("tiny", "--output", tmp_path / "论文", "--overwrite")
-    assert outcome.status == 2
+    for output in (tmp_path / "论文", tmp_path / "还没有" / ".." / "论文"):  # the same folder
+        for flags in ((), ("--overwrite",)):
+            outcome = heedful("tiny", "--output", output, *flags)
+            assert (outcome.status, f"--output {output} " in outcome.message) == (2, True)
     assert (tmp_path / "论文" / "第一章.md").read_text(encoding="utf-8") == "重要"
 
 

@@ -747,8 +747,8 @@ FAULTS = {
                 "rewards": ["rule:exact_number", w.reward("letters")],
             }
         ),
-        {"own-answer": "fail"},
-        "数.jsonl:1",
+        {"own-answer": "fail", "refused": "fail"},
+        "scores no response as right for 24 answers",
     ),
     "a reward of the prompt": Fault("ppo", rewarded("asked"), {"reward-ignores-responses": "fail"}),
     "a reward of the prompt, in groups": Fault(
