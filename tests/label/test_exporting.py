@@ -380,7 +380,9 @@ def test_a_folder_is_replaced_only_if_asked_and_only_an_export(project, tmp_path
     again.write(folder, project.folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"} == again.files
     (folder / "旧").mkdir()
-    with pytest.raises(ConfigError, match="holds 旧, which heedful label export does not write and --overwrite would delete"):
+    with pytest.raises(
+        ConfigError, match="holds 旧, which heedful label export does not write and --overwrite would delete"
+    ):
         made.write(folder, project.folder, overwrite=True)
     other = tmp_path / "run"
     other.mkdir()
