@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_nothing_of_the_persons_is_left():
     assert os.environ.keys() & HOSTILE.keys() == {"HF_HOME", "TERM", "TZ"}
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    assert not os.listdir(huggingface_hub.constants.HF_HOME) or huggingface_hub.get_token() is None
+    assert not [*Path(huggingface_hub.constants.HF_HOME).iterdir()] or huggingface_hub.get_token() is None
     assert faults.visits() == {}
 
 
