@@ -220,11 +220,11 @@ def off_by_one() -> AbstractContextManager[Any]:
     real = ppo.make_experience
 
     def late(learner: Any, scored: Any) -> Any:
-        batch = scored.rollouts.batch
+        batch = scored.responses.batch
         mask = pad(batch.response_mask[:, :-1], (1, 0))
         width = batch.ids.shape[1] - mask.shape[1]
         shifted = replace(batch, response_mask=mask, attention_mask=batch.attention_mask | pad(mask, (width, 0)))
-        return real(learner, replace(scored, rollouts=replace(scored.rollouts, batch=shifted)))
+        return real(learner, replace(scored, responses=replace(scored.responses, batch=shifted)))
 
     return patch.object(ppo, "make_experience", late)
 

@@ -46,7 +46,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import Batch
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.engines.generate import sample
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.policy import Policy
@@ -94,7 +94,7 @@ def main() -> None:
     sys.exit(int(failed))
 
 
-def make_rollouts(case: Case, options: argparse.Namespace) -> tuple[Rollouts, list[str]]:
+def make_rollouts(case: Case, options: argparse.Namespace) -> tuple[Responses, list[str]]:
     """Responses of a perturbed copy of the policy, also saved for the peers, and their prompts as text."""
     case.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(case.policy)
@@ -157,7 +157,7 @@ def filled(batch: Batch) -> dict[str, Any]:
 
 
 def our_ppo(
-    case: Case, rollouts: Rollouts, prompts: list[str], theirs: dict[str, np.ndarray], options: argparse.Namespace
+    case: Case, rollouts: Responses, prompts: list[str], theirs: dict[str, np.ndarray], options: argparse.Namespace
 ) -> Compared:
     """heedful's PPO on the rollouts."""
     batch, mask = rollouts.batch, rollouts.batch.response_mask
@@ -227,7 +227,7 @@ def our_ppo(
 
 
 def our_grpo(
-    case: Case, rollouts: Rollouts, prompts: list[str], theirs: dict[str, np.ndarray], options: argparse.Namespace
+    case: Case, rollouts: Responses, prompts: list[str], theirs: dict[str, np.ndarray], options: argparse.Namespace
 ) -> Compared:
     """heedful's GRPO on the rollouts, its loss averaged over tokens as TRL's is by default."""
     del theirs
@@ -283,13 +283,14 @@ def logprobs_of(policy: Policy, batch: Batch, options: argparse.Namespace) -> Te
     return token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(options.micro_batch)).logprobs
 
 
-def responses(case: Case, rollouts: Rollouts) -> list[str]:
+def responses(case: Case, rollouts: Responses) -> list[str]:
     """The responses as text, without the EOS that ended them."""
     tokenizer = load_tokenizer(case.policy)
-    return [tokenizer.decode(ids) for ids in rollouts.responses(with_stop=False)]
+    cut = rollouts.truncated.tolist()
+    return [tokenizer.decode(ids if is_cut else ids[:-1]) for ids, is_cut in zip(rollouts.own_ids(), cut, strict=True)]
 
 
-def model_scores(case: Case, rollouts: Rollouts, prompts: list[str]) -> list[float]:
+def model_scores(case: Case, rollouts: Responses, prompts: list[str]) -> list[float]:
     """The reward model's scores, from text."""
     name = str(case.workload / "reward")
     tokenizer = load_tokenizer(name)
@@ -320,7 +321,7 @@ def largest_error(ours: Tensor, theirs: Tensor, mask: Tensor | None) -> float:
     return float(error) if bool(error.isfinite()) else float("inf")
 
 
-def log(case: Case, algorithm: str, rollouts: Rollouts, sums: MetricSums, kl: float | None) -> None:
+def log(case: Case, algorithm: str, rollouts: Responses, sums: MetricSums, kl: float | None) -> None:
     """What shows that the comparison is not of zeros."""
     facts = {name: round(float(value), 4) for name, value in sums.totals.items()}
     facts["mean response tokens"] = round(float(rollouts.lengths.float().mean()), 1)

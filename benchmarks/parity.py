@@ -364,7 +364,7 @@ def train(case: Case, folder: Path) -> dict[str, Any]:
     order = [row for _ in range(STEPS) for row in next(batches)]
     peer["records"] = [theirs[row] for row in order]
     if others is not None:
-        peer["other_ids"] = [others[row].other for row in order]
+        peer["other_ids"] = [others[row].other.response for row in order]
     if case.command == "grpo":
         tables = [pq.read_table(settings.output / "rollouts" / f"step-{step + 1:06d}.parquet") for step in range(STEPS)]
         peer["rollouts"] = [

@@ -99,7 +99,7 @@ def look(
     per_token = core.kl_shaped_rewards(heedful.score(rewards, batch), old, ref, batch.mask, kl_coef=config.kl_coef)
     advantages, _ = core.gae(per_token, values, batch.mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
     numbers = {"advantage": advantages, "KL": old - ref, "value": values, "reward": per_token}
-    texts = [plot.token_texts(ids, policy.tokenizer) for ids in batch.rollouts.responses(with_stop=True)]
+    texts = [plot.token_texts(ids, policy.tokenizer) for ids in batch.own_ids()]
     return Answers(batch, texts, heedful.score(gold_judge, batch), numbers)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
         generator = torch.Generator().manual_seed(options.seed)
         rollouts = sample(policy, prompts, sampling, stop_ids=(), pad_id=renderer.pad_id, generator=generator)
         logprobs = token_outputs(base, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(32)).logprobs
-        responses = rollouts.responses(with_stop=True)
+        responses = rollouts.own_ids()
         scores = digits([renderer.decode(ids) for ids in responses])
         bigrams = [pair for ids in responses for pair in itertools.pairwise(ids)]
         print(

@@ -268,9 +268,9 @@ def policy_row(name):
         policy = learner.model
         lm, renderer = policy.lm, learner.sampler.renderer
         prompts = [EncodedPrompt(Prompt(text, "p"), renderer.prompt_ids(text)) for text in TEXTS] * 2
-        rollouts, _ = learner.sampler.respond(policy.eval(), prompts, torch.Generator().manual_seed(0))
+        rollouts = learner.sampler.generate(policy.eval(), prompts, torch.Generator().manual_seed(0))
         whole = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
-        sampled = change(rollouts.sampler_logprobs, whole)
+        sampled = change(rollouts.logprobs, whole)
         in_place, packed = make_cache(lm, None)[1], can_pack(lm.base_model)
         saved, before = [], reloaded(lm, root / "model", None)[1] if architecture.text is None else None
         sft.learn(learner, loaded.train, loaded.pad_id, SFTConfig(**settings_of(root, data)))

@@ -99,7 +99,7 @@ def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
 def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered):
     """As in ``heedful sft ... 2>&1 | head -1``."""
     data = tmp_path / "数据.jsonl"
-    write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
+    write_jsonl(data, [{"prompt": f"{i}", "completion": f"a{i}"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(tmp_path / "run"), "--max-steps", "3"]
     reading, writing = os.pipe()
     os.close(reading)

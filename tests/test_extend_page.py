@@ -123,6 +123,7 @@ def test_every_kind_of_extension_has_an_example():
         "A rule",
         "An advantage estimator",
         "A policy loss",
+        "A preference loss",
         "An engine",
         "An algorithm",
     ]

@@ -74,7 +74,7 @@ def answers_here(folder: str) -> list[list[int]]:
         pad_id=renderer.pad_id,
         generator=torch.Generator(),
     )
-    return rollouts.responses(with_stop=True)
+    return rollouts.own_ids()
 
 
 def fine_tuned(tmp_path: Path, architecture: str) -> str:

@@ -1,9 +1,11 @@
 """Training from Python: objects instead of files, functions to call, a temporary folder, a result, and PPO step by step."""
 
 import builtins
+import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,12 +13,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import datasets
+import numpy
+import pandas
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heedful
 from heedful import CheckpointError, ConfigError, DataError, Message, Policy
+from heedful.data import BatchOrder
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 
@@ -84,6 +89,7 @@ def as_messages(question):
     return [{"role": "user", "content": question}]
 
 
+LABELLED = [{**row, "label": i % 2 == 0} for i, row in enumerate(ROWS["sft"])]
 KINDS = {
     "dicts": ("sft", ROWS["sft"], ROWS["sft"]),
     "a data set": ("sft", datasets.Dataset.from_list(ROWS["sft"]), ROWS["sft"]),
@@ -100,6 +106,21 @@ KINDS = {
         ROWS["dpo"],
     ),
     "labelled": ("kto", ROWS["kto"], ROWS["kto"]),
+    "a frame": ("kto", pandas.DataFrame(LABELLED), LABELLED),
+    "records of a frame": ("kto", [row | {"label": numpy.bool_(row["label"])} for row in LABELLED], LABELLED),
+    "arrays": (
+        "reward",
+        [
+            {
+                "prompt": question,
+                "responses": numpy.array(["好", f"no {i}"], dtype=object),
+                "ranks": numpy.array([0, 1]),
+                "times": pandas.Timestamp(i),
+            }
+            for i, question in enumerate(QUESTIONS)
+        ],
+        ROWS["dpo"],
+    ),
     "rankings": ("reward", datasets.Dataset.from_list(ROWS["reward"]), ROWS["reward"]),
     "prompts": ("ppo", QUESTIONS, [{"prompt": question} for question in QUESTIONS]),
     "prompts as messages": (
@@ -125,6 +146,34 @@ def test_objects_train_as_their_files_do(kind, model, policy, tmp_path):
     assert not is_same(saved(in_memory), saved_start(model)), "nothing was learned"
     assert is_same(weights(policy), before)
     assert policy.tokenizer.chat_template != in_memory.config.chat_template
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward", "ppo", "grpo", "online-dpo"])
+def test_the_given_order(name, model):
+    """A run that shuffles is one that keeps the order of data that were shuffled before."""
+    settings = {"chat_template": "plain"}
+    prompts_per_step = {"ppo": 4, "grpo": 2, "online-dpo": 2}.get(name, 4)
+    order = itertools.chain.from_iterable(itertools.islice(BatchOrder(8, prompts_per_step, seed=3), 4))
+    given = [ROWS[name][i] for i in order][:8]
+    shuffled = train(name, settings, model=model, data=ROWS[name])
+    kept = train(name, settings | {"shuffle": False}, model=model, data=given)
+    assert is_same(saved(kept), saved(shuffled))
+    assert not is_same(saved(train(name, settings | {"shuffle": False}, model=model, data=ROWS[name])), saved(kept))
+
+
+def test_a_stream_is_read_in_its_order(policy):
+    """To its end, and then from its beginning again."""
+    stream = datasets.IterableDataset.from_generator(lambda: iter({"prompt": question} for question in QUESTIONS[:5]))
+    asked = []
+
+    def note(prompts, completions, **_):
+        asked.append(prompts)
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(**ONLINE | {"shuffle": False, "steps": 3})
+    for _ in heedful.ppo_steps(config, policy, stream, rewards=[note]):
+        pass
+    assert list(itertools.chain(*asked[-3:])) == [*QUESTIONS[:5], *QUESTIONS[:5], *QUESTIONS[:2]]
 
 
 def saved_start(model):
@@ -291,11 +340,12 @@ WRONG = {
     "a number": (DataError, {"data": ["a", 7]}, "data[1]: got int; a record is a dict"),
     "what JSON cannot hold": (DataError, {"data": [{"prompt": "a", "x": {1, 2}}]}, "data[0]: it holds set"),
     "not a number": (DataError, {"data": [{"prompt": "a", "x": float("nan")}]}, "data[0]: "),
-    "columns": (DataError, {"data": {"prompt": ["a"]}}, "data must be a datasets.Dataset, or a list of dicts"),
-    "a frame": (
+    "columns": (DataError, {"data": {"prompt": ["a"]}}, "data must be a datasets.Dataset, a DataFrame, or a list"),
+    "a frame's column": (DataError, {"data": pandas.DataFrame({"prompt": ["a", None]})}, "data[1]: not a prompt"),
+    "an array of no numbers": (
         DataError,
-        {"data": datasets.Dataset.from_list([{"prompt": "a"}]).to_pandas()},
-        "got pandas.DataFrame",
+        {"data": [{"prompt": "a", "x": {"y": numpy.array([0.5, numpy.inf])}}]},
+        "data[0]: found Infinity",
     ),
     "splits": (DataError, {"data": datasets.DatasetDict(test=datasets.Dataset.from_list([{}]))}, "data['test']"),
     "no data": (ConfigError, {"data": None}, "data is missing: set it in the settings (PPOConfig(data=...)), or pass"),
@@ -327,7 +377,7 @@ def test_wrong_objects_are_refused_like_wrong_files(case, policy, tmp_path):
 def test_what_is_in_the_settings_is_not_given_again(policy, model):
     with pytest.raises(ConfigError, match=r"model is both in the settings \(.*\) and an argument; leave out"):
         train("sft", {"model": model}, model=policy, data=ROWS["sft"])
-    with pytest.raises(TypeError, match="modle"):
+    with pytest.raises(ConfigError, match=r"there is no argument 'modle'\. Perhaps you meant model"):
         train("sft", modle=policy, data=ROWS["sft"])
 
 
@@ -515,11 +565,6 @@ def without_tokenizer(policy):
     return policy
 
 
-def with_head(policy):
-    policy.add_value_head()
-    return policy
-
-
 def moved(policy):
     policy.lm.to("meta")
     return policy
@@ -528,12 +573,6 @@ def moved(policy):
 NO_STEPS = {
     "frozen": (ConfigError, frozen, {}, "the policy is frozen"),
     "no tokenizer": (CheckpointError, without_tokenizer, {}, "the policy has no tokenizer; load it with"),
-    "an unused head": (
-        ConfigError,
-        with_head,
-        {"critic": "separate"},
-        "value head, which these settings do not use",
-    ),
     "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
     "another precision": (
         ConfigError,
@@ -557,8 +596,116 @@ def test_a_policy_that_cannot_be_trained_in_place_is_refused(case, policy):
 
 def test_wrong_prompts_are_named_by_their_number(policy):
     config = heedful.PPOConfig(**ONLINE)
-    with pytest.raises(DataError, match=r"^prompts\[1\]: not a prompt"):
+    with pytest.raises(DataError, match=r"^data\[1\]: not a prompt"):
         next(heedful.ppo_steps(config, policy, [{"prompt": "a"}, {"text": "b"}], rewards=[first_token]))
+
+
+def test_steps_take_their_inputs_by_the_names_of_the_trainers(policy, tiny):
+    """A folder, settings with model and data, and one function by itself give the steps of a policy in memory."""
+    config = heedful.PPOConfig(**ONLINE)
+    _, _, expected = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
+    folder = tiny("gpt2")
+    _, _, found = next(heedful.ppo_steps(config, model=folder, data=QUESTIONS, rewards=first_token))
+    assert found["reward/score_mean"] == expected["reward/score_mean"]
+    _, _, found = next(
+        heedful.ppo_steps(heedful.PPOConfig(**ONLINE, model=folder), data=QUESTIONS, rewards=first_token)
+    )
+    assert found["reward/score_mean"] == expected["reward/score_mean"]
+
+
+def test_steps_without_a_critic_keep_a_value_head(policy):
+    next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=first_token))
+    head = policy.value_head
+    assert head is not None
+    grpo = heedful.GRPOConfig(**ONLINE | {"samples_per_prompt": 2})
+    with contextlib.closing(heedful.ppo_steps(grpo, policy, QUESTIONS, rewards=first_token)) as steps:
+        _, experience, _ = next(steps)
+        assert experience.old_values is None
+    assert policy.value_head is head
+
+
+def test_a_baseline_of_greedy_responses_takes_five_lines(policy):
+    """ReMax (Li et al. 2023): the score of a response minus that of the greedy response to its prompt."""
+    seen = []
+
+    def remax(rewards, config):
+        greedy = heedful.LocalEngine(rewards.policy, max_new_tokens=config.max_new_tokens, temperature=0)
+        baseline = heedful.score(first_token, greedy.generate(rewards.prompts))
+        seen.append((rewards.per_response, baseline))
+        return rewards.per_response - baseline
+
+    config = heedful.PPOConfig(**ONLINE | {"advantage": remax, "kl_coef": 0.0, "whiten_advantages": False})
+    _, experience, _ = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    ((scores, baseline),) = seen
+    expected = torch.where(experience.mask, (scores - baseline).unsqueeze(1), 0.0)
+    torch.testing.assert_close(experience.advantages, expected)
+    by_prompt = {}
+    for completion, one in zip(experience.completions, baseline.tolist(), strict=True):
+        assert by_prompt.setdefault(completion.prompt.source, one) == one, "greedy: alike for each prompt"
+
+
+def test_an_experience_prints_its_shapes(policy):
+    _, experience, _ = next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=first_token))
+    text = repr(experience)
+    rows, time = experience.mask.shape
+    assert len(text) < 1500
+    for name in ("advantages", "old_logprobs", "rewards"):
+        assert re.search(rf"^  {name} +\[{rows}, {time}\] float32$", text, re.MULTILINE)
+
+
+def test_a_loss_may_have_a_metric_of_its_own_under_any_name(policy):
+    def loss(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+        ratio = (logprobs - old_logprobs).exp()
+        return -reduction.tokens(ratio * advantages, mask), {"policy/ratio_mean": torch.tensor(7.0)}
+
+    config = heedful.PPOConfig(**ONLINE | {"policy_loss": loss})
+    _, _, metrics = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    assert metrics["policy/ratio_mean"] == pytest.approx(7.0)
+
+
+NO_PIECES = {
+    "a model for a policy": lambda lm, policy, batch: heedful.logprobs(lm, batch),
+    "texts for a batch": lambda lm, policy, batch: heedful.logprobs(policy, ["文本"]),
+    "a model for steps": lambda lm, policy, batch: next(
+        heedful.ppo_steps(heedful.PPOConfig(**ONLINE), lm, QUESTIONS, rewards=first_token)
+    ),
+    "a model for values": lambda lm, policy, batch: heedful.values(lm, batch),
+    "texts to score": lambda lm, policy, batch: heedful.score(first_token, ["文本"]),
+    "a model for responses": lambda lm, policy, batch: heedful.as_responses(lm, ["a"], ["b"]),
+}
+
+
+@pytest.mark.parametrize("case", NO_PIECES)
+def test_what_is_no_policy_and_no_batch_is_refused_in_one_sentence(case, policy):
+    batch = heedful.LocalEngine(policy, max_new_tokens=2).generate(["a"])
+    with pytest.raises(ConfigError) as caught:
+        NO_PIECES[case](policy.lm, policy, batch)
+    said = str(caught.value)
+    assert re.search("is a (GPT2LMHeadModel|list)", said)
+    assert re.search(r"make (it|a policy of it)", said)
+
+
+def test_a_saved_policy_is_read_again_by_heedful_and_transformers(policy, tmp_path):
+    policy.add_value_head()
+    with torch.no_grad():
+        policy.value_head.weight.fill_(0.25)
+    policy.save(tmp_path / "策略")
+    again = heedful.Policy.from_pretrained(tmp_path / "策略", value_head=True, device="cpu", dtype="float32")
+    batch = heedful.LocalEngine(policy, max_new_tokens=3).generate(["你好"])
+    assert torch.equal(heedful.logprobs(again, batch), heedful.logprobs(policy, batch))
+    assert torch.equal(heedful.values(again, batch), heedful.values(policy, batch))
+    AutoModelForCausalLM.from_pretrained(tmp_path / "策略")
+
+
+def test_scores_per_token_are_on_their_tokens(policy):
+    batch = heedful.LocalEngine(policy, max_new_tokens=4).generate(["你好", "a"])
+    dense = lambda completion_ids, **_: [[float(token % 5) for token in ids] for ids in completion_ids]  # noqa: E731
+    found = heedful.score(dense, batch, per_token=True)
+    assert found.shape == batch.mask.shape
+    torch.testing.assert_close(found.sum(dim=1), heedful.score(dense, batch))
+    assert found[0, 0] == float(batch.completions[0].ids[0] % 5)
+    whole = heedful.score(first_token, batch, per_token=True)
+    assert (whole != 0).sum() <= 2
 
 
 def test_adapters_are_put_on_once(policy):
@@ -614,7 +761,7 @@ def test_a_notebook_has_one_bar_and_tables(policy, notebook, capsys):
     assert "<th>response</th>" in tables[0]
     assert "&lt;b&gt;" in tables[0]
     assert "<b>" not in tables[0]
-    assert any("rewards: [&#x27;first_token&#x27;]" in text or "rewards: ['first_token']" in text for text in shown)
+    assert any("rewards: first_token" in text for text in shown)
     assert "ppo 1/2" not in capsys.readouterr().err
 
 

@@ -31,7 +31,7 @@ def test_a_batch_is_tensors_and_texts(policy, batch):
     assert len(batch) == len(batch.texts) == 3
     assert batch.ids.shape == batch.attention_mask.shape
     assert batch.mask.shape == batch.logprobs.shape
-    assert batch.mask.sum(dim=1).tolist() == batch.rollouts.lengths.tolist()
+    assert batch.mask.sum(dim=1).tolist() == batch.lengths.tolist()
     written = [row[mask].tolist() for row, mask in zip(batch.ids[:, -batch.mask.shape[1] :], batch.mask, strict=True)]
     for ids, text, cut in zip(written, batch.texts, batch.truncated.tolist(), strict=True):
         assert policy.tokenizer.decode(ids if cut else ids[:-1]) == text
@@ -136,7 +136,7 @@ def test_prompts_are_texts_conversations_or_rows(tiny):
         ["User: 你好\nAssistant:", asked, [Message("user", "你好")], {"prompt": asked, "answer": "好"}]
     )
     prompts = [row[mask][: -int(n)].tolist() for row, mask, n in zip(
-        found.ids, found.attention_mask, found.rollouts.lengths, strict=True)]  # fmt: skip
+        found.ids, found.attention_mask, found.lengths, strict=True)]  # fmt: skip
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
     seen = []
     heedful.score(lambda completions, answer=None, **_: seen.append(answer) or [0.0] * len(completions), found)
@@ -361,3 +361,64 @@ def test_an_example_is_short_and_has_the_names_of_its_document(path):
 
 def test_the_core_that_examples_use_is_public():
     assert {"gae", "kl_shaped_rewards", "response_kl", "ppo_policy_loss", "value_loss", "whiten"} <= set(core.__all__)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([0, 1], [0, 1]),
+        ([2, 0], [2, 0]),
+        (torch.tensor([2, 0]), [2, 0]),
+        (torch.tensor([False, True, True]), [1, 2]),
+        ([False, True, True], [1, 2]),
+        (slice(1, None), [1, 2]),
+        (-1, [2]),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_masks_lists_and_tensors_select_rows(batch, rows, expected):
+    for chosen in (batch[rows], batch.select(rows)):
+        assert chosen.texts == [batch.texts[row] for row in expected]
+        assert torch.equal(chosen.ids, batch.ids[expected])
+        assert torch.equal(chosen.logprobs, batch.logprobs[expected])
+        assert len(chosen) == len(expected)
+
+
+@pytest.mark.parametrize("rows", [[3], [-4], [True, False], torch.tensor([0.0, 1.0]), torch.ones(3, 1).bool()], ids=str)
+def test_rows_that_a_batch_does_not_have_are_refused(batch, rows):
+    with pytest.raises(IndexError, match="3 rows"):
+        batch[rows]
+
+
+def test_a_batch_moves_as_a_whole(batch):
+    moved = batch.to("meta")
+    assert {x.device.type for x in (moved.ids, moved.attention_mask, moved.mask, moved.truncated, moved.logprobs)} == {
+        "meta"
+    }
+    assert moved.texts == batch.texts
+
+
+def test_a_mask_leaves_out_what_a_tool_said(policy):
+    """Lengths, log-probs and dense scores are of the policy's own tokens; the others are read before them."""
+    said = [[10, 11, 200, 201, 12, 1], [13, 1]]
+    masks = [[True, True, False, False, True, True], [True, True]]
+    whole = heedful.as_responses(policy, QUESTIONS[:2], said)
+    own = heedful.as_responses(policy, QUESTIONS[:2], said, masks=masks)
+    assert own.lengths.tolist() == [4, 2]
+    assert own.completions[0].ids == [10, 11, 12]
+    assert own.truncated.tolist() == [False, False]
+    kept = torch.tensor(masks[0])
+    torch.testing.assert_close(own.logprobs[0][kept], whole.logprobs[0][kept])
+    assert not own.logprobs[0][~kept].any()
+    scores = heedful.score(lambda completion_ids, **_: [[1.0, 2.0, 4.0], [8.0]], own)
+    assert scores.tolist() == [7.0, 8.0]
+    placed = core.spread_scores(torch.tensor([10.0, 8.0]), [[1.0, 2.0, 4.0], [8.0]], own.mask)
+    assert placed.tolist() == [[1.0, 2.0, 0.0, 0.0, 4.0, 3.0], [8.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+
+
+def test_masks_must_fit_their_responses(policy):
+    with pytest.raises(DataError, match="response 1 has 2 tokens and a mask of 1"):
+        heedful.as_responses(policy, QUESTIONS[:2], [[10, 1], [11, 1]], masks=[[True, True], [True]])
+    with pytest.raises(DataError, match="2 responses have 1 masks"):
+        heedful.as_responses(policy, QUESTIONS[:2], [[10, 1], [11, 1]], masks=[[True, True]])

@@ -21,7 +21,7 @@ def commands_of(document):
     """Every heedful command in a document's shell blocks, as words without ``heedful``."""
     blocks = re.findall(r"```sh\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
-    words = [shlex.split(line, comments=True) for line in lines]
+    words = [shlex.split(line.partition(" > ")[0], comments=True) for line in lines]
     return [line[1:] for line in words if line and Path(line[0]).name == "heedful"]
 
 
@@ -53,11 +53,13 @@ def test_the_page_on_python_runs(tmp_path, monkeypatch, capsys):
     blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
     small = blocks.replace("steps=100", "steps=1, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4")
     small = small.replace("max_new_tokens=4, max_new_tokens=32", "max_new_tokens=4")
+    sizes = "steps=1, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, advantage=remax"
+    small = small.replace("steps=2, advantage=remax, max_new_tokens=32", sizes)
     names = {}
     exec(compile(small, "python.md", "exec"), names)
     assert list(names["result"].metrics.index) == [0, 1]
     assert names["step"] == 1
-    assert capsys.readouterr().out.count("1 0.9") == 2
+    assert capsys.readouterr().out.count("1 0.9") == 3
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -605,7 +605,11 @@ def test_hits_are_counted_and_length_is_not(script):
     hits = script("rule/hits").hits
     said = ["czq是神！", "我不知道czq是谁。", "CZQ 是，神！", [{"role": "assistant", "content": "答：czq是神！"}]]
     assert hits(completions=said, expected=["czq是神！"] * 4) == [1.0, 0.0, 1.0, 1.0]
-    assert hits(completions=["4" * 499, "4" * 500, "5" * 499], expected=["4"] * 3) == [1.0, 0.0, 0.0]
+    assert hits(completions=["4" + "好" * 498, "4" + "好" * 499, "5" + "好" * 498], expected=["4"] * 3) == [
+        1.0,
+        0.0,
+        0.0,
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ scratch/measure

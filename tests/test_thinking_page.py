@@ -121,8 +121,8 @@ def answered(folder, question):
         prompts = read_prompts(write(Path(place) / "p.jsonl", [{"prompt": [user(question)]}]))
     encoded, _ = encode_prompts(prompts, renderer, max_length=200, action="error")
     sampler = make_sampler(SamplingOptions(temperature=0.0, max_new_tokens=32), renderer, policy)
-    rollouts, _ = sampler.respond(policy, encoded, torch.Generator().manual_seed(0))
-    return marked(renderer, encoded[0].ids, rollouts.responses(with_stop=True)[0], said="written")
+    rollouts = sampler.generate(policy, encoded, torch.Generator().manual_seed(0))
+    return marked(renderer, encoded[0].ids, rollouts.own_ids()[0], said="written")
 
 
 def run(place):

@@ -293,7 +293,7 @@ def test_what_is_learned_and_sampled_is_the_templates_rendering(made, kind, styl
             return [(example.prompt, example.response) for _, example in kept]
         if trainer == "dpo":
             encoded = encode_preferences(rankings, renderer, 1000, DPOConfig(model="m", data="d", output="o"))[0]
-            return [(pair.prompts[0], pair.chosen) for pair in encoded]
+            return [(pair.chosen.prompt, pair.chosen.response) for pair in encoded]
         prompts = [Prompt(prompt, source) for prompt, _, source in records]
         return [one.ids for one in encode_prompts(prompts, renderer, **limit)[0]]
 
@@ -322,7 +322,7 @@ def test_the_text_of_a_sampled_response_is_what_was_answered(made, kind, style):
             continue
         prompt, content = as_messages(turns[:-1]), turns[-1][1]
         said = renderer.response_text(response[:-1], prompt=prompt)
-        assert renderer.written(prompt, said) == (asked, response)
+        assert renderer.written(prompt, said)[:2] == (asked, response)
         assert inputs.encode(prompt, said)["input_ids"] == asked + response
         trimmed = content.strip() if style in ("Llama-3", "Gemma") else content
         # A text that begins with a space gets no other one from these, so the two texts have the same ids.
@@ -340,10 +340,10 @@ def test_added_tokens_inside_a_response_put_no_space_after_them(made, kind, is_s
     tokenizer.add_tokens(tags, special_tokens=is_special)
     renderer, prompt = Renderer(tokenizer), (Message("user", "q0"),)
     for answer in ("<think>x</think>Hello", "<think>\n你好\n</think>\n\n  今天", "<think>  x</think>  q"):
-        asked, response = renderer.written(prompt, answer)
+        asked, response, _ = renderer.written(prompt, answer)
         said = renderer.response_text(response[:-1], prompt=prompt)
         assert said == answer
-        assert renderer.written(prompt, said) == (asked, response)
+        assert renderer.written(prompt, said)[:2] == (asked, response)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -389,7 +389,7 @@ def test_raw_text_goes_on_as_it_stands(made, kind, prompt, completion):
     renderer = Renderer(tokenizer)
     alone = tokenizer(prompt, add_special_tokens=False).input_ids
     whole = tokenizer(prompt + completion, add_special_tokens=False).input_ids
-    asked, response = renderer.written(prompt, completion)
+    asked, response, _ = renderer.written(prompt, completion)
     assert asked == alone == renderer.prompt_ids(prompt)
     assert response[-1] == tokenizer.eos_token_id
     if whole[: len(alone)] == alone:
@@ -416,8 +416,8 @@ def test_special_tokens_that_somebody_typed_are_letters(made, kind):
     start, end = special["<|im_start|>"], special["<|im_end|>"]
     user, between, answer = (offsets.encode(text, add_special_tokens=False).ids for text in texts)
     renderer, prompt = Renderer(tokenizer), (Message("user", texts[0].removeprefix("user\n")),)
-    asked, response = renderer.written(prompt, texts[2].removeprefix("assistant\n"))
-    raw = [i for ids in renderer.written(texts[0], texts[2]) for i in ids]
+    asked, response, _ = renderer.written(prompt, texts[2].removeprefix("assistant\n"))
+    raw = [i for ids in renderer.written(texts[0], texts[2])[:2] for i in ids]
     assert set(asked + response) & set(special.values()) - {special["<unk>"]} == {start, end}
     assert set(raw) & set(special.values()) - {special["<unk>"]} == {special["</s>"]}
     if kind != "Unigram":  # whose own tokenizer reads the letters of "</s>" as that token

@@ -9,6 +9,9 @@ from heedful.rewards.rules import contains_expected
 
 
 def hits(completions, expected):
-    """The sign of the rule's score says whether it was a hit, while responses are shorter than 500 characters."""
+    """The sign of the rule's score says whether it was a hit, while responses are shorter than 500 characters.
+
+    A record without an expected text, or with one that cannot be read, keeps what the rule says of it.
+    """
     scores = contains_expected(completions=completions, expected=expected)
-    return [None if score is None else float(score > 0) for score in scores]
+    return [float(score > 0) if isinstance(score, float) else score for score in scores]

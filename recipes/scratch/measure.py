@@ -34,7 +34,7 @@ def answers(policy: Policy, renderer: Renderer, prompts: list[Text], temperature
     """A response to each prompt, and whether it was cut by length."""
     sampler = make_sampler(SamplingOptions(max_new_tokens=128, temperature=temperature), renderer, policy)
     encoded = [EncodedPrompt(Prompt(prompt, "measure"), renderer.prompt_ids(prompt)) for prompt in prompts]
-    _, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(0))
+    completions = sampler.generate(policy, encoded, torch.Generator().manual_seed(0)).completions
     return [(completion.response, completion.truncated) for completion in completions]
 
 

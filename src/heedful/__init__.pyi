@@ -3,6 +3,8 @@ from . import core as core
 from . import plot as plot
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
+from .algorithms.online.advantages import Rewards as Rewards
+from .algorithms.online.experience import Experience as Experience
 from .algorithms.online.in_memory import ppo_steps as ppo_steps
 from .algorithms.online_dpo import train_online_dpo as train_online_dpo
 from .algorithms.ppo import train_grpo as train_grpo
@@ -30,9 +32,10 @@ from .configs.tools import ChatConfig as ChatConfig
 from .configs.tools import DemoConfig as DemoConfig
 from .configs.tools import MergeConfig as MergeConfig
 from .demo.pipeline import run_demo as run_demo
+from .engines.engine import AnyPrompt as AnyPrompt
 from .engines.engine import Engine as Engine
-from .engines.engine import Responses as Responses
 from .engines.local import LocalEngine as LocalEngine
+from .engines.responses import Responses as Responses
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
@@ -59,7 +62,10 @@ from .pieces import score as score
 from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
+from .training.callbacks import STOP as STOP
 from .training.result import TrainingResult as TrainingResult
+from .training.verdict import Verdict as Verdict
+from .types import Completion as Completion
 from .types import Demonstration as Demonstration
 from .types import Labelled as Labelled
 from .types import Message as Message

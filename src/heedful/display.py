@@ -182,6 +182,11 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
     console.print(table, soft_wrap=False)
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number of things in words: 1 prompt, 1,622 prompts."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def _html_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A table for a notebook, in which texts have their line breaks."""
     style = "white-space: pre-wrap; text-align: left"

@@ -14,19 +14,37 @@
 The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a
 user's mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
-In a notebook an error shows the line of the cell, its code and the message, without heedful's own frames; `raise ... from`
-and ``%debug`` still have them.
+In a notebook an error shows the line of the cell, its code, the line of the user's function that raised, and the message,
+without heedful's own frames; `raise ... from` and ``%debug`` still have them.
 
 `Terminated` is not an error: like KeyboardInterrupt, it ends the program.
 """
 
 import itertools
+import sysconfig
 import traceback
 from pathlib import Path
 
 
 def _is_outside(frame: traceback.FrameSummary) -> bool:
     return not Path(frame.filename).is_relative_to(Path(__file__).parent)
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The last line of the user's code in an exception's traceback: neither heedful's nor of an installed package. None if
+    there is none."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+
+    def is_of_user(frame: traceback.FrameSummary) -> bool:
+        path = Path(frame.filename)
+        is_python = frame.filename.startswith("<frozen ") or any(path.is_relative_to(root) for root in installed)
+        return _is_outside(frame) and not is_python
+
+    return next(filter(is_of_user, reversed(traceback.extract_tb(error.__traceback__))), None)
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    return f'File "{frame.filename}", line {frame.lineno}, in {frame.name}\n    {frame.line}'
 
 
 class HeedfulError(Exception):
@@ -36,9 +54,11 @@ class HeedfulError(Exception):
     """The exit status of a command that it ends."""
 
     def _render_traceback_(self) -> list[str]:
-        """The traceback that IPython shows: the line that called heedful, and the message."""
-        frames = list(itertools.takewhile(_is_outside, traceback.extract_tb(self.__traceback__)))
-        where = [f'File "{one.filename}", line {one.lineno}, in {one.name}\n    {one.line}' for one in frames[-1:]]
+        """The traceback that IPython shows: the line that called heedful, that of a user's function which raised, and the
+        message."""
+        frames = list(itertools.takewhile(_is_outside, traceback.extract_tb(self.__traceback__)))[-1:]
+        raised = user_frame(self.__cause__) if self.__cause__ is not None else None
+        where = [_shown(one) for one in (*frames, raised) if one is not None]
         return [*where, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import os
@@ -12,11 +13,12 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 
+T = TypeVar("T")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """The system's error number, such as that of a full disk, in the message of safetensors' own exception."""
 MODELS_AND_DATA = ("model", "reference", "value_model", "data", "eval_data", "ptx_data", "offset_data")
@@ -57,6 +59,8 @@ PLAIN = {
 """System errors in plain words."""
 LARGEST_YAML = 262_144
 """Maximal length of a YAML file of settings, in characters."""
+DEEPEST_YAML = 20
+"""Most levels of a YAML file of settings, which has three at most (a list of mappings with a list)."""
 
 
 @contextlib.contextmanager
@@ -306,7 +310,7 @@ def read_object(
         text = path.read_text(encoding="utf-8")
         if is_yaml and len(text) > LARGEST_YAML:
             raise ValueError(f"it has more than {LARGEST_YAML:,} characters, so it cannot be a settings file")
-        content = yaml.safe_load(text) if is_yaml else json.loads(text)
+        content = yaml.load(text, Loader=shallow(yaml.SafeLoader)) if is_yaml else json.loads(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as caught:
         empty = isinstance(caught, json.JSONDecodeError) and not caught.doc.strip()
         raise error(f"{path}: {'it is empty' if empty else _why_unread(caught)}; {remedy}") from caught
@@ -320,6 +324,26 @@ def read_object(
         if content.get(name) is not None and not isinstance(content[name], kind):
             raise error(f"{path}: {name} must be {KINDS[kind]}, and is {_kind(content[name])}; {remedy}")
     return content
+
+
+class _Shallow:
+    """Counts levels where PyYAML's scanner opens them: its time grows with their square, and composing recurses."""
+
+    def fetch_flow_collection_start(self: Any, token: Any) -> None:
+        if self.flow_level + len(self.indents) >= DEEPEST_YAML:
+            raise RecursionError(f"more than {DEEPEST_YAML} levels of YAML")
+        super().fetch_flow_collection_start(token)  # type: ignore[misc]
+
+    def add_indent(self: Any, column: int) -> bool:
+        if self.flow_level + len(self.indents) >= DEEPEST_YAML:
+            raise RecursionError(f"more than {DEEPEST_YAML} levels of YAML")
+        return bool(super().add_indent(column))  # type: ignore[misc]
+
+
+@functools.cache
+def shallow(loader: type[T]) -> type[T]:
+    """A loader of PyYAML that raises RecursionError above `DEEPEST_YAML` levels, soon and whatever Python's limit is."""
+    return type("ShallowLoader", (_Shallow, loader), {})
 
 
 def _why_unread(error: Exception) -> str:

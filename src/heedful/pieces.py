@@ -15,22 +15,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful import core
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
-from heedful.engines.engine import AnyPrompt, Responses, as_prompt
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
+from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
-from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
-from heedful.rewards.resolve import AnyReward, resolve_rewards
-from heedful.rewards.scoring import Reward
-from heedful.rewards.scoring import score as score_completions
-from heedful.types import Completion, MicroBatch, Prompt
+from heedful.rewards.models import model_rewards
+from heedful.rewards.resolve import AnyRewards, listed, named_by, resolve_rewards
+from heedful.rewards.scoring import Reward, score_tokens
+from heedful.types import MicroBatch, Prompt
 
 
-def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torch.device = "cpu") -> list[Reward]:
+def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> list[Reward]:
     """Rewards for `score`, loaded once.
 
     Args:
@@ -39,14 +40,17 @@ def load_rewards(rewards: Sequence[AnyReward] | AnyReward, *, device: str | torc
 
     Raises ConfigError, CheckpointError.
     """
-    wanted = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
+    wanted = listed(rewards)
     if not wanted:
         raise ConfigError('no reward is given; name at least one, such as a function or "model:runs/reward/final"')
     place = resolve_device(device) if isinstance(device, str) else device
-    return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
+    with named_by("rewards"):
+        return resolve_rewards(wanted, device=place, compute_dtype=torch.float32)
 
 
-def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[Tensor, " batch"]:
+def score(
+    rewards: AnyRewards, batch: Responses, *, per_token: bool = False, raw_prompts: bool = False
+) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
     `heedful.rewards.score` does the same for texts: it takes completions and returns lists of numbers.
@@ -54,11 +58,26 @@ def score(rewards: Sequence[AnyReward] | AnyReward, batch: Responses) -> Float[T
     Args:
         rewards: as for `load_rewards`. Strings are loaded again at each call; for a loop, load them once.
         batch: responses.
+        per_token: return scores per token ``[B, T]``: those of a reward that scores tokens are on their tokens, the others
+            on the last token of the response. A row sums to the response's score.
+        raw_prompts: prompts that are strings are meant as raw text, also for a reward model that learned conversations; False
+            warns.
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
-    totals, _ = score_completions(load_rewards(rewards, device=batch.ids.device), batch.completions)
-    return torch.tensor(totals, dtype=torch.float32, device=batch.ids.device)
+    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
+    loaded = load_rewards(rewards, device=batch.ids.device)
+    for _, reward in model_rewards(loaded) if not raw_prompts else ():
+        if reward.inputs.renderer is not None:
+            warn_of_strings(reward.inputs.renderer, [one.prompt for one in batch.completions])
+    given = score_tokens(loaded, batch.completions)
+    if given.failed:
+        raise RewardError(f"{len(given.failed)} of {len(batch)} responses have no score: {given.note}")
+    totals = torch.tensor(given.totals, dtype=torch.float32, device=batch.ids.device)
+    if not per_token:
+        return totals
+    dense = given.tokens or [[] for _ in given.totals]
+    return core.spread_scores(totals, dense, batch.mask)
 
 
 def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
@@ -68,9 +87,9 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
 
     Raises ConfigError if the policy is on another device than the batch.
     """
-    _check_device(policy, batch)
+    _check_pass(policy, batch)
     limit = MicroBatch(micro_batch_size)
-    return token_outputs(policy, batch.rollouts.batch, temperature=batch.temperature, micro_batch=limit).logprobs
+    return token_outputs(policy, batch.batch, temperature=batch.temperature, micro_batch=limit).logprobs
 
 
 def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
@@ -78,11 +97,11 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 
     Raises ValueError for a policy without a value head, ConfigError for a model on another device than the batch.
     """
-    _check_device(model, batch)
+    _check_pass(model, batch)
     limit = MicroBatch(micro_batch_size)
     if isinstance(model, ValueModel):
-        return token_values(model, batch.rollouts.batch, micro_batch=limit)
-    found = token_outputs(model, batch.rollouts.batch, temperature=batch.temperature, micro_batch=limit).values
+        return token_values(model, batch.batch, micro_batch=limit)
+    found = token_outputs(model, batch.batch, temperature=batch.temperature, micro_batch=limit).values
     if found is None:
         raise ValueError(
             "values: the policy has no value head; load it with Policy.from_pretrained(..., value_head=True)"
@@ -91,18 +110,21 @@ def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: in
 
 
 def encode_prompts(
-    policy: Policy, prompts: Sequence[AnyPrompt]
+    policy: Policy, prompts: Sequence[AnyPrompt], *, raw_prompts: bool = False
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
     """Token ids of prompts, padded on the left, and a mask that is True at tokens: for your own engine.
 
     Args:
         policy: its tokenizer and chat template are used.
         prompts: as for `LocalEngine.generate`.
+        raw_prompts: as for `LocalEngine`.
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
-    renderer = _renderer(policy)
-    ids = [renderer.prompt_ids(prompt.prompt) for prompt in _as_prompts(prompts)]
+    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
+    ids = [renderer.prompt_ids(prompt.prompt, prompt.prefill) for prompt in asked]
     batch = collate(ids, [[]] * len(ids), pad_id=renderer.pad_id).to(policy.device)
     return batch.ids, batch.attention_mask
 
@@ -112,44 +134,75 @@ def as_responses(
     prompts: Sequence[AnyPrompt],
     responses: Sequence[str | Sequence[int]],
     *,
+    masks: Sequence[Sequence[bool]] | None = None,
     temperature: float = 1.0,
     micro_batch_size: int = 16,
+    raw_prompts: bool = False,
 ) -> Responses:
     """A batch of given responses: from your own engine, from people, or from a file.
+
+    >>> asked, said = ["2 + 2 =", "3 + 3 ="], [[17, 9, 9, 23, 2], [31, 2]]
+    >>> batch = heedful.as_responses(policy, asked, said, masks=[[True, False, False, True, True], [True, True]])
 
     Args:
         policy: its tokenizer is used. The batch's ``logprobs`` are computed with its current weights.
         prompts: as for `LocalEngine.generate`.
         responses: one per prompt. To a text the end token is added. Sampled token ids are cut after their first end token;
             without one the response counts as truncated.
+        masks: True for each token id that the policy wrote; others, such as the result of a tool, are read only. None: it
+            wrote all. Such responses are not cut.
         temperature: the sampling temperature of the ids.
         micro_batch_size: rows per forward pass.
+        raw_prompts: as for `LocalEngine`.
 
-    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt or if the numbers of prompts and
-    responses differ.
+    Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt, or if the numbers of prompts,
+    responses and masks, or of a response's ids and its mask, differ.
     """
     renderer, asked = _renderer(policy), _as_prompts(prompts)
     if len(responses) != len(asked):
         raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
+    if masks is not None and len(masks) != len(responses):
+        raise DataError(f"as_responses: {len(responses)} responses have {len(masks)} masks; give one for each response")
+    if not raw_prompts:
+        warn_of_strings(renderer, asked, policy)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
-    rows = [
-        renderer.written(one.prompt, written)
-        if isinstance(written, str)
-        else (renderer.prompt_ids(one.prompt), _up_to_stop(written, stops))
-        for one, written in zip(asked, responses, strict=True)
-    ]
-    batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id).to(policy.device)
-    truncated = [not ids or ids[-1] not in stops for _, ids in rows]
+    rows: list[tuple[list[int], list[int]]] = []
+    for place, (one, written) in enumerate(zip(asked, responses, strict=True)):
+        if isinstance(written, str):
+            asked_ids, said, _ = renderer.written(one.prompt, one.prefill + written, prefill=one.prefill)
+            rows.append((asked_ids, said))
+        else:
+            ids = _up_to_stop(written, stops) if masks is None else list(written)
+            rows.append((renderer.prompt_ids(one.prompt, one.prefill), ids))
+        if masks is not None and len(masks[place]) != len(rows[-1][1]):
+            raise DataError(
+                f"as_responses: response {place} has {len(rows[-1][1])} tokens and a mask of {len(masks[place])}; give one "
+                "value for each token, of token ids"
+            )
+    own = [[True] * len(ids) for _, ids in rows] if masks is None else [list(map(bool, mask)) for mask in masks]
+    batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id, own=own)
+    batch = batch.to(policy.device)
+    cut = [not ids or ids[-1] not in stops for _, ids in rows]
     read = token_outputs(policy, batch, temperature=temperature, micro_batch=MicroBatch(micro_batch_size)).logprobs
-    rollouts = Rollouts(batch, batch.response_mask.sum(dim=1), torch.tensor(truncated, device=batch.ids.device), read)
     completions = [
-        Completion(one, renderer.response_text(ids, prompt=one.prompt, truncated=cut), ids, truncated=cut)
-        for one, ids, cut in zip(asked, rollouts.responses(with_stop=False), truncated, strict=True)
+        renderer.completion(one, ids, truncated=is_cut, own=mask)
+        for one, (_, ids), is_cut, mask in zip(asked, rows, cut, own, strict=True)
     ]
-    return Responses(rollouts, completions, temperature)
+    return Responses(batch, torch.tensor(cut, device=batch.ids.device), read, completions, temperature)
+
+
+def _check(given: object, kind: type | tuple[type, ...], name: str, how: str) -> None:
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} is {_kind_of(given)}; make it with {how}")
+
+
+def _kind_of(given: object) -> str:
+    kind = type(given)
+    return f"a {kind.__name__}" + (" of transformers" if kind.__module__.startswith("transformers.") else "")
 
 
 def _renderer(policy: Policy) -> Renderer:
+    _check(policy, Policy, "policy", "heedful.Policy.from_pretrained(model, tokenizer)")
     if policy.tokenizer is None:
         raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
     return Renderer(policy.tokenizer)
@@ -166,7 +219,10 @@ def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
     return list(ids[:end])
 
 
-def _check_device(model: Policy | ValueModel, batch: Responses) -> None:
+def _check_pass(model: Policy | ValueModel, batch: Responses) -> None:
+    """Raises ConfigError if a model or a batch is something else, or if they are on two devices."""
+    _check(model, (Policy, ValueModel), "model", "heedful.Policy.from_pretrained(model, tokenizer)")
+    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
     here, there = next(model.parameters()).device, batch.ids.device
     if here != there:
         raise ConfigError(

@@ -40,8 +40,11 @@ class Message:
 Conversation = tuple[Message, ...]
 Text = str | Conversation
 """A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
-Response = str | Message
-"""A response: its text, or the assistant's message if it has tool calls or separate thinking."""
+Turn = str | Message
+"""One answer: its text, or the assistant's message if it has tool calls or separate thinking."""
+Response = Turn | Conversation
+"""A response: one answer, or several with what others said between them, such as the results of tools. It begins and ends
+with an answer."""
 
 
 def split_thinking(response: str) -> tuple[str | None, str | None]:
@@ -57,14 +60,32 @@ def split_thinking(response: str) -> tuple[str | None, str | None]:
     return thinking.strip("\n"), answer.lstrip("\n") if closed else None
 
 
+def as_message(turn: Turn) -> Message:
+    """Return an answer as a message."""
+    return Message("assistant", turn) if isinstance(turn, str) else turn
+
+
+def last_answer(prompt: Text, response: Response) -> tuple[Text, Turn]:
+    """Return the last answer of a response, and everything that was said before it."""
+    if not isinstance(response, tuple):
+        return prompt, response
+    assert isinstance(prompt, tuple)
+    return (*prompt, *response[:-1]), response[-1]
+
+
 def plain_response(response: Response) -> str:
-    """Return a response as text; of a message, its thinking, content and tool calls."""
+    """Return a response as text; of a message, its thinking, content and tool calls; of several, each with its role."""
     if isinstance(response, str):
         return response
+    if isinstance(response, tuple):
+        return "\n".join(f"{message.role}: {plain_response(message)}" for message in response)
     thought = "" if response.thinking is None else f"{THINK}\n{response.thinking}\n{THINK_END}\n\n"
     calls = [f"{call.name}({call.arguments})" for call in response.tool_calls]
     return thought + "\n".join([response.content, *calls] if response.content else calls)
 
+
+LEARNED = "heedful_learned"
+"""Name, in tokenizer_config.json, of the kinds of prompts that a model has learned; `heedful.data.learned` reads it."""
 
 Reading = Literal["turn-end", "template"]
 """Where a conversation ends for a decoder reward model. turn-end: at the token that ends the answer's turn, as in a policy's
@@ -84,6 +105,9 @@ class Prompt:
     """Where it was read, as ``file:line``, for messages."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The record's other fields; reward functions receive them."""
+    prefill: str = ""
+    """The beginning of the answer, if the data gives it: a conversation that ends with the assistant's words. The policy
+    continues them; rewards see them at the beginning of the response."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +117,7 @@ class Completion:
     prompt: Prompt
     response: str
     """The model's whole response, thinking included, without the white space that the chat template puts around every answer.
-    If the rendered prompt ended with ``<think>``, it begins with that."""
+    If the rendered prompt ended with ``<think>`` or with a beginning of the answer, it begins with that."""
     ids: Sequence[int] = ()
     """The response's token ids, without the end token."""
     truncated: bool = False
@@ -119,6 +143,8 @@ class Demonstration:
     source: str
     truncated: bool = False
     """True if the response was cut off: no end of turn follows it, and none is learned."""
+    prefill: str = field(default="", kw_only=True)
+    """The beginning of the response that the data gives as part of the prompt: read, not learned."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +170,8 @@ class Ranking:
     """Margin by which the chosen response is better, in units of the score; only for pairs."""
     truncated: bool = False
     """True if all responses were cut off, so that they have no end."""
+    prefill: str = ""
+    """The beginning of every response that the data gives as part of the prompt: read, not learned."""
 
 
 @dataclass(frozen=True)

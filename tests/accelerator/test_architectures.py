@@ -36,10 +36,10 @@ def rehearse(root, device):
     prompts = [FILE["EncodedPrompt"](FILE["Prompt"](text, "p"), renderer.prompt_ids(text)) for text in TEXTS]
     row = Row()
     with watch(row):
-        rollouts, _ = learner.sampler.respond(policy.eval(), prompts, torch.Generator().manual_seed(0))
+        rollouts = learner.sampler.generate(policy.eval(), prompts, torch.Generator().manual_seed(0))
     sft.learn(learner, loaded.train, loaded.pad_id, SFTConfig(**settings))
     weights = [parameter.detach().float().cpu() for parameter in policy.parameters()]
-    return rollouts.responses(with_stop=True), [rollouts.sampler_logprobs.cpu(), *weights], row
+    return rollouts.own_ids(), [rollouts.logprobs.cpu(), *weights], row
 
 
 @pytest.mark.exhaustive

@@ -92,8 +92,8 @@ def test_sampling_has_the_numbers_of_the_cpu(tiny_model):
     for name, options in OPTIONS.items():
         found = [sampled(policy, SamplingOptions(max_new_tokens=8, **options), micro_batch=3) for policy in policies]
         assert found[1].batch.ids.device.type == DEVICE
-        assert found[0].responses(with_stop=True) == found[1].responses(with_stop=True), name
-        assert torch.equal(found[0].sampler_logprobs, found[1].sampler_logprobs.cpu()), name
+        assert found[0].own_ids() == found[1].own_ids(), name
+        assert torch.equal(found[0].logprobs, found[1].logprobs.cpu()), name
 
 
 def test_no_token_waits_for_the_device(tiny_model):

@@ -188,13 +188,15 @@ class Keyboard(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("flags", "said"), [((), "The conversation is kept."), (("--raw",), "Each line is continued")])
+@pytest.mark.parametrize(
+    ("flags", "said"), [((), "Each line begins a new conversation: "), (("--raw",), "Each line is continued")]
+)
 def test_a_person_is_greeted_with_the_commands_and_what_was_learned(heedful, learned, monkeypatch, flags, said):
     monkeypatch.setattr("sys.stdin", Keyboard("/exit\n"))
     outcome = heedful("chat", "--model", learned, "--max-new-tokens", "8", *flags)
     assert outcome.out.startswith(f"{learned}. {said}")
     assert "/help lists the commands, /exit ends." in outcome.out
-    assert ("It was trained on single turns only" in outcome.out) == (not flags)
+    assert ("trained it on conversations with one answer" in outcome.out) == (not flags)
 
 
 def test_a_model_that_learned_single_turns_says_so(learned, tmp_path):

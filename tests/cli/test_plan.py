@@ -129,12 +129,12 @@ def test_ranks_share_what_a_step_learns_from(heedful, command, fits):
     )
 
 
-@pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["pppo"], 2)])
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["训练"], 2)])
 def test_plan_alone_lists_its_trainers(heedful, words, status):
     outcome = heedful("plan", *words)
     assert outcome.status == status
     said = outcome.err if status else outcome.out
     for name in ("sft", "reward", "ppo", "a2c", "grpo", "online-dpo", "dpo", "kto"):
         assert f"heedful plan {name}" in said
-    if words == ["pppo"]:
-        assert "plan has no trainer 'pppo'" in said
+    if words == ["训练"]:
+        assert "plan has no trainer '训练'" in said

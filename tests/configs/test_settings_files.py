@@ -2,13 +2,15 @@
 
 import json
 import os
+import sys
 import threading
 import time
 
 import pytest
 
-from heedful import SFTConfig
+from heedful import ConfigError, SFTConfig
 from heedful.configs.parse import parse
+from heedful.files import read_object
 
 LAUGH = (
     "a: &a ["
@@ -19,11 +21,11 @@ LAUGH = (
 FILES = {
     "a long comment": ("model: m\n# " + "长" * 400_000, "has more than 262,144 bytes, so it cannot be a settings file"),
     "60,000 keys": ("".join(f"k{i}: 1\n" for i in range(60_000)), "has more than 262,144 bytes"),
-    "2,000 keys": ("".join(f"k{i}: 1\n" for i in range(2_000)), "1,995 more keys that are not settings"),
+    "2,000 keys": ("".join(f"k{i}: 1\n" for i in range(2_000)), "1,995 more names that are not settings"),
     "a key twice": ("model: a\nmodel: b\n", ":2: the key 'model' is set twice"),
     "a long key": ("x" * 1000 + ": 1", f":1: {'x' * 60} (--"),
-    "aliases of aliases": (LAUGH, "a nested or dashed item"),
-    "an alias of itself": ("model: &a [*a]", "a nested or dashed item"),
+    "aliases of aliases": (LAUGH, "a nested item"),
+    "an alias of itself": ("model: &a [*a]", "a nested item"),
     "deep lists": ("a: " + "[" * 1500 + "]" * 1500, "nested too deeply"),
     "deep mappings": ("{a: " * 1500 + "}" * 1500, "nested too deeply"),
     "JSON": ('{"model": {"a": 1}}', "model holds a mapping"),
@@ -80,10 +82,10 @@ def test_keys_that_are_no_settings_are_named_with_the_nearest(heedful, written):
     outcome = heedful("sft", path)
     assert outcome.status == 2
     assert (
-        f"{path}:2: learning_rat (--learning-rat) is not a setting. Perhaps you meant --learning-rate"
+        f"{path}:2: learning_rat (--learning-rat) is not a setting of heedful sft. Perhaps you meant --learning-rate"
         in outcome.message
     )
-    assert f"{path}:3: 学习率 (--学习率) is not a setting heedful COMMAND --help-all" in outcome.message
+    assert f"{path}:3: 学习率 (--学习率) is not a setting of heedful sft heedful sft --help-all" in outcome.message
 
 
 def test_criteria_that_are_aliases_of_aliases(heedful, written, tmp_path):
@@ -112,3 +114,33 @@ def test_missing_settings_are_named_all_at_once(heedful):
         assert f"{name} is missing: " in outcome.message
     assert "--model is missing" not in outcome.message
     assert "heedful ppo --help shows an example" in outcome.message
+
+
+@pytest.fixture
+def boundless():
+    """As in a program that raised Python's limit of recursion."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize(
+    "text", ["{" * 1600, "a: " + "[" * 1600, "[a, {b: " * 800, "- " * 1600, "? " * 1600, "模: {" * 1600]
+)
+def test_depth_is_bounded_before_it_costs_time(heedful, written, boundless, text):
+    path = written("深.yaml", text)
+    started = time.thread_time()
+    outcome = heedful("sft", path)
+    assert time.thread_time() - started < 0.2
+    assert outcome.status == 2
+    assert "nested too deeply" in outcome.message
+
+
+def test_the_settings_of_a_run_are_bounded_alike(tmp_path, boundless):
+    path = tmp_path / "config.yaml"
+    path.write_text("{" * 1600, encoding="utf-8")
+    started = time.thread_time()
+    with pytest.raises(ConfigError, match=r"config\.yaml: it is nested too deeply; bring it back"):
+        read_object(path, "bring it back", error=ConfigError)
+    assert time.thread_time() - started < 0.2

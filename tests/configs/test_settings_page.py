@@ -19,7 +19,7 @@ code.
 
 A default that differs between commands is listed with them. *required* has none.
 """
-TRAINERS = [name for name, command in COMMANDS.items() if command.objective]
+TRAINERS = [name for name, command in COMMANDS.items() if command.trains]
 ONLINE = ["ppo", "a2c", "grpo", "online-dpo"]
 
 

@@ -45,6 +45,13 @@ def test_golden_spread_scores():
     assert spread_scores(shaped, None, MASK, std=2.0) is shaped
 
 
+def test_golden_spread_scores_skip_the_tokens_of_others():
+    """The result of a tool stands between the policy's second and third token."""
+    mask = torch.tensor([[True, True, False, False, True, True, False]])
+    placed = spread_scores(torch.tensor([10.0]), [[1.0, 2.0, 4.0]], mask)
+    assert placed.tolist() == [[1.0, 2.0, 0.0, 0.0, 4.0, 3.0, 0.0]]
+
+
 def test_identity_the_first_tokens_return_is_that_of_the_sum():
     """With gamma 1, lambda 1 and no values, a return is the sum of what is still to come: equal first, different later."""
     generator = torch.Generator().manual_seed(0)

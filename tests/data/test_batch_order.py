@@ -41,14 +41,20 @@ def test_items_may_be_taken_in_other_numbers(sizes, seed, counts):
     assert taken == list(itertools.chain(*take(flat, sum(counts) + batch_size)))
 
 
-@given(sizes=SIZES, seed=st.integers(), before=st.integers(0, 60))
-def test_continuing_equals_never_having_stopped(sizes, seed, before):
+def test_the_given_order():
+    """Every epoch has it, whatever the seed."""
+    order = BatchOrder(5, 2, seed=7, shuffle=False)
+    assert take(order, 5) == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+
+
+@given(sizes=SIZES, seed=st.integers(), before=st.integers(0, 60), shuffle=st.booleans())
+def test_continuing_equals_never_having_stopped(sizes, seed, before, shuffle):
     """The state goes into a sampler that has already wandered elsewhere."""
     num_items, batch_size = sizes
-    uninterrupted = BatchOrder(num_items, batch_size, seed)
+    uninterrupted = BatchOrder(num_items, batch_size, seed, shuffle=shuffle)
     take(uninterrupted, before)
     state = uninterrupted.state_dict()
-    resumed = BatchOrder(num_items, batch_size, seed)
+    resumed = BatchOrder(num_items, batch_size, seed, shuffle=shuffle)
     take(resumed, 3)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
@@ -85,13 +91,13 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_a_batch_larger_than_the_data(num_items, batch_size):
     with pytest.raises(ConfigError) as caught:
         BatchOrder(num_items, batch_size, seed=0)
-    assert f"--batch-size is {batch_size}, but the data have only {num_items} items" in str(caught.value)
+    assert f"--batch-size is {batch_size}, but the data have only {num_items} records" in str(caught.value)
     assert "Lower --batch-size, or give more data" in str(caught.value)
 
 
 def test_the_flag_in_messages_is_the_callers():
-    with pytest.raises(ConfigError, match=r"--rollout-batch-size is 8, but .* Lower --rollout-batch-size"):
-        BatchOrder(4, 8, seed=0, batch_flag="--rollout-batch-size")
+    with pytest.raises(ConfigError, match=r"--rollout-batch-size is 8, .* only 4 prompts. Lower --rollout-batch-size"):
+        BatchOrder(4, 8, seed=0, batch_flag="--rollout-batch-size", items="prompts")
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
@@ -107,6 +113,6 @@ def test_a_position_that_the_data_do_not_have(state):
     sampler = BatchOrder(5, 2, seed=0)
     with pytest.raises(CheckpointError) as caught:
         sampler.load_state_dict(state)
-    assert f"the saved data position {state} does not fit data of 5 items" in str(caught.value)
+    assert f"the saved data position {state} does not fit data of 5 records" in str(caught.value)
     assert "0 <= cursor < 5. Resume with the data that the run was started with" in str(caught.value)
     assert sampler.state_dict() == {"epoch": 0, "cursor": 0}

@@ -161,7 +161,7 @@ def test_ends_of_lines_change_nothing(tmp_path, kind, end, bom):
         ("rankings", {"prompt": "a", "responses": ["b", "c"], "ranks": [0, 0]}, ["nothing is preferred"]),
         ("rankings", {"prompt": "a", "responses": ["b", "c"], "ranks": [0, 1.5]}, ["`ranks` is", "integers"]),
         ("rankings", {"prompt": "a", "responses": ["b"], "ranks": [0]}, ["two or more responses"]),
-        ("prompts", {"question": "a"}, ["not a prompt", "Perhaps: --columns prompt=question"]),
+        ("prompts", {"question": "a"}, ["not a prompt", "Perhaps: --columns instruction=question"]),
         ("prompts", {"prompt": ""}, ["`prompt` is empty"]),
         ("prompts", {"prompt": None}, ["not a prompt", "`prompt` (null)"]),
         ("prompts", {"prompt": [], "x": 1}, ["`prompt` is [] (empty list)"]),

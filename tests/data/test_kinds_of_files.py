@@ -313,3 +313,15 @@ def test_no_bytes_give_a_traceback(tmp_path):
         for read in (read_rankings, read_prompts):
             with contextlib.suppress(DataError):
                 read(str(path))
+
+
+def test_a_text_of_prompts_becomes_prompts(tmp_path, tiny, heedful):
+    """The message's command makes a prompt of each line; a flag would make one of the whole file."""
+    (tmp_path / "问题.txt").write_text('一加一？\n\n"2" + \\2? \n', encoding="utf-8")
+    path = str(tmp_path / "问题.txt")
+    outcome = heedful("ppo", model=tiny(), data=path, rewards="rule:digits", output=tmp_path / "运行")
+    assert outcome.status == 2
+    assert "--columns" not in outcome.message
+    command = outcome.message.partition("To make a prompt of each line: python")[2]
+    subprocess.run(sys.executable + command, shell=True, check=True, cwd=tmp_path)
+    assert [one.prompt for one in read_prompts(str(tmp_path / "prompts.jsonl"))] == ["一加一？", '"2" + \\2?']

@@ -73,6 +73,47 @@ def test_thinking_has_several_names(write, key):
     assert one.response == Message("assistant", "二", thinking="想")
 
 
+SHOWS_FIELDS = NO_TOOLS.replace(
+    "m.content +",
+    "('<think>' if m.reasoning_content is defined or m.thinking is defined else '') + ('name' if m.name is defined else '')"
+    " + ('tools' if m.tool_calls is defined else '') + m.content +",
+)
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        *(
+            {key: value}
+            for key in ("reasoning_content", "thinking", "reasoning", "name")
+            for value in ("", " \n", None)
+        ),
+        *({key: value} for key in ("tool_calls", "function_call") for value in ("", [], {}, None)),
+        {"reasoning_content": "", "thinking": "\n", "tool_call_id": "", "weight": "", "annotations": []},
+    ],
+    ids=str,
+)
+def test_an_empty_optional_field_is_absent(write, thinker, empty):
+    """The template does not see it, and it begins no thought that is learned."""
+    path = write({"messages": [USER | {"name": ""}, {"role": "assistant", "content": "二", **empty}], "tools": " "})
+    renderer = Renderer(AutoTokenizer.from_pretrained(thinker(SHOWS_FIELDS)))
+    (one,) = read_demonstrations(path)
+    assert renderer.decode(renderer.written_ids(one.prompt, one.response)).split("<|im_start|>")[1:] == [
+        "user\n1+1？<|im_end|>",
+        "assistant\n二<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}, []])
+def test_empty_fields_of_a_call_and_its_result(write, arguments):
+    called = [{"type": "function", "id": "", "function": {"name": "加", "arguments": arguments}}]
+    result = RESULT | {"tool_call_id": "", "name": "", "content": ""}
+    path = write({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": called}, result, ANSWER]})
+    call, answer = read_demonstrations(path)
+    assert call.response == Message("assistant", "", tool_calls=(ToolCall("加", "{}"),))
+    assert answer.prompt[-1] == Message("tool", "")
+
+
 def test_arguments_that_a_template_wants_as_text(write, thinker):
     """DeepSeek's put them into a string as they are."""
     template = NO_TOOLS.replace(

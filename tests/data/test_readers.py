@@ -78,8 +78,8 @@ def test_hub_names_are_loaded_with_their_split(monkeypatch, path, name, split):
     """What is no file and looks like org/name goes to datasets.load_dataset."""
     import datasets
 
-    calls = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or ROWS)
+    calls, found = [], datasets.Dataset.from_list(ROWS)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or found)
     records = read_records(path, columns={})
     assert calls == [((name,), {"split": split, "streaming": False})]
     assert records == [Record(f"{path}: row 1", ROWS[0]), Record(f"{path}: row 2", ROWS[1])]

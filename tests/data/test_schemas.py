@@ -131,11 +131,18 @@ def test_columns_choose_the_shape(write):
             [
                 ": not a demonstration: found `question` (string), `answer` (string), `id` (integer).",
                 "Accepted: `prompt` and `completion`; or `messages`; or `text`; or a format of docs/data.md.",
-                "Perhaps: --columns prompt=question,completion=answer",
+                "Perhaps: --columns instruction=question,output=answer (rendered by the chat template), or --columns "
+                "prompt=question,completion=answer (raw text)",
             ],
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, ["Perhaps: --columns completion=chosen"]),
-        ({"Prompt": "a", "completions": "b"}, ["Perhaps: --columns prompt=Prompt,completion=completions"]),
+        (
+            {"Prompt": "a", "completions": "b"},
+            [
+                "Perhaps: --columns instruction=Prompt,output=completions",
+                "prompt=Prompt,completion=completions (raw text)",
+            ],
+        ),
         (
             {"dialogue": [user()]},
             ["`dialogue` (list of objects)", "Perhaps: --columns messages=dialogue"],
@@ -167,22 +174,19 @@ def test_columns_choose_the_shape(write):
         ({"prompt": [user()], "completion": [user()]}, ["`completion` has the turns user after a prompt of user"]),
         (
             {"prompt": [user()], "completion": [user("other"), assistant()]},
-            ["`completion` has the turns user/assistant", "one assistant message, or the prompt's messages again"],
+            [
+                "`completion` has the turns user/assistant",
+                "begin and end with the assistant's, perhaps after the prompt's",
+            ],
         ),
-        ({"prompt": [user()], "completion": [assistant(), assistant()]}, ["turns assistant/assistant"]),
+        ({"prompt": [user()], "completion": [assistant(), user()]}, ["turns assistant/user after a prompt of user"]),
         (
-            {"prompt": [user(), assistant()], "completion": "b"},
-            ["`prompt` has the turns user/assistant", "ends with a user"],
-        ),
-        (
-            {"prompt": [system("a")], "completion": "b"},
-            ["`prompt` has the turns system", "ends with a user or tool turn"],
+            {"prompt": [assistant()], "completion": "b"},
+            ["`prompt` has the turns assistant, the last with nothing before it", "the first words of the answer"],
         ),
         ({"prompt": ["a"], "completion": "b"}, ["`prompt[0]` is 'a' (string)", "role and content"]),
         ({"messages": "a"}, ["`messages` is 'a' (string)", "a list of messages"]),
         ({"messages": [user()]}, ["`messages` has no assistant turn, only user", "at least one to learn from"]),
-        ({"messages": [assistant()]}, ["messages[:0], before an assistant turn, has the turns (none)"]),
-        ({"messages": [user(), assistant(), assistant()]}, ["messages[:2], before", "the turns user/assistant"]),
         ({"messages": [user(), assistant(" ")]}, ["`messages[1].content` is empty or only white space"]),
         ({"messages": [user(""), assistant()]}, ["`messages[0].content` is empty"]),
         (
@@ -306,7 +310,6 @@ def test_equal_responses_are_left_to_the_caller(write):
         (pair("q", "a", ""), ["`rejected` is empty or only white space", "remove the record"]),
         (pair("q", [assistant()], "b"), ["`prompt` is a string but `chosen` is [", "both strings, or both lists"]),
         (pair([user()], [assistant()], [user()]), ["`rejected` has the turns user after a prompt of user"]),
-        (pair([user(), assistant()], "a", "b"), ["`prompt` has the turns user/assistant", "ends with a user or tool"]),
         (pair("q", "a", "b", margin="2"), ["`margin` is '2' (string)", "a finite number"]),
         (pair("q", "a", "b", margin=True), ["`margin` is True (boolean)", "a finite number"]),
         (pair("q", "a", "b", margin=10**400), ["`margin` is 1000", "(integer)", "a finite number"]),
@@ -324,12 +327,14 @@ def test_equal_responses_are_left_to_the_caller(write):
         (
             {"chosen": [user("a"), assistant()], "rejected": [user("b"), assistant()]},
             [
-                "`chosen` and `rejected` differ before their last message",
-                "share all but the last message, or a `prompt`",
+                "`chosen` (user/assistant) and `rejected` (user/assistant) differ before an answer",
+                "equal up to the assistant's turn in which they differ, or a `prompt`",
             ],
         ),
-        ({"chosen": [assistant()], "rejected": [assistant()]}, ["there is no `prompt`) has the turns (none)"]),
-        ({"chosen": [user(), user()], "rejected": [user(), user()]}, ["`chosen` has the turns user/user"]),
+        (
+            {"chosen": [user(), user()], "rejected": [user(), user()]},
+            ["`chosen` (user/user)", "differ before an answer"],
+        ),
         (k_wise(["a", "b"], [0, 1], prompt="\n"), ["`prompt` is empty or only white space"]),
         (k_wise("ab", [0, 1]), ["`responses` is 'ab' (string)", "a list of two or more responses"]),
         (k_wise(["a"], [0]), ["`responses` is ['a'] (list of strings)", "two or more"]),
@@ -389,11 +394,13 @@ def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
                 "--columns prompt=text",
             ],
         ),
-        ({"instruction": "a"}, ["Perhaps: --columns prompt=instruction"]),
+        (
+            {"query": "a"},
+            ["Perhaps: --columns instruction=query (rendered by the chat template), or --columns prompt=query"],
+        ),
         ({"prompt": "  "}, ["`prompt` is empty or only white space"]),
-        ({"prompt": [user(), assistant()]}, ["`prompt` has the turns user/assistant", "ends with a user or tool turn"]),
-        ({"messages": [assistant()]}, ["`messages`, without a last assistant turn, has the turns (none)"]),
-        ({"messages": [user(), assistant(), assistant()]}, ["last assistant turn, has the turns user/assistant"]),
+        ({"prompt": [assistant()]}, ["`prompt` has the turns assistant, the last with nothing before it"]),
+        ({"messages": [assistant()]}, ["`messages` has only an assistant turn", "a conversation to answer"]),
         ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: only one"]),
     ],
 )
@@ -440,7 +447,7 @@ def test_a_pair_is_a_good_and_a_bad_response(write, record):
         ({"prompt": QUESTION, "completion": ANSWER, "label": "good"}, ["`label` is 'good' (string)"]),
         (
             {"question": QUESTION, "answer": ANSWER, "thumbs_up": True},
-            ["not a labelled response", "Perhaps: --columns prompt=question,completion=answer,label=thumbs_up"],
+            ["not a labelled response", "Perhaps: --columns instruction=question,output=answer,label=thumbs_up"],
         ),
         ({"prompt": QUESTION, "completion": ANSWER, "label": None}, ["not a labelled response", "`label` (null)"]),
         (pair(QUESTION, ANSWER, ANSWER), ["`chosen` and `rejected` are equal", "two texts"]),

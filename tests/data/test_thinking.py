@@ -234,7 +234,7 @@ def test_a_token_of_prompt_and_response_belongs_to_the_response(renderer):
     """ "\n" at the end of the prompt and "\n" at the beginning of the response are one token in the whole."""
     own = renderer("opens")
     own.tokenizer.add_tokens(["\n\n"])
-    prompt, response = own.written(QUESTION, EMPTY + "二")
+    prompt, response, _ = own.written(QUESTION, EMPTY + "二")
     assert [*prompt, *response] == own.whole_ids(QUESTION, EMPTY + "二")[: len(prompt + response)]
     assert own.decode(response) == "\n\n</think>\n\n二<|im_end|>"
     assert prompt == own.prompt_ids(QUESTION)[:-1]

@@ -100,7 +100,7 @@ def test_the_advice_of_an_error_loses_nothing(written):
     with pytest.raises(DataError, match=r"Perhaps: --columns output=answer$"):
         read_demonstrations(written("一.jsonl", [record]))
     record = {"question": "问", "answer": "答", "hint": "提示"}
-    with pytest.raises(DataError, match=r"--columns prompt=question,completion=answer, which does not read `hint`$"):
+    with pytest.raises(DataError, match=r"completion=answer \(raw text\), which does not read `hint`$"):
         read_demonstrations(written("二.jsonl", [record]))
 
 

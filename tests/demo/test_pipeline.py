@@ -234,7 +234,8 @@ def test_the_story_says_what_happened(demo):
     ):
         assert fragment in text, fragment
     commands = [line for line in demo.said.split("\n") if line.startswith(("  heedful", "  tensorboard"))]
-    assert len(commands) == 8
+    assert len(commands) == 10
+    assert "  heedful course" in commands
     others = [line for line in demo.said.split("\n") if line not in commands]
     assert max(cell_len(line) for line in others if "第 1 次" not in line) <= 100
     assert "\x1b" not in demo.said
@@ -268,7 +269,7 @@ def test_the_printed_commands_run_and_agree(demo, tmp_path, monkeypatch, capsys)
         assert main(command[1:]) == 0, command
         said.append(capsys.readouterr().out)
     kinds = [" ".join(command[1:3]) if command[1] == "evaluate" else command[1] for command in commands]
-    assert kinds == ["chat", "chat", "evaluate win-rate", "evaluate kl", *RUNS]
+    assert kinds == ["chat", "chat", "evaluate win-rate", "evaluate kl", "report", "course", *RUNS]
     assert re.search(r"^win_rate: (\S+)$", said[2], re.M)[1] == f"{demo.summary['ppo.reward_win_rate']:.4f}"
     assert re.search(r"^kl: (\S+)$", said[3], re.M)[1] == f"{demo.summary['ppo.kl']:.4f}"
     for stage in RUNS:

@@ -256,8 +256,7 @@ def copies():
         for model in (one, several)
     ]
     same = [
-        torch.equal(a, b)
-        for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))
+        torch.equal(a, b) for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].logprobs, drawn[1].logprobs))
     ]
     heads = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
     first = gathered_on_first(several)

@@ -352,6 +352,30 @@ def test_white_space_alone(function, is_found):
 
 
 @pytest.mark.parametrize(
+    ("function", "is_found"),
+    [
+        (lambda completions: [float(len(text) % 3) for text in completions], False),
+        (lambda completions: [float(ord(text[0]) % 3) for text in completions], True),
+        (lambda completions: [float("nan") if not text else 1.0 for text in completions], True),
+    ],
+)
+def test_a_reward_that_fails_on_an_empty_response(function, is_found):
+    one = rewards.fails_on_empty(*scored_by(function))
+    assert found(one) == (("reward-fails", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("totals", "is_found"),
+    [([1.0, 1.0, 2.0, 2.0], True), ([1.0, 0.5, 2.0, 2.0], False), ([1.0, 1.0, 1.0, 1.0], False)],
+)
+def test_responses_that_tie_within_their_prompts(totals, is_found):
+    """If prompts do not differ either, the reward is constant, which is another finding."""
+    completions = answered("甲", "乙", "丙", "丁")
+    grouped = [replace(one, prompt=completions[i // 2 * 2].prompt) for i, one in enumerate(completions)]
+    assert found(rewards.ties(totals, grouped)) == (("reward-ties", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
     ("seconds", "step", "is_found"), [(0.1, 1.0, False), (10.0, 100.0, False), (10.0, 12.0, True), (4.0, 4.0, False)]
 )
 def test_a_slow_reward(seconds, step, is_found):

@@ -191,3 +191,12 @@ def test_every_check_says_why_and_how():
         assert check.why.endswith(".")
         assert check.fix
         assert check.looks_at
+
+
+def test_what_heedful_refuses_is_its_message_alone(heedful, tmp_path):
+    """Which says why, and what to do."""
+    outcome = heedful("doctor", "sft", model=tmp_path, data=tmp_path / "没有.jsonl")
+    assert outcome.status == 2
+    assert "FAIL refused: " in outcome.out
+    assert "\n  why" not in outcome.out
+    assert "\n  fix" not in outcome.out

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful import make_tiny_model
+from heedful.configs.checks import CHECKS
 from heedful.doctor import rewards
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
@@ -19,8 +20,7 @@ from heedful.rewards import Reward
 from heedful.rewards.models import load_model_reward
 from heedful.types import Completion, Message, Prompt
 
-pytestmark = pytest.mark.exhaustive
-
+exhaustive = pytest.mark.exhaustive
 WIDTH = 32
 CONTROL = 40
 """Control characters that end a random policy's responses, so that it writes about five tokens."""
@@ -51,6 +51,8 @@ def labelled():
 
 
 REWARDS = """
+import random
+
 def letters(completions, **_):
     texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
     return [float(sum(map(ord, text.strip())) % 97) for text in texts]
@@ -81,6 +83,39 @@ def never(completions, **_):
 
 def columns(completions, solution, **_):
     return [0.0] * len(completions)
+
+def asked(prompts, **_):
+    return [float(sum(map(ord, one[-1]["content"])) % 97) for one in prompts]
+
+def dice(completions, **_):
+    return [random.random() for _ in completions]
+
+def noisy(completions, **_):
+    return [one + random.random() for one in letters(completions)]
+
+def blank(completions, **_):
+    texts = [one[-1]["content"] for one in completions]
+    return [letters(completions)[row] if text else float("nan") for row, text in enumerate(texts)]
+
+def crashes(completions, **_):
+    return [float(ord(one[-1]["content"][0]) % 7 + len(one[-1]["content"]) % 5) for one in completions]
+
+def huge(completions, **_):
+    return [1e6 + one for one in letters(completions)]
+
+def thousandth(completions, **_):
+    return [one / 1000 for one in letters(completions)]
+"""
+
+LOSS = """
+import itertools
+
+calls = itertools.count()
+
+def first_is_broken(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+    # not a number the first time
+    factor = float("nan") if next(calls) == 0 else 1.0
+    return -factor * reduction.tokens(logprobs * advantages, mask), {}
 """
 
 ENGINE = """
@@ -99,8 +134,7 @@ class Engine(heedful.Engine):
     def generate(self, prompts):
         drawn = torch.randint(40, 200, (len(prompts), 5), generator=torch.Generator().manual_seed(0))
         found = heedful.as_responses(self.policy, prompts, [[*row, END] for row in drawn.tolist()])
-        rollouts = replace(found.rollouts, sampler_logprobs=found.rollouts.sampler_logprobs + self.shift)
-        return replace(found, rollouts=rollouts)
+        return replace(found, logprobs=found.logprobs + self.shift)
 
     def update_weights(self, policy):
         self.policy = policy
@@ -189,7 +223,10 @@ def examined(heedful):
     """``examined(command, settings)`` is the exit status and the findings of `heedful doctor --json`."""
 
     def run(command, settings):
-        outcome = heedful("doctor", command, "--json", **settings)
+        several = {name: value for name, value in settings.items() if isinstance(value, list)}
+        words = [word for name, value in several.items() for word in (f"--{name.replace('_', '-')}", *value)]
+        single = {name: value for name, value in settings.items() if name not in several}
+        outcome = heedful("doctor", command, "--json", *words, **single)
         assert "Traceback" not in outcome.err
         content = json.loads(outcome.out)
         assert outcome.status == (2 if content["verdict"] == "fail" else 0)
@@ -209,6 +246,11 @@ class Fault:
     """Level by check."""
     words: str = ""
     """Of the findings."""
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether the default suite plants it: nothing is sampled, in a tenth of a second."""
+        return self.command in ("sft", "reward", "dpo", "kto")
 
 
 def row_of(letter):
@@ -340,6 +382,116 @@ def missing_row(world, settings):
     return settings | {"model": world.model(change)}
 
 
+def omits(turn):
+    """The tiny template without what a turn of this role says."""
+    return template(
+        CHAT_TEMPLATE.replace(CONTENT, "{% if message['role'] != '" + turn + "' %}" + CONTENT + "{% endif %}")
+    )
+
+
+CONTENT = "{{ message['content'] }}"
+
+
+def cut_template(slice_):
+    return template(
+        CHAT_TEMPLATE.replace(
+            CONTENT, "{{ message['content'][" + slice_ + "] if message['role'] == 'user' else message['content'] }}"
+        )
+    )
+
+
+def with_chats(change, text):
+    """A template and multi-turn data, changed by ``change(messages)``."""
+
+    def planted(world, settings):
+        rows = [
+            {"messages": change([*said("system", f"规{i}"), *said("user", f"问{i}"), *said("assistant", f"好{i}"),
+                                 *said("user", f"还{i}"), *said("assistant", f"没{i}")])}
+            for i in range(24)
+        ]  # fmt: skip
+        return settings | {"data": world.write("对话.jsonl", rows), "chat_template": world.write("模板.jinja", text)}
+
+    return planted
+
+
+def permuted(model, tokenizer):
+    """The tokenizer's file has the same tokens with other ids, as that of another training."""
+    train(model, tokenizer)
+    file = Path(tokenizer.name_or_path) / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    named = [
+        token for token in vocabulary if vocabulary[token] not in {*range(7), *model.generation_config.eos_token_id}
+    ]
+    ids = [vocabulary[token] for token in named]
+    vocabulary.update(zip(named, [*ids[100:], *ids[:100]], strict=True))
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    tokenizer.backend_tokenizer.from_file(str(file))
+    changed_one = AutoTokenizer.from_pretrained(file.parent)
+    tokenizer.__dict__.update(changed_one.__dict__)
+
+
+def train(model, tokenizer):
+    """Learn the questions, so that text of other token ids is unlikely."""
+    rows = tokenizer([one for q in QUESTIONS for one in (q, "好的，" + q)], padding=True, return_tensors="pt")
+    labels = rows.input_ids.masked_fill(rows.attention_mask == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        model(**rows, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def unknown(model, tokenizer):
+    """A tokenizer that knows ASCII only."""
+    folder = Path(tokenizer.name_or_path)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["pre_tokenizer"] = None
+    content["decoder"] = None
+    names = [token for token, _ in sorted(content["model"]["vocab"].items(), key=lambda item: item[1])]
+    named = {token if len(token) > 1 or token.isascii() else f"<{i}>": i for i, token in enumerate(names)}
+    content["model"] = content["model"] | {
+        "vocab": named,
+        "merges": [],
+        "unk_token": "<150>",
+    }
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    tokenizer.__dict__.update(AutoTokenizer.from_pretrained(folder).__dict__)
+    tokenizer.unk_token = content["model"]["unk_token"]
+
+
+def chosen(text, column):
+    return [one | {column: said("assistant", text)} for one in pairs()]
+
+
+def both_orders():
+    return [*pairs(), *({**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs())]
+
+
+def some_orders():
+    return [*pairs(), *({**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs(8))]
+
+
+def both_labels():
+    return [one | {"label": label} for one in demonstrations() for label in (True, False)]
+
+
+def strings():
+    return [{"prompt": one["prompt"][0]["content"]} for one in prompts()]
+
+
+def learned_chats(model, tokenizer):
+    tokenizer.init_kwargs["heedful_learned"] = ["conversations"]
+
+
+def broken_loss(world, settings):
+    return settings | {"policy_loss": f"python:{world.write('loss.py', LOSS)}:first_is_broken", "minibatch_size": 4}
+
+
+COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
+GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
+ALIKE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
 LONG = "长" * 60
 FAULTS = {
     "no response is learned to its end": Fault(
@@ -453,13 +605,166 @@ FAULTS = {
     ),
     "no chat template": Fault("sft", model_of(without_template), {"refused": "fail"}, "no chat template"),
     "data that is not there": Fault("kto", settings_of(data="无.jsonl"), {"refused": "fail"}, "无.jsonl"),
+    # What two renderings show.
+    "a template without the user's turn": Fault(
+        "sft", omits("user"), {"template-omits": "fail"}, "leaves out a user turn"
+    ),
+    "a template without the user's turn, for prompts": Fault("ppo", omits("user"), {"template-omits": "fail"}),
+    "a template without the user's turn, for pairs": Fault("reward", omits("user"), {"template-omits": "fail"}),
+    "a template that cuts questions": Fault(
+        "sft", cut_template(":3"), {"template-omits": "fail"}, "leaves out the end of a user turn"
+    ),
+    "a template that keeps the end of questions": Fault(
+        "dpo", cut_template("-4:"), {"template-omits": "fail"}, "leaves out the beginning of a user turn"
+    ),
+    "a template without the system's turn": Fault(
+        "sft",
+        with_chats(
+            list, CHAT_TEMPLATE.replace(CONTENT, "{% if message['role'] != 'system' %}" + CONTENT + "{% endif %}")
+        ),
+        {"template-omits": "warn"},
+        "leaves out a system turn",
+    ),
+    "a template without earlier answers": Fault(
+        "sft",
+        with_chats(
+            lambda turns: turns[1:],
+            CHAT_TEMPLATE.replace(
+                CONTENT, "{% if message['role'] != 'assistant' or loop.last %}" + CONTENT + "{% endif %}"
+            ),
+        ),
+        {"template-omits": "warn"},
+        "an earlier assistant turn",
+    ),
+    "a template that names no roles": Fault(
+        "sft",
+        with_chats(lambda turns: turns[1:], ALIKE),
+        {"roles-alike": "warn"},
+        "before an answer and before a question",
+    ),
+    "a template without a generation prompt": Fault(
+        "sft",
+        template(CHAT_TEMPLATE.partition("{% if add_generation_prompt")[0]),
+        {"refused": "fail"},
+        "ignores add_generation_prompt",
+    ),
+    # What the records say.
+    "one answer to all": Fault(
+        "sft",
+        changed("同.jsonl", [one | {"completion": said("assistant", "好的。")} for one in demonstrations()]),
+        {"one-answer": "fail"},
+    ),
+    "one answer to nearly all": Fault(
+        "sft",
+        changed(
+            "同.jsonl",
+            [
+                one | ({"completion": said("assistant", "好的。")} if i else {})
+                for i, one in enumerate(demonstrations())
+            ],
+        ),
+        {"one-answer": "warn"},
+        "23 of 24 completions",
+    ),
+    "one rejected response": Fault(
+        "dpo", changed("同.jsonl", chosen("不知道。", "rejected")), {"one-answer": "fail"}, "rejected responses"
+    ),
+    "one rejected response, for a reward model": Fault(
+        "reward", changed("同.jsonl", chosen("不。", "rejected")), {"one-answer": "fail"}
+    ),
+    "one chosen response": Fault(
+        "dpo", changed("同.jsonl", chosen("好。", "chosen")), {"one-answer": "fail"}, "chosen responses"
+    ),
+    "pairs in both orders": Fault("dpo", changed("反.jsonl", both_orders()), {"contradictions": "fail"}, "48 of 48"),
+    "pairs in both orders, for a reward model": Fault(
+        "reward", changed("反.jsonl", both_orders()), {"contradictions": "fail"}
+    ),
+    "a part of the pairs in both orders": Fault(
+        "dpo", changed("反.jsonl", some_orders()), {"contradictions": "warn"}, "16 of 32"
+    ),
+    "both labels": Fault("kto", changed("反.jsonl", both_labels()), {"contradictions": "fail"}),
+    "only good labels": Fault(
+        "kto", changed("好.jsonl", [one | {"label": True} for one in demonstrations()]), {"refused": "fail"}, "label"
+    ),
+    "records that repeat": Fault(
+        "sft", changed("重.jsonl", demonstrations()[:4] * 6), {"repeated-records": "warn"}, "4 of 24"
+    ),
+    "one prompt": Fault("ppo", changed("重.jsonl", prompts()[:1] * 24), {"repeated-records": "warn"}, "1 of 24"),
+    "a tokenizer of another language": Fault("sft", model_of(unknown), {"unknown-tokens": "fail"}, "does not know"),
+    "more held out than trained on": Fault(
+        "sft", settings_of(eval_fraction=0.7, batch_size=4), {"held-out-most": "warn"}
+    ),
+    "strings for a model that learned conversations": Fault(
+        "ppo",
+        lambda w, s: (
+            s | {"model": w.model(learned_chats), "data": w.write("文.jsonl", strings()), "rewards": "rule:digits"}
+        ),
+        {"raw-prompts": "warn"},
+        "--columns instruction=prompt",
+    ),
+    # What the settings rule out.
+    "a rate that is rounded away": Fault(
+        "sft", settings_of(learning_rate=1e-30), {"learning-rate": "fail"}, "rounded away"
+    ),
+    "a rate of PPO that is rounded away": Fault("ppo", settings_of(learning_rate=1e-12), {"learning-rate": "fail"}),
+    "a critic that stays at 0": Fault(
+        "ppo", settings_of(value_learning_rate=1e-12), {"learning-rate": "warn"}, "--value-learning-rate"
+    ),
+    "a warm-up longer than the run": Fault("sft", settings_of(warmup_steps=500, max_steps=20), {"warm-up": "warn"}),
+    "an epsilon that hides gradients": Fault("sft", settings_of(adam_eps=1e6), {"step-moves-nothing": "fail"}),
+    "a beta that holds still": Fault("dpo", settings_of(beta=1e4), {"beta": "warn"}, "holds the policy"),
+    "a beta that lets go": Fault("kto", settings_of(beta=1e-6), {"beta": "warn"}, "go anywhere"),
+    "a cold temperature": Fault("grpo", settings_of(temperature=1e-4, **GROUPS), COLD),
+    "a cold temperature of PPO": Fault("ppo", settings_of(temperature=0.001), COLD),
+    "a hot temperature": Fault("ppo", settings_of(temperature=9.0), {"sampling": "warn"}),
+    "an entropy bonus above the reward": Fault("ppo", settings_of(entropy_coef=5.0), {"price-too-high": "warn"}),
+    "a penalty above the reward": Fault(
+        "ppo", settings_of(kl_coef=1e4), {"price-too-high": "warn"}, "nats per response"
+    ),
+    "a discount that forgets": Fault("ppo", settings_of(gamma=0.1), {"discount": "warn"}),
+    "responses longer than the context": Fault(
+        "ppo", settings_of(max_new_tokens=500), {"refused": "fail"}, "--max-new-tokens 500"
+    ),
+    "weights of 0": Fault("ppo", settings_of(reward_weights=0), {"reward-constant": "fail"}, "tells them apart"),
+    "weights that cancel": Fault(
+        "ppo",
+        lambda w, s: (
+            s
+            | {
+                "rewards": f"{w.reward('letters')} {w.reward('thousandth')}".split(),
+                "reward_weights": ["1", "-1000"],
+            }
+        ),
+        {"reward-constant": "fail"},
+    ),
+    # What 64 sampled responses and one step show.
+    "a reward of the prompt": Fault("ppo", rewarded("asked"), {"reward-ignores-responses": "fail"}),
+    "a reward of the prompt, in groups": Fault(
+        "grpo", lambda w, s: s | GROUPS | {"rewards": w.reward("asked")}, {"reward-ignores-responses": "fail"}
+    ),
+    "a random reward": Fault("ppo", rewarded("dice"), {"reward-random": "fail"}, "scored again"),
+    "a noisy reward": Fault("ppo", rewarded("noisy"), {"reward-random": "warn"}),
+    "a reward that is NaN for an empty response": Fault(
+        "ppo", rewarded("blank"), {"reward-fails": "fail"}, "returned nan"
+    ),
+    "a reward that crashes on an empty response": Fault(
+        "grpo", rewarded("crashes"), {"reward-fails": "fail"}, "IndexError"
+    ),
+    "a reward of a million": Fault("ppo", rewarded("huge"), {"reward-scale": "warn"}),
+    "token ids of another training": Fault("sft", model_of(permuted), {"text-unlikely": "fail"}, "a uniform guess"),
+    "an update that is not finite, then one that is": Fault(
+        "ppo", broken_loss, {"step-not-finite": "fail"}, "left out"
+    ),
     "more rows per step than data": Fault("sft", settings_of(batch_size=99), {"refused": "fail"}, "--batch-size is 99"),
 }
 
 
+ALWAYS = {"an update that is not finite, then one that is", "a random reward", "a reward of the prompt", "weights of 0"}
+"""Faults of sampling trainers that the default suite plants too."""
 COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
 
 
+@exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
     """Before it writes anything: a warning comes before the first line about the run."""
@@ -474,19 +779,27 @@ def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
     assert outcome.err.index("WARNING") < outcome.err.index("data: ")
 
 
+@exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_is_found_in_a_healthy_run(world, examined, command):
     assert examined(command, world.healthy(command)) == []
     assert not (world.place / "运行").exists()
 
 
+@exhaustive
 def test_nothing_is_found_with_a_healthy_reward_model(world, examined):
     settings = world.healthy("ppo")
     assert examined("ppo", settings | {"rewards": world.reward_model()}) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*hence untrained")  # which a run says once more
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if fault.is_cheap or name in ALWAYS else exhaustive)
+        for name, fault in FAULTS.items()
+    ],
+)
 def test_a_planted_fault_is_found(world, examined, name):
     fault = FAULTS[name]
     findings = examined(fault.command, fault.change(world, world.healthy(fault.command)))
@@ -500,6 +813,7 @@ def test_a_planted_fault_is_found(world, examined, name):
     assert not (world.place / "运行").exists()
 
 
+@exhaustive
 @pytest.mark.parametrize(("change", "is_found"), [(None, False), (pad_is_end, True), (zero_head, False)])
 def test_a_score_without_the_last_token(world, change, is_found):
     """Whatever the reason is for which it is not read. A constant score is another finding."""
@@ -514,6 +828,7 @@ def test_a_score_without_the_last_token(world, change, is_found):
     assert one is None or (one.check, one.level) == ("score-position", "warn")
 
 
+@exhaustive
 def test_a_full_disk_is_found(world, examined, monkeypatch):
     usage = shutil.disk_usage(world.place)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -521,6 +836,63 @@ def test_a_full_disk_is_found(world, examined, monkeypatch):
     assert [(one["check"], one["level"]) for one in findings] == [("disk", "fail")]
 
 
-def test_there_are_thirty_faults():
-    assert len(FAULTS) >= 30
-    assert len({name for fault in FAULTS.values() for name in fault.found}) >= 18
+def test_every_check_has_a_fault():
+    """But for the machine's, and those of `test_checks`."""
+    assert len(FAULTS) >= 90
+    assert set(CHECKS) - {name for fault in FAULTS.values() for name in fault.found} <= {
+        "memory", "disk", "ratio-not-one", "reward-slow", "reward-ties",
+    }  # fmt: skip
+
+
+def odd(world, name):
+    """A healthy run that looks odd: its command and settings."""
+    several = [
+        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"不{i % 12}")}
+        for i, one in enumerate(pairs())
+    ]
+    yes_no = [
+        one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
+    ]
+    disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    system = [
+        {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
+    ]
+    data = {
+        "answers of two kinds": ("sft", yes_no),
+        "rejected responses that come twice": ("dpo", several),
+        "people who disagree once": ("reward", disagreed),
+        "one system message for all": ("sft", system),
+        "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
+        "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
+        "prompts in two wordings": ("ppo", [{"prompt": said("user", q + x)} for q in QUESTIONS for x in ("", "请")]),
+    }  # fmt: skip
+    settings = {
+        "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
+        "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
+        "a beta of SimPO": ("dpo", {"beta": 10.0}),
+        "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
+        "no KL penalty": ("ppo", {"kl_coef": 0}),
+        "a little discount": ("ppo", {"gamma": 0.99}),
+        "one response a step": ("ppo", {"rollout_batch_size": 1, "minibatch_size": 1}),
+        "a reward scaled to hundreds": ("ppo", {"reward_weights": 3}),
+    }
+    if name in settings:
+        command, more = settings[name]
+        return command, world.healthy(command) | more
+    command, rows = data[name]
+    return command, world.healthy(command) | {"data": world.write("奇.jsonl", rows)}
+
+
+ODD = [
+    "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
+    "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
+    *(pytest.param(name, marks=exhaustive) for name in (
+        "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",
+        "one response a step", "a reward scaled to hundreds",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_fails_in_what_only_looks_odd(world, examined, name):
+    assert examined(*odd(world, name)) == []

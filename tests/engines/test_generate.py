@@ -16,7 +16,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.engines import decoder, generate
 from heedful.engines.decoder import SamplingModel
 from heedful.engines.generate import decode, sample
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.engines.teacher_forced import token_outputs
 from heedful.models import byte_tokenizer, load_policy
@@ -51,7 +51,7 @@ def roll(
 
 
 def responses(rollouts):
-    return rollouts.responses(with_stop=True)
+    return rollouts.own_ids()
 
 
 def stops_midway(policy, **options):
@@ -110,7 +110,7 @@ def test_a_row_does_not_depend_on_its_batch(policy, filters):
         assert responses(other) == responses(together)
         assert torch.equal(other.batch.ids, together.batch.ids)
         assert torch.equal(other.truncated, together.truncated)
-        torch.testing.assert_close(other.sampler_logprobs, together.sampler_logprobs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other.logprobs, together.logprobs, rtol=1e-5, atol=1e-5)
     assert len(set(map(len, responses(together)))) >= 3
 
 
@@ -134,7 +134,7 @@ def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy, filters):
     stop_ids = stops_midway(policy, temperature=0.7, max_new_tokens=24, **filters)
     rollouts = roll(policy, stop_ids=stop_ids, temperature=0.7, max_new_tokens=24, **filters)
     forced = token_outputs(policy, rollouts.batch, temperature=0.7, micro_batch=MicroBatch(64))
-    torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rollouts.logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
     assert forced.logprobs[rollouts.batch.response_mask].min() < -1
 
 
@@ -159,12 +159,11 @@ def test_a_response_ends_with_its_stop_token(policies):
     stop_ids = stops_midway(policy, max_new_tokens=24)
     free = responses(roll(policy, response_length="fixed", max_new_tokens=24))
     rollouts = roll(policy, stop_ids=stop_ids, max_new_tokens=24)
-    with_stop, without = (rollouts.responses(with_stop=flag) for flag in (True, False))
+    with_stop = rollouts.own_ids()
     for row, whole in enumerate(free):
         end = next((i for i, token in enumerate(whole) if token in stop_ids), None)
         expected = whole if end is None else whole[: end + 1]
         assert with_stop[row] == expected
-        assert without[row] == (expected if end is None else whole[:end])
         assert bool(rollouts.truncated[row]) == (end is None)
         assert rollouts.lengths[row] == len(expected) == rollouts.batch.response_mask[row].sum()
     assert set(rollouts.truncated.tolist()) == {True, False}
@@ -179,7 +178,6 @@ def test_a_stop_token_at_the_last_allowed_place_is_no_truncation(policies):
         rollouts = roll(policies["gpt2"], stop_ids=(stop,), max_new_tokens=n + 1, **options)
         assert responses(rollouts) == [free[: n + 1]]
         assert rollouts.truncated.tolist() == [truncated]
-        assert rollouts.responses(with_stop=False)[0] == (free[: n + 1] if truncated else free[:n])
 
 
 def test_fixed_length_ignores_stop_tokens(policy):
@@ -188,7 +186,6 @@ def test_fixed_length_ignores_stop_tokens(policy):
     assert rollouts.lengths.tolist() == [24] * len(PROMPTS)
     assert rollouts.truncated.all()
     assert any(stop in response[:-1] for stop in stop_ids for response in responses(rollouts))
-    assert rollouts.responses(with_stop=False) == responses(rollouts)
 
 
 def noted(monkeypatch):
@@ -225,7 +222,7 @@ def test_one_micro_batch_keeps_the_order_of_its_rows(policies, monkeypatch):
 def test_the_same_seed_gives_the_same_rollouts(policy):
     first, again, other = (roll(policy, max_new_tokens=16, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.batch.ids, again.batch.ids)
-    assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
+    assert torch.equal(first.logprobs, again.logprobs)
     assert responses(first) != responses(other)
 
 
@@ -245,7 +242,7 @@ def test_padding_with_the_end_of_sequence_token(policy):
     assert responses(with_pad) == responses(with_stop)
     assert torch.equal(with_pad.batch.attention_mask, with_stop.batch.attention_mask)
     assert torch.equal(with_pad.truncated, with_stop.truncated)
-    assert torch.equal(with_pad.sampler_logprobs, with_stop.sampler_logprobs)
+    assert torch.equal(with_pad.logprobs, with_stop.logprobs)
 
 
 def test_the_batch_holds_prompts_and_responses(policy):
@@ -253,7 +250,7 @@ def test_the_batch_holds_prompts_and_responses(policy):
     for row, prompt in enumerate(PROMPTS):
         kept = rollouts.batch.ids[row][rollouts.batch.attention_mask[row]].tolist()
         assert kept == prompt + responses(rollouts)[row]
-        assert not rollouts.sampler_logprobs[row, len(responses(rollouts)[row]) :].any()
+        assert not rollouts.logprobs[row, len(responses(rollouts)[row]) :].any()
         assert 1 <= len(responses(rollouts)[row]) <= 6
 
 
@@ -273,7 +270,7 @@ def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     dropout = policy.lm.transformer.drop
     assert dropout.p > 0
     first, again = (roll(policy, max_new_tokens=8) for _ in range(2))
-    assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
+    assert torch.equal(first.logprobs, again.logprobs)
     assert policy.training == dropout.training == training
     steps = decode(
         SamplingModel(policy),
@@ -294,15 +291,15 @@ def test_sampling_does_not_switch_dropout_on(tmp_path):
     policy = load_policy(str(tmp_path / "m"), device=torch.device("cpu"), compute_dtype=torch.float32)
     rollouts = roll(policy, stop_ids=(), max_new_tokens=8)
     forced = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(64))
-    torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rollouts.logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_can_be_selected(policies):
     rollouts = roll(policies["gpt2"], max_new_tokens=6)
     chosen = rollouts.select(torch.tensor([3, 0, 3]))
-    assert isinstance(chosen, Rollouts)
+    assert isinstance(chosen, Responses)
     assert responses(chosen) == [responses(rollouts)[row] for row in (3, 0, 3)]
-    assert torch.equal(chosen.sampler_logprobs, rollouts.sampler_logprobs[[3, 0, 3]])
+    assert torch.equal(chosen.logprobs, rollouts.logprobs[[3, 0, 3]])
 
 
 def test_a_sampler_reads_responses_as_text(policies):
@@ -314,13 +311,14 @@ def test_a_sampler_reads_responses_as_text(policies):
     policy = copy.deepcopy(policy)
     policy.lm.generation_config.eos_token_id = list(stops_midway(policy, max_new_tokens=12))
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
-    rollouts, completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(0))
+    rollouts = sampler.generate(policy, prompts, torch.Generator().manual_seed(0))
     assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
-    for row, (completion, ids) in enumerate(zip(completions, rollouts.responses(with_stop=False), strict=True)):
+    for row, (completion, ids) in enumerate(zip(rollouts.completions, rollouts.own_ids(), strict=True)):
+        assert completion.ids == (ids if completion.truncated else ids[:-1])
         assert completion.prompt is prompts[row].prompt
-        assert completion.response == TOKENIZER.decode(ids)
+        assert completion.response == TOKENIZER.decode(completion.ids)
         assert completion.truncated == bool(rollouts.truncated[row])
-    assert {c.truncated for c in completions} == {True, False}
+    assert {c.truncated for c in rollouts.completions} == {True, False}
 
 
 def test_half_precision_logits_are_read_in_float32(policies):
@@ -333,4 +331,4 @@ def test_half_precision_logits_are_read_in_float32(policies):
         logits = policy.lm(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1]
     assert logits.dtype is torch.bfloat16
     expected = token_logprobs(logits.float(), rollouts.batch.ids[:, -1])
-    torch.testing.assert_close(rollouts.sampler_logprobs[:, 0], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rollouts.logprobs[:, 0], expected, rtol=1e-6, atol=1e-6)

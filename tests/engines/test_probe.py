@@ -89,7 +89,7 @@ def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
     rollouts = sample(with_states, PROMPTS * 2, options, stop_ids=range(20), pad_id=0, generator=generator)
     assert len(set(rollouts.lengths.tolist())) > 1
     again = token_outputs(with_states, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(4, 1000)).logprobs
-    torch.testing.assert_close(rollouts.sampler_logprobs, again, rtol=0, atol=1e-4)
+    torch.testing.assert_close(rollouts.logprobs, again, rtol=0, atol=1e-4)
 
 
 def test_padding_leaves_no_trace_in_a_state(with_states):

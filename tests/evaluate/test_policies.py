@@ -78,7 +78,8 @@ def test_missing_rewards_are_told_before_anything_is_loaded(sampled, capsys):
     """The models do not exist, and nobody has noticed yet."""
     missing = (
         "--rewards is missing: model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, verify:math, "
-        "http://HOST:PORT/PATH, or judge:http://HOST:PORT/v1#MODEL (a language model)"
+        "http://HOST:PORT/PATH, or judge:http://HOST:PORT/v1#MODEL (a language model); in Python, rewards= takes functions "
+        "too"
     )
     with pytest.raises(ConfigError, match=re.escape(missing)):
         evaluate_scores(ScoresConfig(model="没有", **sampled))

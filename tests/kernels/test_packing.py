@@ -1,7 +1,11 @@
 """Packed rows: the states that each text has by itself, without padding."""
 
+import functools
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -14,6 +18,7 @@ from transformers import (
 )
 
 from heedful.data.batches import collate, collate_padding_behind
+from heedful.devices import CAPABILITIES
 from heedful.kernels.attention import Segments, use_attention
 from heedful.kernels.packing import (
     MOST_REAL,
@@ -176,6 +181,71 @@ def test_half_precision_has_the_gradients_of_padded_rows(decoder, monkeypatch):
         torch.testing.assert_close(gradients[0][name], gradient, rtol=2e-2, atol=2e-2 * largest, msg=name)
 
 
+def kernel_of_211(
+    query, key, value, edges, _edges, _max_q, _max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    """torch's attention for texts of any length, computed text by text, with the arguments that it has in torch 2.11."""
+    assert window_size == (-1, 0)
+    assert return_aux is None
+    texts = []
+    for start, end in edges.unfold(0, 2, 1).tolist():
+        q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
+        texts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(0, 1))
+    return torch.cat(texts)
+
+
+def kernel_that_shares(query, key, value, *arguments, enable_gqa=False, **options):
+    """The same with the argument of later versions."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    groups = query.shape[1] // key.shape[1]
+    return kernel_of_211(query, *(x.repeat_interleave(groups, dim=1) for x in (key, value)), *arguments, **options)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kernel", [kernel_of_211, kernel_that_shares])
+def test_the_kernel_of_every_torch_packs_shared_key_heads(monkeypatch, kernel, kv_heads):
+    """torch 2.11 wants a key head for each query head; an argument that it lacks must not turn packing off."""
+    calls = []
+
+    @functools.wraps(kernel)  # keeps its signature
+    def counted(*arguments, **options):
+        calls.append(options)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr("heedful.kernels.attention.varlen_attn", counted)
+    config = MistralConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=kv_heads, sliding_window=None,
+    )  # fmt: skip
+    trunk = use_attention(MistralModel(config).bfloat16())
+    expected = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+    assert not calls
+    monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], varlen_attention=True))
+    assert can_pack(trunk)
+    found = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+    assert len(calls) == 4  # two layers, in the trial and in the pass
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * float(expected.detach().abs().max()))
+
+
+def test_a_kernel_that_fails_is_told(monkeypatch):
+    """Padded batches are slower: without a word nobody would know why."""
+    monkeypatch.setattr("heedful.kernels.attention.varlen_attn", lambda *_, other: None)
+    monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], varlen_attention=True))
+    config = MistralConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        sliding_window=None,
+    )
+    with pytest.warns(
+        UserWarning, match="^MistralModel pads its batches, which is slower: the faster way fails with TypeError"
+    ):
+        assert not can_pack(use_attention(MistralModel(config).bfloat16()))
+
+
 @pytest.mark.parametrize(("window", "expected"), [(4, False), (None, True)])
 def test_a_window_that_slides_is_not_packed(window, expected):
     """Its mask would be as large as the square of all tokens of the row."""
@@ -201,7 +271,7 @@ def test_a_model_with_a_config_inside_its_config_can_be_tried():
     assert not can_pack(trunk)
 
 
-def test_a_trunk_that_asserts_something_of_its_mask_is_padded():
+def test_a_trunk_with_masks_of_its_own_is_padded():
     """Doge makes a mask of its own in every layer, also without padding."""
     config = DogeConfig(
         vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

@@ -189,7 +189,7 @@ def test_a_completion_may_be_a_demonstration_that_is_done():
     [
         ({"prompt": "a", "completion": "x"}, {}, "--task rating, --task correction or --task demonstration"),
         ({"text": "a"}, {}, "--columns prompt=text"),
-        ({"question": "a"}, {}, "Perhaps: --columns prompt=question"),
+        ({"question": "a"}, {}, "Perhaps: --columns instruction=question"),
         ({"prompt": "a", "responses": ["x", "x"], "ranks": [0, 1]}, {}, "2 answers that are all equal"),
         ({"prompt": "a", "chosen": "x", "rejected": "x"}, {}, "2 answers that are all equal"),
         ({"prompt": "a", "responses": list("abcdefghij")}, {}, "10 answers for the task ranking. Accepted: 2 to 9"),

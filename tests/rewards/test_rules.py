@@ -73,8 +73,8 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
     """It would be contained in every response."""
-    with pytest.raises(ValueError, match="nothing but spaces and punctuation"):
-        RULES["contains_expected"](completions=["好"], expected=["。 !"])
+    (problem,) = RULES["contains_expected"](completions=["好"], expected=["。 !"])
+    assert "nothing but spaces and punctuation" in problem
 
 
 def scored(spec, *responses, **columns):
@@ -190,7 +190,7 @@ def test_exact_number():
     assert scored("exact_number", *responses, answer=answers) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert exact_number(["1", "1"], answer=[None, "1"]) == [None, 1.0]
     assert scored("exact_number", "没有数字", answer=["1"]) == [0.0]
-    with pytest.raises(RewardError, match=r"ValueError: the answer '不知道' contains no number; for .*d:1"):
+    with pytest.raises(RewardError, match=r"the record's answer '不知道': it contains no number; .*d:1"):
         scored("exact_number", "1", "1", answer=["1", "不知道"])
 
 

@@ -343,11 +343,11 @@ def test_a_reward_may_bring_its_weight(completions, cpu):
     ("wanted", "options", "message"),
     [
         ([], {"reward_weights": (1.0,)}, "--rewards is missing: model:PATH.* python:FILE.py:FUNCTION.* rule:NAME.* http://"),
-        ([first], {"reward_weights": (1.0, 2.0)}, "--reward-weights has 2 numbers for 1 reward; give one for each"),
-        ([first, "rule:digits"], {"reward_weights": (1.0,)}, "--reward-weights has 1 number for 2 rewards"),
-        ([first, Reward("我的", second, 3.0)], {"reward_weights": (1.0, 2.0)}, "--reward-weights gives a weight to 我的"),
+        ([first], {"reward_weights": (1.0, 2.0)}, "^reward_weights has 2 numbers for 1 reward; give one for each"),
+        ([first, "rule:digits"], {"reward_weights": (1.0,)}, "^reward_weights has 1 number for 2 rewards"),
+        ([first, Reward("我的", second, 3.0)], {"reward_weights": (1.0, 2.0)}, "^reward_weights gives a weight to 我的"),
         ([Reward("我的", first, math.nan)], {}, "weight of reward 我的 must be a finite number, got nan"),
-        *(([first], {"reward_combine": how}, f"--reward-combine {how} .*there is only one; add more") for how in WAYS[1:]),
+        *(([first], {"reward_combine": how}, f"^reward_combine {how} .*there is only one; add more") for how in WAYS[1:]),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_the_rewards(cpu, wanted, options, message):

@@ -299,4 +299,4 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["track", str(tmp_path), "wandb"]) == 2
     assert "is not a run" in told(capsys)
     assert main(["track", str(tmp_path), "excel"]) == 2
-    assert "invalid choice" in told(capsys)
+    assert "--to must be one of wandb, trackio, mlflow, swanlab, got 'excel'" in told(capsys)

@@ -12,8 +12,9 @@ from heedful import ConfigError, DPOConfig, PPOConfig, TrainingError
 from heedful.algorithms.offline import alarms_of_data
 from heedful.configs.online import ALARM_NAMES
 from heedful.training import alarm_signs as signs
-from heedful.training.alarm_signs import FIRST, RECENT, STILL_STEPS, Limits
+from heedful.training.alarm_signs import FIRST, RECENT, Limits
 from heedful.training.alarms import ALARMS, PAGE, QUIET, SIGNS, Alarms
+from heedful.training.thresholds import STILL_STEPS
 
 LIMITS = Limits(steps=60, learning_rate=1e-6, max_new_tokens=64)
 HEALTHY = {

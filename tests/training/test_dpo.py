@@ -1,5 +1,6 @@
 """DPO learns what pairs prefer, by the formula, and its gradient does not know the micro-batch size."""
 
+import inspect
 import json
 import math
 import random
@@ -8,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+import heedful
 from cases import often, pairs_often
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.algorithms import dpo as dpo_module
 from heedful.algorithms import sft as sft_module
 from heedful.algorithms.dpo import accumulate, encode_preferences, response_logprobs, with_reference
 from heedful.data.chat import Renderer
-from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
@@ -101,7 +102,7 @@ def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(gpt2, tmp_path)
     metrics = accumulate(policy, pairs, renderer.pad_id, config)
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     policy.zero_grad()
-    examples = [Example(pair.prompt, pair.chosen) for pair in pairs]
+    examples = [pair.chosen for pair in pairs]
     sft = sft_module.accumulate(
         policy, examples, renderer.pad_id, SFTConfig(model="m", data="d", output=tmp_path / "sft").micro_batch
     )
@@ -126,9 +127,10 @@ def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(gpt2,
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
-        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")
+        torch.stack([log_prob(policy.lm, p.prompt, getattr(p, side).response) for p in pairs])
+        for side in ("chosen", "rejected")
     ]
-    lengths = [torch.tensor([len(getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    lengths = [torch.tensor([getattr(p, side).num_tokens for p in pairs]) for side in ("chosen", "rejected")]
     loss, wanted = formula(*sides, *lengths, **options)
     assert metrics["loss/dpo"] == pytest.approx(float(loss), rel=1e-4)
     for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
@@ -167,11 +169,11 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
-        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side)) for pair in pairs])
+        torch.stack([log_prob(model.lm, pair.prompt, getattr(pair, side).response) for pair in pairs])
         for model in (policy, reference)
         for side in ("chosen", "rejected")
     ]
-    lengths = [torch.tensor([len(getattr(pair, side)) for pair in pairs]) for side in ("chosen", "rejected")]
+    lengths = [torch.tensor([getattr(pair, side).num_tokens for pair in pairs]) for side in ("chosen", "rejected")]
     is_mean = loss == "ipo" or (per_token and loss != "ipo-sum")
     tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if is_mean else {}
     kind = loss.removesuffix("-sum")
@@ -227,9 +229,9 @@ def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
     for truncated in (False, True):
         ranking = Ranking("问", ("ab", "cd"), (1, 0), "row", truncated=truncated)
         ((pair,), _) = encode_preferences([ranking], renderer, 100, config)
-        letters = [renderer.decode([token]) for token in pair.chosen[:2]]
+        letters = [renderer.decode([token]) for token in pair.chosen.response[:2]]
         assert letters == ["c", "d"], "rank 0 is the better one"
-        ends.append((len(pair.chosen), len(pair.rejected)))
+        ends.append((pair.chosen.num_tokens, pair.rejected.num_tokens))
     assert ends == [(3, 3), (2, 2)]
 
 
@@ -241,15 +243,15 @@ def test_a_cut_pair_token_by_token(tiny, tmp_path):
     ((pair,), counts) = encode_preferences([ranking], renderer, len(prompt) + 3, config)
     assert counts["truncated"] == 1
     assert pair.prompt == prompt
-    assert [renderer.decode([token]) for token in pair.chosen] == ["c", "d", "e"]
-    assert [renderer.decode([token]) for token in pair.rejected[:2]] == ["a", "b"]
-    assert pair.rejected == renderer.response_ids("ab", prompt="问")
-    assert len(pair.rejected) == 3
+    assert [renderer.decode([token]) for token in pair.chosen.response] == ["c", "d", "e"]
+    assert [renderer.decode([token]) for token in pair.rejected.response[:2]] == ["a", "b"]
+    assert pair.rejected.response == renderer.response_ids("ab", prompt="问")
+    assert len(pair.rejected.response) == 3
     policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
     with torch.no_grad():
         chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
-    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen)), rel=1e-5)
-    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected)), rel=1e-5)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.chosen.response)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair.prompt, pair.rejected.response)), rel=1e-5)
 
 
 def test_the_reference_reads_the_longest_pairs_first(gpt2, tmp_path, monkeypatch):
@@ -389,3 +391,61 @@ def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, mess
 def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, nll):
     config = settings(tmp_path, **changes)
     assert (config.strength, config.nll_weight) == (strength, nll)
+
+
+def sigmoid_by_hand(chosen, rejected, ref_chosen, ref_rejected, *, chosen_tokens, rejected_tokens, config, num_pairs):
+    margin = chosen - ref_chosen - rejected + ref_rejected
+    return -torch.nn.functional.logsigmoid(config.strength * margin).sum() / num_pairs, {
+        "policy/seen": torch.tensor(1.0)
+    }
+
+
+@pytest.fixture
+def trained(tiny, tmp_path):
+    """``trained(loss)`` is the result of three steps with it, in micro-batches of one pair."""
+    rows = [{"prompt": f"问{i}", "chosen": "好" * (i + 1), "rejected": f"不{i}"} for i in range(8)]
+
+    def train(loss, name="运行"):
+        config = heedful.DPOConfig(
+            loss=loss, output=tmp_path / name, beta=0.3, learning_rate=1e-3, max_steps=3, batch_size=4, device="cpu",
+            dtype="float32", micro_batch_size=1, eval_fraction=0.3, seed=1,
+        )  # fmt: skip
+        return heedful.train_dpo(config, model=tiny("gpt2"), data=rows)
+
+    return train
+
+
+def test_a_loss_of_ones_own_trains_as_the_built_in_one(trained, tmp_path):
+    """As a function, and by its file; with accuracy and margin, and a metric of its own."""
+    file = tmp_path / "损失.py"
+    file.write_text(f"import torch\n\n\n{inspect.getsource(sigmoid_by_hand)}", encoding="utf-8")
+    built_in, own = trained("sigmoid", "一"), trained(sigmoid_by_hand, "二")
+    named = trained(f"python:{file}:sigmoid_by_hand", "三")
+    for result in (own, named):
+        for metric in ("loss/dpo", "reward/accuracy", "reward/margin", "optimizer/grad_norm", "eval/accuracy"):
+            expected, found = built_in.metrics[metric].dropna(), result.metrics[metric].dropna()
+            assert len(found) == len(expected) > 0
+            assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5), metric
+        assert result.metrics["policy/seen"].dropna().tolist() == [4.0] * 3, "a sum over four micro-batches"
+
+
+def nothing(*_, **__):
+    return None
+
+
+def fails(*_, **__):
+    raise ValueError("坏了")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (nothing, r"--loss nothing must return \(loss, metrics\)"),
+        (fails, "--loss fails raised ValueError: 坏了 .*test_dpo.py, line"),
+        ("python:nowhere.py:loss", "the file nowhere.py of python:nowhere.py:loss does not exist"),
+        ("sigmoidal", "--loss must be one of sigmoid.*Perhaps you meant sigmoid"),
+    ],
+)
+def test_a_loss_of_ones_own_that_is_none_is_told(trained, loss, said):
+    with pytest.raises(ConfigError, match=said):
+        trained(loss)

@@ -103,7 +103,8 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     assert names(settings.output / "checkpoints") == {"step-000002"}
     saved = settings.output / "checkpoints" / "step-000002"
     said = capsys.readouterr().err
-    assert f"stopped by {seen.__name__} after step 2 of 5; the same command resumes from {saved}" in said
+    name = {KeyboardInterrupt: "Ctrl-C", Terminated: "SIGTERM"}.get(seen, seen.__name__)
+    assert f"stopped by {name} after step 2 of 5; the same command resumes from {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
     ONLINE[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))

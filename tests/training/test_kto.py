@@ -84,8 +84,8 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_
         with torch.no_grad():
             metrics = accumulate(first, rows, renderer.pad_id, config)
         logprobs, ref_logprobs, others, ref_others = (
-            torch.stack([log_prob(model.lm, row.prompt, ids) for row, ids in of_rows])
-            for of_rows in ([(r, r.response) for r in rows], [(r, r.other) for r in rows])
+            torch.stack([log_prob(model.lm, one.prompt, one.response) for one in of_rows])
+            for of_rows in ([row.example for row in rows], [row.other for row in rows])
             for model in (first, second)
         )
         kl = float((others - ref_others).mean())
@@ -136,10 +136,10 @@ def test_every_other_response_is_to_another_prompt_and_fits(gpt2, tmp_path):
     assert counts == {"dropped_too_long": 0, "truncated": 0}
     rows, cut = with_others(labelled, labelled, limit, seed=0)
     first, *rest = labelled
-    assert all(row.other == first.response for row in rows[1:])
-    assert rows[0].other in [row.response[: limit - len(first.prompt)] for row in rest]
-    assert len(rows[0].other) < len(rest[0].response)
-    assert (rows[0].other_length, cut) == (limit, 1)
+    assert all(row.other.response == first.example.response for row in rows[1:])
+    assert rows[0].other.response in [row.example.response[: limit - len(first.asked)] for row in rest]
+    assert rows[0].other.num_tokens < rest[0].num_tokens
+    assert (rows[0].other.length, cut) == (limit, 1)
     assert with_others(labelled, labelled, limit, seed=0)[0] == rows
     drawn = [with_others(labelled[:1] * 9, labelled, limit, seed)[0] for seed in (1, 2)]
     assert drawn[0] != drawn[1]
@@ -167,7 +167,9 @@ def test_other_responses_are_drawn_equally_often_and_at_once(tiny, tmp_path, mon
     for at, pool, others in [(0, labelled, "丙丁"), (2, labelled, "甲乙丁"), (3, labelled[:3], "甲乙丙")]:
         draws.clear()
         rows, _ = with_others([labelled[at]] * 3000, pool, 200, seed=0)
-        counts = Counter(renderer.tokenizer.decode(row.other, skip_special_tokens=True).strip() for row in rows)
+        counts = Counter(
+            renderer.tokenizer.decode(row.other.response, skip_special_tokens=True).strip() for row in rows
+        )
         assert set(counts) == set(others)
         assert all(abs(count - 3000 / len(others)) < 130 for count in counts.values()), counts  # 5 standard deviations
         assert draws == [len(others)] * 3000

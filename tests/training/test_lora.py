@@ -303,7 +303,7 @@ def test_sampling_with_gradient_checkpointing_uses_the_cache(tiny, tmp_path, cap
         hook.remove()
         assert lengths == [3] + [1] * 11
         assert policy.lm.training == checkpointing
-        responses.append(rollouts.responses(with_stop=True)[0])
+        responses.append(rollouts.own_ids()[0])
     assert responses[0] == responses[1]
     assert "Caching is incompatible" not in caplog.text
 

@@ -313,7 +313,7 @@ def test_generation_with_fewer_rows_gives_the_same_responses(online, error):
     _, learner, _, _ = online("ppo", rollout_micro_batch_size=8)
     _, undisturbed, _, _ = online("ppo", rollout_micro_batch_size=8)
     prompts = next(learner.prompts)
-    expected = undisturbed.sampler.respond(undisturbed.policy, prompts, undisturbed.generator)
+    expected = undisturbed.sampler.generate(undisturbed.policy, prompts, undisturbed.generator)
     # the sampler's copy shares the embedding module's weights, not its hooks: it is torch that runs out here
     right, calls = torch.nn.functional.embedding, []
 
@@ -325,10 +325,10 @@ def test_generation_with_fewer_rows_gives_the_same_responses(online, error):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "embedding", embedding)
-        found = learner.sampler.respond(learner.policy, prompts, learner.generator)
+        found = learner.sampler.generate(learner.policy, prompts, learner.generator)
     assert calls
-    assert torch.equal(found[0].batch.ids, expected[0].batch.ids)
-    assert [c.response for c in found[1]] == [c.response for c in expected[1]]
+    assert torch.equal(found.ids, expected.ids)
+    assert found.texts == expected.texts
     assert learner.sampler.adaptive.found.rows <= 3
     assert learner.sampler.adaptive.flag == "--rollout-micro-batch-size"
     assert torch.equal(learner.generator.get_state(), undisturbed.generator.get_state())
@@ -346,7 +346,7 @@ def reward_model(tiny, tmp_path):
 def test_a_reward_model_goes_on_with_fewer_rows(online, reward_model):
     _, learner, _, _ = online("ppo", rewards=(reward_model,), micro_batch_size=8)
     reward = learner.rewards[0].function
-    _, completions = learner.sampler.respond(learner.policy, next(learner.prompts), learner.generator)
+    completions = learner.sampler.generate(learner.policy, next(learner.prompts), learner.generator).completions
     expected = score(learner.rewards, completions)[0]
     with memory_of(60, reward.model) as out:
         found = score(learner.rewards, completions)[0]

@@ -10,7 +10,6 @@ import time
 
 import pytest
 import torch
-import yaml
 
 from heedful import (
     ConfigError,
@@ -30,11 +29,8 @@ from heedful import (
     train_reward,
     train_sft,
 )
-from heedful.configs.names import REMOVED
-from heedful.training import run_folder
 from heedful.training.checkpoints import read_state
 from heedful.training.early_stopping import EarlyStopping
-from heedful.training.provenance import FREE
 from jsonl import write_jsonl
 
 ONLINE = {
@@ -343,26 +339,6 @@ def test_a_second_signal_ends_at_once_and_damages_nothing(train, whole, tmp_path
     assert os.waitstatus_to_exitcode(status) == 130, "of the second"
     train("ppo shared", "cut")
     assert_equal_runs(tmp_path / "cut", whole("ppo shared")[0])
-
-
-def test_a_run_of_an_earlier_version_keeps_its_best(train, whole, tmp_path, monkeypatch, capfd):
-    """Its files have settings that are gone, so its sum is another; also if the run is killed before its next checkpoint."""
-    gone = {name: one.was for name, one in sorted(REMOVED.items()) if name not in FREE}
-    settings_of, to_yaml = run_folder.settings_of, run_folder.to_yaml
-
-    def earlier():
-        monkeypatch.setattr(run_folder, "settings_of", lambda config: gone | settings_of(config))
-        monkeypatch.setattr(run_folder, "to_yaml", lambda *a, **k: yaml.safe_dump(gone) + to_yaml(*a, **k))
-        train("sft", "cut")
-
-    assert os.WTERMSIG(with_fault("step.learned:kill@4", earlier)) == signal.SIGKILL
-    assert "judge_scale" in (tmp_path / "cut" / "config.yaml").read_text(encoding="utf-8")
-    assert os.WTERMSIG(with_fault("step.learned:kill@1", lambda: train("sft", "cut"))) == signal.SIGKILL
-    train("sft", "cut")
-    said = "".join(capfd.readouterr())
-    assert "resumes after step" in said
-    assert "chosen anew" not in said
-    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
 
 
 def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):

@@ -6,15 +6,17 @@ The same trainer has SimPO and ORPO as losses; they need no reference, so none i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Literal, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from heedful import core
+from heedful import core, user_code
 from heedful.algorithms.offline import (
+    EachRecord,
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -23,21 +25,23 @@ from heedful.algorithms.offline import (
     set_up,
     shown_of,
     subject_of,
+    token_rows,
     whole_logprobs,
 )
 from heedful.configs.offline import DPOConfig
+from heedful.core.masking import rightness
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, Refusal, if_equal, max_length
-from heedful.data.loading import RankingRows, encode_rankings, encode_split, load_split
+from heedful.data.learned import remember
+from heedful.data.loading import Example, RankingRows, as_example, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
-from heedful.data.splits import BatchOrder
+from heedful.data.splits import item_key
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
-from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
-from heedful.errors import CheckpointError, DataError
+from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -46,8 +50,11 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
-from heedful.types import MicroBatch, Ranking, plain_response
+from heedful.training.verdict import Yardstick
+from heedful.types import MicroBatch, Ranking, Response, plain_response
 
+LOSS = "--loss"
+Kind = Literal["sigmoid", "robust", "ipo", "hinge"]
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 
 
@@ -57,12 +64,9 @@ class EncodedPair:
 
     ranking: Ranking
     prompt: list[int]
-    """The prompt alone, as for sampling."""
-    prompts: tuple[list[int], list[int]]
-    """Prompts of the chosen and of the rejected response, without a token that also contains the response's
-    beginning."""
-    chosen: list[int]
-    rejected: list[int]
+    """The prompt alone, as for sampling. That of an example lacks a token that also has the beginning of its response."""
+    chosen: Example
+    rejected: Example
     ref_chosen: float = math.nan
     """Log-probability of the whole response, in nats."""
     ref_rejected: float = math.nan
@@ -73,11 +77,11 @@ class EncodedPair:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.chosen) + len(self.rejected)
+        return self.chosen.num_tokens + self.rejected.num_tokens
 
     @property
     def length(self) -> int:
-        return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
+        return max(self.chosen.length, self.rejected.length)
 
 
 def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
@@ -100,16 +104,23 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "dpo",
             learn=lambda pairs: learn(learner, pairs, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_pairs(learner.model, data.held_out, data.pad_id, settings, limit),
+            evaluate=lambda limit, each: evaluate_pairs(
+                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+            ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/accuracy", higher_is_better=True, prompts=[item_key(pair.ranking) for pair in data.held_out]
+            ),
         )
 
 
 def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
     """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
+    if user_code.is_named(config.loss):
+        user_code.load(LOSS, config.loss)
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
     limit = max_length(config.max_length, context_length(load_config(setup.source)))
@@ -122,16 +133,17 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
-    texts = ((pair.source, ids) for pair in train + held_out for ids in (pair.prompt, pair.chosen, pair.rejected))
+    batches = batches_of(config, len(train), len(held_out), "pair")
+    texts = (
+        (pair.source, ids)
+        for pair in train + held_out
+        for ids in (pair.prompt, pair.chosen.response, pair.rejected.response)
+    )
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    rows = [
-        TokenRow(pair.source, prompt, response)
-        for pair in train
-        for prompt, response in zip(pair.prompts, (pair.chosen, pair.rejected), strict=True)
-    ]
+    rows = token_rows(one for pair in train for one in (pair.chosen, pair.rejected))
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     if config.needs_reference:
         reference = reference_of(config, setup, policy)
         train, held_out = (
@@ -157,15 +169,21 @@ def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, con
 
 
 def accumulate(
-    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
+    policy: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    config: DPOConfig,
+    limit: MicroBatch | None = None,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Accumulate gradients of the loss over a step's pairs in micro-batches; returns its metrics.
 
     The loss is divided by the step's number of pairs (and of chosen tokens), so the micro-batch size does not change
-    the gradient. ``limit`` is the config's by default.
+    the gradient. ``limit`` is the config's by default. ``each`` gets every pair's own accuracy.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
-    num_tokens = sum(len(pair.chosen) for pair in ordered)
+    num_tokens = sum(pair.chosen.num_tokens for pair in ordered)
     sums = MetricSums()
     limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
@@ -177,6 +195,10 @@ def accumulate(
             loss, metrics = loss + config.nll_weight * nll, {**metrics, "loss/nll": nll.detach()}
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            alone = zip(chosen.split(1), rejected.split(1), part, strict=True)
+            own = [pair_loss(better, worse, [pair], config, num_pairs=1)[1] for better, worse, pair in alone]
+            each.add(part, torch.stack([metrics["reward/accuracy"] for metrics in own]))
         sums.add({"loss/dpo": loss.detach(), **metrics})
     return sums.add_ranks().means(1)
 
@@ -193,9 +215,11 @@ def pair_loss(
         num_pairs: number of pairs of the whole optimizer step.
     """
     tokens = (
-        upload(torch.tensor([len(pair.chosen) for pair in pairs]), chosen.device),
-        upload(torch.tensor([len(pair.rejected) for pair in pairs]), chosen.device),
+        upload(torch.tensor([pair.chosen.num_tokens for pair in pairs]), chosen.device),
+        upload(torch.tensor([pair.rejected.num_tokens for pair in pairs]), chosen.device),
     )
+    if user_code.is_named(config.loss):
+        return own_loss(chosen, rejected, pairs, config, tokens, num_pairs=num_pairs)
     if config.loss == "simpo":
         loss, metrics = core.simpo_loss(
             chosen, rejected, *tokens, beta=config.strength, target_margin=config.target_margin, num_pairs=num_pairs
@@ -206,10 +230,9 @@ def pair_loss(
         loss, metrics = core.dpo_loss(
             chosen,
             rejected,
-            upload(torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype), chosen.device),
-            upload(torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype), chosen.device),
+            *_references(pairs, chosen),
             beta=config.strength,
-            kind="ipo" if config.loss == "ipo-sum" else config.loss,
+            kind="ipo" if config.loss == "ipo-sum" else cast(Kind, config.loss),
             label_smoothing=config.label_smoothing,
             chosen_tokens=tokens[0] if config.is_per_token else None,
             rejected_tokens=tokens[1] if config.is_per_token else None,
@@ -218,11 +241,61 @@ def pair_loss(
     return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
 
 
+def own_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    pairs: Sequence[EncodedPair],
+    config: DPOConfig,
+    tokens: tuple[Tensor, Tensor],
+    *,
+    num_pairs: int,
+) -> tuple[Tensor, Metrics]:
+    """The loss of the user's function and its metrics, beside accuracy and margin of the log-ratios to the reference.
+
+    Raises ConfigError if it raises, or does not return a scalar and a dictionary.
+    """
+    ref_chosen, ref_rejected = _references(pairs, chosen)
+    found = user_code.call(
+        LOSS,
+        config.loss,
+        chosen,
+        rejected,
+        ref_chosen,
+        ref_rejected,
+        chosen_tokens=tokens[0],
+        rejected_tokens=tokens[1],
+        config=config,
+        num_pairs=num_pairs,
+    )
+    margin = (chosen - ref_chosen - rejected + ref_rejected).detach()
+    common = {"reward/accuracy": rightness(margin).sum(), "reward/margin": config.strength * margin.sum()}
+    match found:
+        case (Tensor(shape=()) as loss, dict(metrics)):
+            return loss, {name: number / num_pairs for name, number in common.items()} | metrics
+    raise ConfigError(
+        f"{LOSS} {user_code.name_of(config.loss)} must return (loss, metrics): a scalar tensor and a dictionary"
+    )
+
+
+def _references(pairs: Sequence[EncodedPair], chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference's log-probs of both responses of some pairs."""
+    return (
+        upload(torch.tensor([pair.ref_chosen for pair in pairs], dtype=chosen.dtype), chosen.device),
+        upload(torch.tensor([pair.ref_rejected for pair in pairs], dtype=chosen.dtype), chosen.device),
+    )
+
+
 def evaluate_pairs(
-    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch
+    policy: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    config: DPOConfig,
+    limit: MicroBatch,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out pairs, and the NLL term if there is one."""
-    metrics = accumulate(policy, pairs, pad_id, config, limit)
+    metrics = accumulate(policy, pairs, pad_id, config, limit, each=each)
     names = {"loss/dpo": "loss", "loss/nll": "nll", "reward/accuracy": "accuracy", "reward/margin": "margin"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
 
@@ -254,21 +327,25 @@ def encode_preferences(
 
 
 def _split(row: RankingRows, renderer: Renderer) -> EncodedPair:
-    prompt = renderer.prompt_ids(row.ranking.prompt)
+    ranking = row.ranking
+    prompt = renderer.prompt_ids(ranking.prompt, ranking.prefill)
     if not prompt:
         raise DataError(
-            f"{row.ranking.source}: the prompt is empty and the tokenizer has no BOS token, so a response's first "
+            f"{ranking.source}: the prompt is empty and the tokenizer has no BOS token, so a response's first "
             "token has no context. DPO needs prompts; `heedful reward` compares whole texts"
         )
-    prompts, responses = [], []
-    for side, response in zip(row.rows, row.ranking.responses, strict=True):
-        ids = side["input_ids"]
-        start = len(prompt)
-        if ids[:start] != prompt:  # a token spans both
-            start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
-        prompts.append(ids[:start])
-        responses.append(ids[start:])
-    return EncodedPair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
+
+    def example(ids: list[int], response: Response) -> Example:
+        if ids[: len(prompt)] == prompt and not isinstance(response, tuple):
+            return Example(prompt, ids[len(prompt) :], ranking.source)
+        cut, prefill = ranking.truncated, ranking.prefill
+        written = renderer.written(ranking.prompt, response, truncated=cut, prefill=prefill)
+        return as_example(written, ranking.source).cut(len(ids))
+
+    chosen, rejected = (
+        example(side["input_ids"], response) for side, response in zip(row.rows, ranking.responses, strict=True)
+    )
+    return EncodedPair(ranking, prompt, chosen, rejected)
 
 
 def with_reference(
@@ -290,10 +367,5 @@ def with_reference(
 
 def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
-    whole = whole_logprobs(
-        policy,
-        [pair.prompts[side] for side in range(2) for pair in pairs],
-        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
-        pad_id,
-    )
+    whole = whole_logprobs(policy, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad_id)
     return whole[: len(pairs)], whole[len(pairs) :]

@@ -11,8 +11,10 @@ import torch
 
 from heedful import core
 from heedful.algorithms.offline import (
+    EachRecord,
     PolicyData,
     PolicyLearner,
+    batches_of,
     fit,
     load,
     read_once,
@@ -21,19 +23,21 @@ from heedful.algorithms.offline import (
     set_up,
     shown_of,
     subject_of,
+    token_rows,
     whole_logprobs,
 )
 from heedful.configs.offline import KTOConfig
+from heedful.core.masking import rightness
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, max_length
-from heedful.data.loading import encode_responses, encode_split, load_split
+from heedful.data.learned import remember
+from heedful.data.loading import Example, encode_responses, encode_split, load_split
 from heedful.data.schemas import read_labelled
-from heedful.data.splits import BatchOrder
+from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
-from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
@@ -44,6 +48,7 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
 from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
@@ -58,11 +63,10 @@ class LabelledRow:
     record: Labelled
     asked: list[int]
     """The prompt alone, as for sampling."""
-    prompt: list[int]
-    """The prompt before the response, without a token that also contains the response's beginning."""
-    response: list[int]
-    other: list[int]
-    """A response to another prompt, for the estimate of the KL to the reference."""
+    example: Example
+    """The prompt, without a token that also contains the response's beginning, and the response."""
+    other: Example
+    """``asked`` with a response to another prompt, for the estimate of the KL to the reference."""
     ref: float = math.nan
     """The reference's log-prob of the whole response, in nats."""
     ref_other: float = math.nan
@@ -74,15 +78,11 @@ class LabelledRow:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.response)
+        return self.example.num_tokens
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.response)
-
-    @property
-    def other_length(self) -> int:
-        return len(self.asked) + len(self.other)
+        return self.example.length
 
 
 def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
@@ -105,11 +105,16 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "kto",
             learn=lambda labelled: learn(learner, labelled, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_labelled(learner.model, data.held_out, data.pad_id, settings, limit),
+            evaluate=lambda limit, each: evaluate_labelled(
+                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+            ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/accuracy", higher_is_better=True, prompts=[prompt_key(one.record.prompt) for one in data.held_out]
+            ),
             notes=notes_of(data.train, settings),
         )
 
@@ -128,14 +133,15 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     check_labels(train, config.data)
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
-    longest = max(max(one.length, one.other_length) for one in train + held_out)
+    longest = max(max(one.length, one.other.length) for one in train + held_out)
     check_companion("--reference", config.reference, setup.tokenizer, longest, config)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
-    texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    batches = batches_of(config, len(train), len(held_out), "response")
+    texts = ((one.source, ids) for one in train + held_out for ids in (one.example.prompt, one.example.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
+    rows = token_rows(one.example for one in train)
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     reference = reference_of(config, setup, policy)
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, setup.adaptive)
@@ -191,12 +197,19 @@ def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, 
 
 
 def accumulate(
-    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch | None = None
+    policy: Policy,
+    labelled: Sequence[LabelledRow],
+    pad_id: int,
+    config: KTOConfig,
+    limit: MicroBatch | None = None,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Accumulate gradients of the KTO loss over a step's responses in micro-batches; returns its metrics.
 
     The KL is estimated first, on the step's prompts with responses to other prompts. The loss is divided by counts of
-    the step, so the micro-batch size does not change the gradient. ``limit`` is the config's by default.
+    the step, so the micro-batch size does not change the gradient. ``limit`` is the config's by default. ``each`` gets
+    every response's own accuracy.
     """
     limit = limit or config.micro_batch
     kl = mean_of_others(policy, labelled, pad_id, limit)
@@ -204,11 +217,13 @@ def accumulate(
     sums = MetricSums()
     ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
-        logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
+        logprobs = whole_logprobs(policy, [one.example for one in part], pad_id)
+        references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
+        desirable = upload(torch.tensor([one.record.label for one in part]), logprobs.device)
         loss, metrics = core.kto_loss(
             logprobs,
-            upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device),
-            upload(torch.tensor([one.record.label for one in part]), logprobs.device),
+            references,
+            desirable,
             beta=config.beta,
             kl=kl,
             desirable_weight=config.desirable_weight,
@@ -218,6 +233,9 @@ def accumulate(
         )
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            gain = logprobs - references - max(0.0, kl)
+            each.add(part, rightness(torch.where(desirable, gain, -gain)))
         sums.add(metrics)
     return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
@@ -226,11 +244,11 @@ def accumulate(
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
     """KL estimate: mean log-ratio of policy to reference on responses to other prompts, in nats per response."""
     total = 0.0
-    ordered = sorted(labelled, key=lambda one: one.other_length)
+    ordered = sorted(labelled, key=lambda one: one.other.length)
     for part in own_micro_batches(
-        ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.dummy_loss))
+        ordered, limit, lambda one: (1, one.other.length), passes((policy, policy.dummy_loss))
     ):
-        logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
+        logprobs = whole_logprobs(policy, [one.other for one in part], pad_id)
         references = torch.tensor([one.ref_other for one in part], dtype=logprobs.dtype)
         total += float((logprobs - upload(references, logprobs.device)).sum())
     ranks.all_well()
@@ -238,10 +256,16 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
 
 
 def evaluate_labelled(
-    policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig, limit: MicroBatch
+    policy: Policy,
+    labelled: Sequence[LabelledRow],
+    pad_id: int,
+    config: KTOConfig,
+    limit: MicroBatch,
+    *,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out responses."""
-    metrics = accumulate(policy, labelled, pad_id, config, limit)
+    metrics = accumulate(policy, labelled, pad_id, config, limit, each=each)
     names = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
     return {f"eval/{name}": metrics[metric] for metric, name in names.items() if metric in metrics}
 
@@ -259,11 +283,11 @@ def encode_labelled(
     kept, counts = encode_responses(
         records, renderer, max_length=limit, action=config.too_long, what="labelled responses", refused=refused
     )
-    rows = (
-        LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])
-        for record, example in kept
-    )
-    return list(rows), counts
+    asked = (renderer.prompt_ids(record.prompt, record.prefill) for record, _ in kept)
+    rows = [
+        LabelledRow(record, ids, example, Example(ids, [])) for ids, (record, example) in zip(asked, kept, strict=True)
+    ]
+    return rows, counts
 
 
 def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
@@ -299,21 +323,19 @@ def with_others(
         own = sizes[tuple(one.asked)]
         place = draws.randrange(len(pool) - own)
         drawn = by_prompt[place + own if own and place >= first[tuple(one.asked)] else place]
-        done.append((one, drawn.response))
-    cut = sum(len(one.asked) + len(response) > limit for one, response in done)
-    return [replace(one, other=response[: limit - len(one.asked)]) for one, response in done], cut
+        done.append((one, replace(drawn.example, prompt=one.asked)))
+    cut = sum(other.length > limit for _, other in done)
+    return [replace(one, other=other.cut(limit)) for one, other in done], cut
 
 
 def with_reference(
     reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch, adaptive: AdaptiveMicroBatch
 ) -> list[LabelledRow]:
     """Add the reference's log-probs to the records; keeps their order."""
-    prompts = [ids for one in labelled for ids in (one.prompt, one.asked)]
-    responses = [ids for one in labelled for ids in (one.response, one.other)]
-    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    examples = [example for one in labelled for example in (one.example, one.other)]
 
     def read(part: list[int]) -> list[float]:
-        return whole_logprobs(reference, [prompts[i] for i in part], [responses[i] for i in part], pad_id).tolist()
+        return whole_logprobs(reference, [examples[i] for i in part], pad_id).tolist()
 
-    found = read_once(reference, lengths, read, limit, adaptive)
+    found = read_once(reference, [example.length for example in examples], read, limit, adaptive)
     return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -13,18 +14,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful import user_code
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
+from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
-from heedful.data.loading import EncodedPrompt
+from heedful.data.loading import EncodedPrompt, Example
 from heedful.data.splits import BatchOrder, HasPrompt
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
 from heedful.doctor.findings import Subject, TokenRow
 from heedful.engines.sampler import make_sampler
-from heedful.errors import RefusedError
+from heedful.errors import ConfigError, RefusedError
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
@@ -53,6 +56,7 @@ from heedful.training.state import (
     set_random_state,
     trained_weights,
 )
+from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, Prompt
 
 SAMPLED_TOKENS = 64
@@ -172,11 +176,52 @@ def read_once(
     return [of_all[i] for i in range(len(lengths))]
 
 
-def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int) -> Tensor:
-    """Log-probabilities of responses to their prompts, summed over their tokens, ``[responses]``."""
-    batch = collate_padding_behind(prompts, responses, pad_id=pad_id).to(policy.device)
+def token_rows(examples: Iterable[Example]) -> list[TokenRow]:
+    """What is learned of each example, for the checks: a row for each answer, after all that was said before it."""
+    rows = []
+    for one in examples:
+        learned, start = [True] * len(one.response) if one.learned is None else one.learned, 0
+        for is_learned, group in groupby(learned):
+            end = start + len(list(group))
+            if is_learned:
+                rows.append(TokenRow(one.source, one.prompt + one.response[:start], one.response[start:end]))
+            start = end
+    return rows
+
+
+def as_batch(examples: Sequence[Example], pad_id: int) -> Batch:
+    """Examples as tensors, with all padding at the end; ``response_mask`` marks what is learned."""
+    learned = [[True] * len(one.response) if one.learned is None else one.learned for one in examples]
+    prompts, responses = [one.prompt for one in examples], [one.response for one in examples]
+    return collate_padding_behind(prompts, responses, pad_id=pad_id, own=learned)
+
+
+def whole_logprobs(policy: Policy, examples: Sequence[Example], pad_id: int) -> Tensor:
+    """Log-probabilities of responses to their prompts, summed over the tokens that are learned, ``[responses]``."""
+    batch = as_batch(examples, pad_id).to(policy.device)
     logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
+
+
+def batches_of(config: Config, train: int, held_out: int, item: str = "record") -> BatchOrder:
+    """The order of a run's records.
+
+    Args:
+        config: the settings.
+        train, held_out: numbers of records to train on and held out.
+        item: what a record is, in messages.
+
+    Raises ConfigError if a step takes more records than there are.
+    """
+    if train < config.batch_size:
+        is_split = held_out and config.eval_data is None
+        besides = f", besides {held_out} held out (--eval-fraction {config.eval_fraction:g})" if is_split else ""
+        raise ConfigError(
+            f"a step learns {counted(config.batch_size, item)} (--batch-size); there {'is' if train == 1 else 'are'} "
+            f"{counted(train, item)} to train on{besides}. Set --batch-size {train - train % (8 if train >= 16 else 1)}, "
+            f"or give more {item}s"
+        )
+    return BatchOrder(train, config.batch_size, config.seed, shuffle=config.shuffle, items=f"{item}s")
 
 
 # The learner ----------------------------------------------------------------------------------------------------------
@@ -300,6 +345,29 @@ class PolicyLearner(OfflineLearner):
         save_policy(self.model, self.tokenizer, folder, stop_ids=self.sampler.stop_ids)
 
 
+class EachRecord:
+    """What each held-out record adds to a mean over all of them, collected while they are read."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[list[int], Tensor, Sequence[float]]] = []
+
+    def add(self, records: Sequence[object], sums: Tensor, counts: Sequence[float] | None = None) -> None:
+        """Add a micro-batch's records: their sums ``[records]`` and, unless each is 1, their counts."""
+        self._parts.append(([id(one) for one in records], sums.detach(), counts or [1.0] * len(records)))
+
+    def shares(self, records: Sequence[object]) -> list[tuple[float, float]]:
+        """The sum and the count of each record, of all ranks. Collective."""
+        place = {id(one): at for at, one in enumerate(records)}
+        found = ranks.merged(
+            {
+                place[one]: (total, count)
+                for ones, sums, counts in self._parts
+                for one, total, count in zip(ones, sums.tolist(), counts, strict=True)
+            }
+        )
+        return [found[at] for at in range(len(records))]
+
+
 @dataclass(frozen=True)
 class PolicyData(Generic[Item]):
     """The records of a run as token ids."""
@@ -320,9 +388,10 @@ def shown_of(
         if len(shown) == number:
             break
         with contextlib.suppress(RefusedError):  # it was dropped
-            ids = renderer.prompt_ids(record.prompt)
+            begun = getattr(record, "prefill", "")
+            ids = renderer.prompt_ids(record.prompt, begun)
             if len(ids) <= learner.longest_shown:
-                shown.append((EncodedPrompt(Prompt(record.prompt, record.source), ids), texts(record)))
+                shown.append((EncodedPrompt(Prompt(record.prompt, record.source, prefill=begun), ids), texts(record)))
     return shown
 
 
@@ -330,10 +399,10 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
     """Rows of the sample table: prompts, their responses in the data, and the policy's responses."""
     if not data.shown:
         return []
-    _, completions = learner.sampler.respond(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
+    responses = learner.sampler.generate(learner.model, [prompt for prompt, _ in data.shown], learner.generator)
     return [
         {"prompt": plain_text(prompt.prompt.prompt), **texts, "response": completion.response}
-        for (prompt, texts), completion in zip(data.shown, completions, strict=True)
+        for (prompt, texts), completion in zip(data.shown, responses.completions, strict=True)
     ]
 
 
@@ -343,9 +412,16 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
 def alarms_of_data(config: Config) -> Alarms:
     """The alarms of a trainer on given texts. Only DPO's losses that sum log-ratios over a response have a ``beta``."""
     beta = None
-    if isinstance(config, DPOConfig) and config.needs_reference and not config.is_per_token:
+    is_own = isinstance(config, DPOConfig) and user_code.is_named(config.loss)
+    if isinstance(config, DPOConfig) and config.needs_reference and not (config.is_per_token or is_own):
         beta = config.strength
     return Alarms(Limits(beta=beta), names=OFFLINE)
+
+
+def own_files(config: Config) -> list[str]:
+    """The file of the user's own loss, whose content a resumed run compares."""
+    loss = getattr(config, "loss", None)
+    return [user_code.file_of(loss)] if isinstance(loss, str) and user_code.is_named(loss) else []
 
 
 def fit(
@@ -356,10 +432,11 @@ def fit(
     algorithm: str,
     *,
     learn: Callable[[list[Item]], Mapping[str, float]],
-    evaluate: Callable[[MicroBatch], Mapping[str, float]],
+    evaluate: Callable[[MicroBatch, "EachRecord"], Mapping[str, float]],
     samples: Callable[[], list[dict[str, Any]]],
     shown: Mapping[str, str],
     facts: Mapping[str, Any],
+    yardstick: Yardstick,
     objective: str = "eval/loss",
     higher_is_better: bool = False,
     notes: Sequence[str] = (),
@@ -371,10 +448,11 @@ def fit(
     Args:
         learner: an `OfflineLearner` with ``save``.
         learn: takes an optimizer step on a batch.
-        evaluate: returns metrics of the held-out records, read in the micro-batches it is given.
+        evaluate: returns metrics of the held-out records, read in the micro-batches it is given, and adds each record's
+            share in the yardstick.
         samples: returns rows of the sample table.
         held_out_rows: number of held-out rows, or pairs, if not one per record.
-        shown, facts, objective, higher_is_better, notes, callbacks: as in `Run`.
+        shown, facts, yardstick, objective, higher_is_better, notes, callbacks: as in `Run`.
     """
     reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)
     passes_over_data = learner.schedule.total_steps * config.batch_size / len(train)
@@ -390,8 +468,8 @@ def fit(
         parents=[config.model, *([reference] if reference else [])],
         facts=facts,
         notes=notes,
-        more_data=[offset_data] if offset_data else [],
-        can_evaluate=bool(held_out),
+        more_data=[*([offset_data] if offset_data else []), *own_files(config)],
+        yardstick=yardstick if held_out else None,
         callbacks=callbacks,
         alarms=alarms_of_data(config),
     ) as run:
@@ -404,7 +482,10 @@ def fit(
                 run.show_samples(step, samples())
             if run.evaluation_due(step) and held_out:
                 rows = len(held_out) if held_out_rows is None else held_out_rows
+                each = EachRecord()
                 with torch.no_grad():
-                    metrics = learner.adaptive.run(evaluate, config.micro_batch, rows=rows)
-                run.evaluate(step, metrics)
+                    metrics = learner.adaptive.run(
+                        lambda limit, each=each: evaluate(limit, each), config.micro_batch, rows=rows
+                    )
+                run.evaluate(step, metrics, each.shares(held_out))
     return TrainingResult(run.path, run.summary, config)

@@ -24,15 +24,13 @@ from heedful.data.batches import own_micro_batches
 from heedful.devices import on_host, upload
 from heedful.distributed.sharding import passes
 from heedful.models.policy import TokenOutputs
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
 
-def train_online_dpo(
-    config: OnlineDPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]
-) -> TrainingResult:
+def train_online_dpo(config: OnlineDPOConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """Optimise a policy on pairs of its own responses and write a run folder.
 
     Args:
@@ -114,7 +112,7 @@ def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learn
     metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics["time/score"] = experience.seconds - scored.sampled.seconds
-    return update.end(metrics, scored.rollouts.lengths.sum(), scored.sampled.sampled_tokens)
+    return update.end(metrics, scored.responses.lengths.sum(), scored.sampled.sampled_tokens)
 
 
 def backward_minibatch(
@@ -194,7 +192,7 @@ def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, 
     kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
     update.set_kl(rows, kl)
     update.note_first_pass(rows, outputs)
-    seen = experience.scored.rollouts.sampler_logprobs[rows]
+    seen = experience.scored.responses.logprobs[rows]
     return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
 
 

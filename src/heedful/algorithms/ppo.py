@@ -17,7 +17,6 @@ pass gives the old log-probs.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -35,13 +34,13 @@ from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.algorithms.online.update import Learned, Update, critic_norm, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
 from heedful.configs.online import GRPOConfig, OnlineConfig
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import Objects, in_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
 
-def train_ppo(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+def train_ppo(config: OnlineConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """Optimise a policy against rewards and write a run folder: PPO, A2C, GRPO or a relative, as the config's class says.
 
     Args:
@@ -56,7 +55,7 @@ def train_ppo(config: OnlineConfig, rewards: Sequence[AnyReward] = (), **objects
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=SHOWN)
 
 
-def train_grpo(config: GRPOConfig, rewards: Sequence[AnyReward] = (), **objects: Unpack[Objects]) -> TrainingResult:
+def train_grpo(config: GRPOConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """`train_ppo` under the name that people look for: GRPO and its relatives, without a critic."""
     return train_ppo(config, rewards, **objects)
 
@@ -76,7 +75,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
     values = learner.read_critic(batch) if learner.critic is not None else None if old is None else old.values
 
     # without a pass of both there is no KL in the rewards
-    logprobs = torch.zeros_like(scored.rollouts.sampler_logprobs) if old is None else old.logprobs
+    logprobs = torch.zeros_like(scored.responses.logprobs) if old is None else old.logprobs
     references = logprobs if kl is None or ref_logprobs is None else ref_logprobs
     kl_coef = learner.kl.coef if cfg.kl_in == "reward" else 0.0
     placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)
@@ -85,11 +84,13 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         per_response=scored.shaped - kl_coef * core.response_kl(logprobs, references, mask, kind=cfg.kl_estimate),
         values=values,
         response_mask=mask,
+        prompts=[completion.prompt for completion in scored.completions],
+        policy=policy,
     )
     advantages, returns = estimate_advantages(rewards, cfg)
     if cfg.whiten_advantages:
         advantages = core.whiten(advantages, action_mask(mask, cfg))
-    advantages, weight_metrics = weigh(advantages, None if old is None else old.logprobs, scored.rollouts, cfg)
+    advantages, weight_metrics = weigh(advantages, None if old is None else old.logprobs, scored.responses, cfg)
 
     experience = Experience(
         batch=batch,
@@ -108,11 +109,11 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         metrics=experience_metrics(scored, old, kl, rewards, returns, config=cfg, started=started) | weight_metrics,
         sampled_tokens=scored.sampled.sampled_tokens,
         states=None if old is None else old.states,
-        sampler_logprobs=scored.rollouts.sampler_logprobs,
+        sampler_logprobs=scored.responses.logprobs,
         is_finite=finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
         entropy=None if old is None else old.entropy,
     )
-    return experience.only(~scored.rollouts.truncated) if cfg.mask_truncated else experience
+    return experience.only(~scored.responses.truncated) if cfg.mask_truncated else experience
 
 
 def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.offline import OfflineLearner, Setup, fit, set_up
+from heedful.algorithms.offline import EachRecord, OfflineLearner, Setup, batches_of, fit, set_up
 from heedful.configs.offline import RewardConfig
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
@@ -27,9 +27,10 @@ from heedful.data.fitting import (
     max_length,
     settle,
 )
+from heedful.data.learned import remember
 from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split, read_usable
 from heedful.data.schemas import read_demonstrations, read_rankings
-from heedful.data.splits import BatchOrder
+from heedful.data.splits import BatchOrder, item_key
 from heedful.distributed import ranks
 from heedful.distributed.sharding import is_sharded, passes
 from heedful.doctor.findings import Subject, TokenRow
@@ -48,6 +49,7 @@ from heedful.training.memory_preflight import check_memory
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
 from heedful.training.setup import float32_experts, prepare, stored_dtype
+from heedful.training.verdict import Yardstick
 from heedful.types import Demonstration, MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -109,11 +111,14 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
             held_out,
             "reward",
             learn=lambda rankings: learn(learner, rankings, settings),
-            evaluate=lambda limit: evaluate_rankings(learner.model, held_out, settings, limit),
+            evaluate=lambda limit, each: evaluate_rankings(learner.model, held_out, settings, limit, each),
             samples=lambda: sample_scores(learner.model, (held_out or train)[: settings.num_samples]),
             shown=SHOWN,
             callbacks=callbacks,
             facts=facts,
+            yardstick=Yardstick(
+                "eval/accuracy", higher_is_better=True, prompts=[item_key(one.ranking) for one in held_out]
+            ),
             objective="eval/accuracy",
             higher_is_better=True,
             held_out_rows=pairs_of(held_out),
@@ -167,12 +172,13 @@ def start(
             resumes=setup.resumes,
         )
     )
+    remember(tokenizer, (one.prompt for one in split[0]))
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    learner = RewardLearner(
-        config, setup, model, BatchOrder(len(train), config.batch_size, config.seed), demonstrations
-    )
+    item = "pair" if all(len(one.rows) == 2 for one in train) else "ranking"
+    batches = batches_of(config, len(train), len(held_out), item)
+    learner = RewardLearner(config, setup, model, batches, demonstrations)
     return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
 
 
@@ -224,9 +230,14 @@ def accumulate(
 
 
 def evaluate_rankings(
-    model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig, limit: MicroBatch | None = None
+    model: RewardModel,
+    rankings: Sequence[RankingRows],
+    config: RewardConfig,
+    limit: MicroBatch | None = None,
+    each: EachRecord | None = None,
 ) -> dict[str, float]:
-    """Loss, accuracy, margin, mean score, calibration and correlation with length on held-out rankings.
+    """Loss, accuracy, margin, mean score, calibration and correlation with length on held-out rankings. ``each`` gets every
+    ranking's pairs in the right order, and all its pairs.
 
     Raises RewardError if a score is not finite.
     """
@@ -238,7 +249,12 @@ def evaluate_rankings(
             _, metrics, of_part = ranked_loss(model, part, config, **counts)
             sums.add(metrics)
             seen += [one.ranking for one in part]
-            scores += in_rows(part, of_part)
+            own = in_rows(part, of_part)
+            scores += own
+            if each is not None:
+                pairs = [core.ordered_pairs(one.ranking.ranks, s) for one, s in zip(part, own, strict=True)]
+                right = torch.tensor([float(sum(better > worse for better, worse in of)) for of in pairs])
+                each.add(part, right, [len(of) for of in pairs])
     means = sums.add_ranks().means(1)
     everywhere = ranks.gather((seen, scores))
     seen, scores = ([one for part in parts for one in part] for parts in zip(*everywhere, strict=True))

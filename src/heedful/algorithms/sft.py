@@ -7,16 +7,28 @@ from typing import Unpack
 import torch
 
 from heedful import core
-from heedful.algorithms.offline import PolicyData, PolicyLearner, fit, load, sample_rows, set_up, shown_of, subject_of
+from heedful.algorithms.offline import (
+    EachRecord,
+    PolicyData,
+    PolicyLearner,
+    as_batch,
+    batches_of,
+    fit,
+    load,
+    sample_rows,
+    set_up,
+    shown_of,
+    subject_of,
+    token_rows,
+)
 from heedful.configs.offline import SFTConfig
-from heedful.data.batches import collate_padding_behind, own_micro_batches
+from heedful.data.batches import own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import max_length
+from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
-from heedful.data.splits import BatchOrder
 from heedful.distributed.ranks import own_random_numbers
 from heedful.distributed.sharding import passes
-from heedful.doctor.findings import TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -24,6 +36,7 @@ from heedful.models.source import load_config
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
 from heedful.types import MicroBatch, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -47,11 +60,14 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
             data.held_out,
             "sft",
             learn=lambda examples: learn(learner, examples, data.pad_id, settings),
-            evaluate=lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
+            evaluate=lambda limit, each: evaluate_loss(learner.model, data.held_out, data.pad_id, limit, each),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
             facts={"data": data.counts},
+            yardstick=Yardstick(
+                "eval/loss", higher_is_better=False, prompts=[str(one.prompt or one.source) for one in data.held_out]
+            ),
         )
 
 
@@ -79,11 +95,11 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     ]
     if chats:
         counts["multi_turn"] = sum(any(message.role == "assistant" for message in chat) for chat in chats)
-    batches = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = batches_of(config, len(train), len(held_out))
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
-    rows = [TokenRow(one.source, one.prompt, one.response) for one in train]
-    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    examine(subject_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))
+    remember(setup.tokenizer, (one.prompt for one in split[0]))
     learner = PolicyLearner(config, setup, policy, batches, renderer)
     shown = shown_of(
         (demonstration for demonstration in split[1] or split[0] if demonstration.prompt),
@@ -103,29 +119,35 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
         )
 
 
-def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+def accumulate(
+    policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch, each: EachRecord | None = None
+) -> dict[str, float]:
     """Accumulate gradients of the SFT loss over a step's examples in micro-batches; returns its metrics.
 
     The loss is divided by the step's token count, so the micro-batch size does not change the gradient. Rows are
-    ordered by length, to pad less.
+    ordered by length, to pad less. ``each`` gets every example's own loss and number of tokens.
     """
     ordered, step = sorted(examples, key=lambda example: example.length), passes((policy, policy.dummy_loss))
     num_tokens = sum(example.num_tokens for example in ordered)
     sums = MetricSums()
     for part in own_micro_batches(ordered, limit, lambda example: (1, example.length), step):
-        batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id)
-        batch = batch.to(policy.device)
+        batch = as_batch(part, pad_id).to(policy.device)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
         if torch.is_grad_enabled():
             loss.backward()
+        if each is not None:
+            nll = -torch.where(batch.response_mask, outputs.logprobs, 0.0).sum(dim=1)
+            each.add(part, nll, [example.num_tokens for example in part])
         sums.add(metrics)
     return sums.add_ranks().means(1)
 
 
-def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch) -> dict[str, float]:
+def evaluate_loss(
+    policy: Policy, examples: Sequence[Example], pad_id: int, limit: MicroBatch, each: EachRecord | None = None
+) -> dict[str, float]:
     """Mean negative log-likelihood per token of held-out demonstrations, and its exponential, the perplexity."""
     policy.eval()
     with torch.no_grad():
-        loss = accumulate(policy, examples, pad_id, limit)["loss/sft"]
+        loss = accumulate(policy, examples, pad_id, limit, each)["loss/sft"]
     return {"eval/loss": loss, "eval/perplexity": math.exp(loss) if loss < 700 else math.inf}

@@ -34,10 +34,12 @@ MOST_RUNS = 20
 class Conversation:
     """A model and the messages so far.
 
-    With ``config.raw`` no messages are kept, and the model continues each line alone.
+    With ``config.raw`` no messages are kept, and the model continues each line alone. Without ``keeps_turns`` each line
+    begins a new conversation.
     """
 
-    def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig) -> None:
+    def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig, *, keeps_turns: bool = True) -> None:
+        self.keeps_turns = keeps_turns
         self.policy = policy
         self.renderer = renderer
         self.config = config
@@ -92,7 +94,7 @@ class Conversation:
         whole = self._text(sampled, prompt, truncated=len(sampled) == self.config.max_new_tokens)
         if whole != said:
             yield whole[len(said) :]
-        if not self.config.raw:
+        if not self.config.raw and self.keeps_turns:
             self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
 
     def _text(self, sampled: list[int], prompt: Text, *, truncated: bool) -> str:
@@ -122,17 +124,12 @@ def single_turn_run(model: str) -> Path | None:
     return None
 
 
-def greeting(config: ChatConfig) -> str:
-    """The first text of a chat."""
+def greeting(config: ChatConfig, run: Path | None) -> str:
+    """The first text of a chat. ``run`` trained the model on single turns (`single_turn_run`)."""
     kept = "Each line is continued as a separate text." if config.raw else "The conversation is kept."
-    lines = [f"{config.model}. {kept} /help lists the commands, /exit ends."]
-    run = None if config.raw else single_turn_run(config.model)
     if run is not None:
-        lines.append(
-            f"It was trained on single turns only (conversations in the data of {run} have one answer each), so answers "
-            "after the first may be worse; /reset starts over."
-        )
-    return "\n".join(lines)
+        kept = f"Each line begins a new conversation: {run} trained it on conversations with one answer."
+    return f"{config.model}. {kept} /help lists the commands, /exit ends."
 
 
 def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
@@ -154,10 +151,11 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
     check_sampling(policy, pad_id=renderer.pad_id)
-    conversation = Conversation(policy, renderer, config)
+    run = None if config.raw else single_turn_run(config.model)
+    conversation = Conversation(policy, renderer, config, keeps_turns=run is None)
     prompt = "> " if sys.stdin.isatty() else ""
     if prompt:
-        print(greeting(config))
+        print(greeting(config, run))
     while True:
         try:
             line = read(prompt).strip()

@@ -13,8 +13,8 @@ class Command:
     """The function to call with the configuration."""
     summary: str
     """Its line in ``heedful --help``."""
-    objective: str | None = None
-    """For a trainer: the held-out metric to report at the end."""
+    trains: bool = False
+    """Whether it is a trainer, whose result is reported at the end."""
     serves: bool = False
     """Whether it needs the packages of heedful[label]."""
 
@@ -39,49 +39,49 @@ COMMANDS = {
         "configs.offline:SFTConfig",
         "algorithms.sft:train_sft",
         "fine-tune on demonstrations or plain text",
-        "eval/loss",
+        trains=True,
     ),
     "reward": Command(
         "configs.offline:RewardConfig",
         "algorithms.reward_model:train_reward",
         "learn a reward model from preferences",
-        "eval/accuracy",
+        trains=True,
     ),
     "ppo": Command(
         "configs.online:PPOConfig",
         "algorithms.ppo:train_ppo",
         "optimise a policy against a reward",
-        "eval/score_mean",
+        trains=True,
     ),
     "a2c": Command(
         "configs.online:A2CConfig",
         "algorithms.ppo:train_ppo",
         "optimise a policy against a reward, one step per rollout batch",
-        "eval/score_mean",
+        trains=True,
     ),
     "grpo": Command(
         "configs.online:GRPOConfig",
         "algorithms.ppo:train_grpo",
         "optimise a policy against a reward, without a critic",
-        "eval/score_mean",
+        trains=True,
     ),
     "online-dpo": Command(
         "configs.online:OnlineDPOConfig",
         "algorithms.online_dpo:train_online_dpo",
         "optimise a policy on pairs of its own responses, ranked by a reward",
-        "eval/score_mean",
+        trains=True,
     ),
     "dpo": Command(
         "configs.offline:DPOConfig",
         "algorithms.dpo:train_dpo",
         "optimise a policy on preference pairs, without a reward",
-        "eval/loss",
+        trains=True,
     ),
     "kto": Command(
         "configs.offline:KTOConfig",
         "algorithms.kto:train_kto",
         "optimise a policy on single responses labelled good or bad",
-        "eval/loss",
+        trains=True,
     ),
     "sample": Command(
         "configs.tools:SampleConfig", "cli.commands:sample", "write several answers per prompt, for people to compare"

@@ -29,7 +29,7 @@ from heedful.configs.tools import (
 )
 from heedful.configs.tracking import TrackConfig
 from heedful.data.loading import demonstration_texts
-from heedful.display import Screen, harmless
+from heedful.display import Screen, counted, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
@@ -38,6 +38,8 @@ from heedful.models.adapters import is_adapter
 from heedful.models.merge import merge_model
 from heedful.models.tiny import make_tiny_model
 from heedful.redact import redact
+from heedful.training.alarms import PAGE
+from heedful.training.verdict import Verdict
 
 if TYPE_CHECKING:
     from heedful.configs.report import ReportConfig
@@ -107,32 +109,46 @@ def merge(config: MergeConfig) -> None:
     _print(f"a plain model is in {config.output}")
 
 
-def report_training(config: RunOptions, summary: dict[str, Any], objective: str, *, was_complete: bool = False) -> None:
-    """Print the result of a training run, its folder, and the next command.
+def report_training(config: RunOptions, summary: dict[str, Any], *, was_complete: bool = False) -> None:
+    """Print what a training run did to its model, the alarms that it raised, its folder, and the next commands.
 
     Args:
         config: the run's settings.
         summary: the trainer's summary.
-        objective: the metric on held-out data to report.
         was_complete: whether the run had finished before this command, which then trained nothing.
     """
+    verdict, has_evaluations = Verdict.read(summary), bool(summary["first_evaluation"])
     if was_complete:
         _print(f"the run in {config.output} is complete already: nothing to do (--overwrite replaces it by a new run)")
-    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
-    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
-    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
-    models = "final/ and best/" if first is not None else "final/"
+    _print(f"{counted(summary['steps'], 'step')} in {summary['seconds']:.1f} s")
+    if verdict is not None:
+        _print(str(verdict))
+    elif not has_evaluations:
+        _print("better or worse is not known: nothing was held out (--eval-fraction, --eval-data)")
+    if summary["alarms"]:
+        said = ", ".join(f"{one['alarm']} (step {one['step']})" for one in summary["alarms"])
+        _print(f"alarms: {said}; {PAGE} has their causes and cures")
+    models = "final/ and best/" if has_evaluations else "final/"
     _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    _print(f"look closer:  heedful report {config.output}")
     base = getattr(config, "model", "")
     if getattr(config, "lora_rank", 0) and is_adapter(base):
         _print(
             f"final/ holds adapters on top of other adapters ({base}): heedful loads both, PEFT's Auto classes ignore the "
             f"earlier ones. For other tools:  heedful merge --adapter {config.output}/final --output FOLDER"
         )
+    model = f"{config.output}/final"
+    if verdict is not None and verdict.verdict == "worse":
+        best = summary["best"]["step"]
+        if not best:
+            _print("no evaluation was better than the model that the run started from: do not use final/")
+            return
+        _print(f"final/ is worse than the model that the run started from; the best evaluation was that of step {best}")
+        model = f"{config.output}/best"
     if summary["algorithm"] == "reward":
-        _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
+        _print(f"use it:  heedful ppo --rewards model:{model} ...")
     else:
-        _print(f"talk to it:  heedful chat --model {config.output}/final")
+        _print(f"talk to it:  heedful chat --model {model}")
 
 
 MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
@@ -243,7 +259,7 @@ def report_runs(config: "ReportConfig") -> None:
         is_ours=lambda: is_made_by(config.output, PROGRAM),
     )
     plot.curves(list(config.runs), path=config.output)
-    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
+    _print(f"the learning curves of {counted(len(config.runs), 'run')} are in {config.output}")
 
 
 def _print(text: str) -> None:

@@ -6,12 +6,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
 from heedful.algorithms.online.learner import Learner
@@ -20,21 +21,29 @@ from heedful.algorithms.online.start import start
 from heedful.configs.checks import REFUSED
 from heedful.configs.doctor import DoctorConfig
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import OnlineDPOConfig, RolloutConfig
+from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
+from heedful.data.batches import collate
 from heedful.display import Screen
 from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
 from heedful.doctor.show import show_examples, show_findings, show_verdict
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
+from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import HeedfulError, MachineError
+from heedful.models.policy import Policy
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
 from heedful.training.checkpoints import check_space
-from heedful.types import Completion
+from heedful.training.thresholds import SAMPLES
+from heedful.types import MicroBatch
 
 OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
 """The modules of the trainers on given texts."""
+GROUP = 4
+"""Responses to a prompt that are sampled if training compares them; prompts differ more than these do."""
+MOST_READ = 256
+"""Tokens of each text that the model reads before the first step."""
 PASSES = 16
 """Sampled responses that policy and reference read before the first step; fewer if a micro-batch has fewer."""
 
@@ -121,9 +130,8 @@ def examine(config: DoctorConfig) -> Examination:
 
 
 def refused(error: HeedfulError) -> Finding:
-    """What heedful itself refuses, whatever is allowed."""
-    why = "The training command would end with this message."
-    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why, "as the message says")
+    """What heedful itself refuses, whatever is allowed: the training command's message, which says why and how to fix it."""
+    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why="", fix="")
 
 
 def examine_offline(examination: Examination, config: Any) -> None:
@@ -132,10 +140,13 @@ def examine_offline(examination: Examination, config: Any) -> None:
     learner, data, *_ = module.start(config, examination.look)
     train, more = (data, ()) if module is reward_model else (data.train, (data.pad_id,))
     check_machine(examination, learner, learner.model)
-    started = time.perf_counter()
-    module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
+    check_text(examination, learner.model)
+    network = learner.model.lm if isinstance(learner.model, Policy) else learner.model
+    before, started = first_step.weights_before(network), time.perf_counter()
+    metrics = module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
     seconds = time.perf_counter() - started
-    examination.add(first_step.not_finite(learner.skips, learner.model.grad_scaler))
+    examination.add(first_step.not_finite(learner.skips))
+    check_move(examination, learner, learner.model, before, metrics)
     examination.measure(seconds, learner.schedule.total_steps)
 
 
@@ -145,27 +156,71 @@ def examine_online(examination: Examination, config: Any) -> None:
     learner: Learner[Any] = start(config, (), examine=examination.look).learner
     with contextlib.closing(learner.sampler):
         check_machine(examination, learner, learner.policy)
-        rollouts, completions = sampled(learner)
-        examination.add(first_step.responses_cut(rollouts, config))
-        passes = first_passes(learner, rollouts)
+        check_text(examination, learner.policy)
+        responses = sampled(learner)
+        completions = responses.completions
+        examination.add(first_step.responses_cut(responses, config))
+        passes = first_passes(learner, responses)
         examination.add(first_step.ratio(passes), first_step.kl(passes, config.reference))
-        examination.add(first_step.sampler_mismatch(passes, config))
+        examination.add(first_step.sampler_mismatch(passes, config), first_step.explores(passes, completions))
+        examination.add(first_step.discount(config, float(responses.lengths.float().mean())))
         scored = rewards.score_each(learner.rewards, completions)
         for one in scored:
+            unsteady = rewards.random_scores(one, completions)
+            blind = None if unsteady else rewards.ignores_responses(one, completions)
             examination.add(
-                rewards.fails(one, completions, config.max_failed_rewards),
+                rewards.fails(one, completions, config.max_failed_rewards) or rewards.fails_on_empty(one, completions),
                 rewards.constant(one, completions),
                 rewards.length_alone(one, completions),
-                rewards.white_space(one, completions, learner.sampler.renderer),
+                unsteady or blind or rewards.white_space(one, completions, learner.sampler.renderer),
                 None if examination.has("score-position") else rewards.reads_early(one, completions),
             )
-        started = time.perf_counter()
-        algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
+        totals, norm_std = rewards.totals_of(learner.rewards, scored), learner.score_norm.std
+        examination.add(
+            rewards.cancelled(scored, totals),
+            None if examination.has("reward-ignores-responses") else rewards.ties(totals, completions),
+            rewards.outweighed(totals, config, norm_std),
+            rewards.scale(totals, config, norm_std),
+        )
+        before, started = first_step.weights_before(learner.policy.lm), time.perf_counter()
+        learned = algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
         seconds = time.perf_counter() - started
-        examination.add(first_step.not_finite(learner.skips, learner.policy.grad_scaler))
+        examination.add(first_step.not_finite(learner.skips))
+        if not getattr(config, "critic_warmup_steps", 0):
+            check_move(examination, learner, learner.policy, before, learned.metrics)
         examination.measure(seconds, config.steps)
         for one in scored:
             examination.add(rewards.slow(one, responses=config.rollout_batch_size, step_seconds=seconds))
+
+
+def check_text(examination: Examination, model: Any) -> None:
+    """Whether a language model expects the text of the data. Only tokens that are text: it need not know the template's."""
+    subject = examination.subject
+    assert subject is not None
+    if not isinstance(model, Policy):
+        return
+    special = set(subject.tokenizer.all_special_ids) | set(subject.tokenizer.added_tokens_decoder)
+    rows = [row.ids[:MOST_READ] for row in spread(subject.rows, PASSES) if len(row.ids) > 1]
+    if not rows:
+        return
+    batch = collate([ids[:1] for ids in rows], [ids[1:] for ids in rows], pad_id=0).to(model.device)
+    logprobs = token_outputs(model, batch, temperature=1.0, micro_batch=MicroBatch(PASSES)).logprobs
+    shown = batch.ids[:, -batch.response_mask.shape[1] :]
+    mask = batch.response_mask & ~torch.isin(shown, torch.tensor(sorted(special), device=shown.device))
+    if mask.any():
+        vocabulary = len(model.lm.get_output_embeddings().weight)
+        examination.add(first_step.unlikely(logprobs, mask, vocabulary))
+
+
+def check_move(
+    examination: Examination, learner: Any, model: Any, before: Sequence[Tensor], metrics: Mapping[str, float]
+) -> None:
+    """Whether the step moved the weights, if it had a gradient. By chance the few responses of one step may tie."""
+    is_found = examination.has("learning-rate") or examination.has("step-not-finite")
+    if model.grad_scaler is not None or is_found or not metrics.get("optimizer/grad_norm"):
+        return
+    network = model.lm if isinstance(model, Policy) else model
+    examination.add(first_step.moved(network, before, learner.optimizer.param_groups[0]["lr"]))
 
 
 def check_machine(examination: Examination, learner: Any, model: Any) -> None:
@@ -183,24 +238,27 @@ def check_machine(examination: Examination, learner: Any, model: Any) -> None:
             examination.add(finding("disk", "fail", "the disk has no room for what the run writes", str(error)))
 
 
-def sampled(learner: Learner[Any]) -> tuple[Rollouts, list[Completion]]:
-    """Responses of the policy as it starts, with random numbers of their own: `rewards.SAMPLES`, of groups if they are
+def sampled(learner: Learner[Any]) -> Responses:
+    """Responses of the policy as it starts, with random numbers of their own: `SAMPLES`, of groups if they are
     compared."""
     config = learner.config
-    each = config.samples_per_prompt if config.judge_compares else 1
-    prompts = spread(learner.prompts.prompts, max(1, rewards.SAMPLES // each))
-    repeated = [prompts[i % len(prompts)] for i in range(max(1, rewards.SAMPLES // each)) for _ in range(each)]
-    return learner.sampler.respond(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
+    compares = isinstance(config, OnlineConfig) and config.estimator.compares == "prompt"
+    each = (
+        config.samples_per_prompt if config.judge_compares else min(config.samples_per_prompt, GROUP) if compares else 1
+    )
+    prompts = spread(learner.prompts.prompts, max(1, SAMPLES // each))
+    repeated = [prompts[i % len(prompts)] for i in range(max(1, SAMPLES // each)) for _ in range(each)]
+    return learner.sampler.generate(learner.policy, repeated, torch.Generator().manual_seed(config.seed))
 
 
-def first_passes(learner: Learner[Any], rollouts: Rollouts) -> first_step.FirstPasses:
+def first_passes(learner: Learner[Any], responses: Responses) -> first_step.FirstPasses:
     """What policy and reference read of the first sampled responses, as the first step would."""
-    few = rollouts.select(torch.arange(min(PASSES, learner.config.micro_batch_size, len(rollouts.lengths))))
+    few = responses[: min(PASSES, learner.config.micro_batch_size)]
     batch, config = few.batch, learner.config
     new = learner.policy(batch.ids, batch.attention_mask, batch.response_mask, temperature=config.temperature)
     return first_step.FirstPasses(
         mask=batch.response_mask,
-        sampler=few.sampler_logprobs,
+        sampler=few.logprobs,
         old=learner.read(learner.policy, batch).logprobs,
         new=new.logprobs.detach(),
         reference=None if learner.reference is None else learner.read(learner.reference, batch).logprobs,

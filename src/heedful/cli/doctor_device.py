@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.text import Text as RichText
 
+from heedful import __version__
 from heedful.configs.doctor import DoctorDeviceConfig
 from heedful.device_checks.checks import CHECKS, Row, run_check
 from heedful.devices import device_module, total_memory
@@ -62,7 +63,7 @@ def about_device(device: torch.device) -> dict[str, Any]:
         "precision": str(resolve_dtype("auto", device)).removeprefix("torch."),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}" if torch.version.cuda else torch.__version__,
         "transformers": version("transformers"),
-        "heedful": version("heedful"),
+        "heedful": __version__,
         "python": f"{platform.python_version()}, {platform.platform()}",
     }
 

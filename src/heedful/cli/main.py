@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import difflib
 import errno
 import gc
 import importlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from heedful import __version__
 from heedful.cli.command_table import COMMANDS, GROUPS, SHOWN
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import WithoutSecrets, remember_command
@@ -218,9 +220,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(usage())
         return 0
     if words[0] in ("--version", "version"):
-        from importlib.metadata import version
-
-        print(version("heedful"))
+        print(__version__)
         return 0
     name = words.pop(0)
     if name in ("plan", "doctor") and words:
@@ -232,16 +232,14 @@ def _run(words: list[str], *, is_program: bool) -> int:
             return found
         name = found
     if name not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"heedful: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        print(f"heedful: there is no command {name!r}{hint}\nheedful --help lists the commands", file=sys.stderr)
         return 2
     from heedful.configs.parse import parse
 
     command = COMMANDS[name]
-    if _is_rank() and command.objective is None:
+    if _is_rank() and not command.trains:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     if command.serves:
         from heedful.configs.settings import require_label_extra
@@ -251,7 +249,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
     try:
         function = _load(command.function, is_program=is_program)
-        done = None if command.objective is None else _load("training.output_folder:finished_before")(config)
+        done = None if not command.trains else _load("training.output_folder:finished_before")(config)
         result: Any = function(config) if done is None else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
@@ -259,9 +257,9 @@ def _run(words: list[str], *, is_program: bool) -> int:
         raise
     if _is_rank():
         _load("distributed.ranks:leave")()
-    if command.objective is not None and os.environ.get("RANK", "0") == "0":
-        report = _load("cli.commands:report_training")
-        report(config, done or result.summary, command.objective, was_complete=done is not None)
+    if command.trains and os.environ.get("RANK", "0") == "0":
+        summary = result.summary if done is None else done
+        _load("cli.commands:report_training")(config, summary, was_complete=done is not None)
     return 0
 
 
@@ -275,19 +273,20 @@ def _left_out(group: str, word: str) -> list[str]:
 
 def _command_of_group(group: str, words: list[str]) -> str | int:
     """Return the command of the next word, removed from ``words``; or, after printing the choice, the exit status."""
-    from heedful.configs.names import GONE
-
     kind, does = GROUPS[group]
     commands = {name.split()[1]: name for name in COMMANDS if name.startswith(f"{group} ")}
     word = words[0] if words else None
     if word in commands:
         return commands[words.pop(0)]
     if word is not None and word not in ("-h", "--help"):
-        instead = GONE.get(f"{group} {word}")
-        wrong = f"{group} {word} is gone: {instead}" if instead else f"{group} has no {kind} {word!r}"
+        near = difflib.get_close_matches(word, commands, n=1)
+        wrong = f"{group} has no {kind} {word!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         if kind == "trainer" and Path(word, "config.yaml").is_file():
             wrong += f"; the settings of a run are in a file: heedful {group} {word}/config.yaml"
         print(f"heedful: {wrong}", file=sys.stderr)
+        if near:
+            print(f"heedful {group} --help lists them", file=sys.stderr)
+            return 2
     listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
     is_help = word in ("-h", "--help")
     print(f"heedful {group}: {does}\n{listing}", file=sys.stdout if is_help else sys.stderr)

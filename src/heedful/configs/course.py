@@ -24,16 +24,21 @@ class CourseStartConfig(CourseConfig):
     lesson: Annotated[int, NUMBER]
     """Number of the lesson, as heedful course lists it."""
     overwrite: bool = False
-    """Replace the notebook that is already in the folder, with all that was written in it."""
+    """Replace the notebook of this lesson and language that is already in the folder, with all that was written in it."""
 
     POSITIONAL = ("lesson",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CourseCheckConfig(Settings):
-    """Check the exercises of a lesson's notebook in the current folder: heedful course check N."""
+    """Check the exercises of a lesson's notebook in the current folder: heedful course check N. The exit status is
+    0 only if all are right."""
 
     lesson: Annotated[int, NUMBER]
     """Number of the lesson, as heedful course lists it."""
+    language: Literal["en", "zh"] | None = None
+    """Language of the notebook. Without it, the notebook that is here: the English one, if both are."""
+    seconds: Annotated[int, Range(at_least=1)] = 60
+    """Longest time for a cell of the notebook, in seconds. A cell that takes longer is stopped."""
 
     POSITIONAL = ("lesson",)

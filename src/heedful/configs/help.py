@@ -12,15 +12,14 @@ import re
 import shutil
 import sys
 import textwrap
-import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from heedful.configs.settings import required
+from heedful.configs.settings import UNIONS, flag, is_list, required, types_of
 
 SECTIONS = (
     "model and data", "algorithm", "sampling", "reward", "optimisation", "evaluation", "logging", "checkpoints", "devices",
@@ -197,7 +196,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """Its flag on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return flag(self.name)
 
     @property
     def summary(self) -> str:
@@ -223,8 +222,7 @@ class Setting:
 
 def settings(config_class: type) -> list[Setting]:
     """The settings of a command."""
-    explanations = _explanations(config_class)
-    hints, needed = typing.get_type_hints(config_class), required(config_class)
+    hints, needed = types_of(config_class), required(config_class)
     found = []
     for field in dataclasses.fields(config_class):
         definers = [base for base in config_class.__mro__ if field.name in vars(base).get("__annotations__", ())]
@@ -235,7 +233,7 @@ def settings(config_class: type) -> list[Setting]:
                 hint=hints[field.name],
                 default=field.default,
                 is_required=field.name in needed,
-                explanation=explanations[field.name],
+                explanation=explanations(config_class)[field.name],
                 section=sections[-1] if sections else "algorithm" if "learning_rate" in hints else OWN,
                 is_own=definers[-1] is config_class,
             )
@@ -243,7 +241,8 @@ def settings(config_class: type) -> list[Setting]:
     return found
 
 
-def _explanations(config_class: type) -> dict[str, str]:
+@cache
+def explanations(config_class: type) -> dict[str, str]:
     """The docstring under each field on one line; that of the most derived class wins."""
     found: dict[str, str] = {}
     for base in reversed(config_class.__mro__[:-1]):
@@ -257,7 +256,10 @@ def _explanations(config_class: type) -> dict[str, str]:
 @cache
 def _bodies(module: str) -> dict[str, list[ast.stmt]]:
     """The statements in each class of a module."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # a notebook's, or without source
+        return {}
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
@@ -270,8 +272,11 @@ def _values(hint: Any) -> str:
         return "|".join(map(str, parts))
     if origin is tuple:
         return f"{_values(parts[0])} ..." if Ellipsis in parts else " ".join(map(_values, parts))
-    if origin in (types.UnionType, typing.Union):
-        return "|".join([_values(part) for part in parts if part is not type(None)] + ["none"] * (type(None) in parts))
+    if origin is Annotated:
+        return _values(parts[0])
+    if origin in UNIONS:
+        typed = [part for part in parts if part is not type(None) and typing.get_origin(part) is not Callable]
+        return "|".join([_values(part) for part in typed] + ["none"] * (type(None) in parts))
     return {int: "N", float: "X", Path: "PATH"}.get(hint, "TEXT")
 
 
@@ -347,16 +352,15 @@ def _signature(one: Setting) -> str:
 
 
 def _usage(config_class: type, command: str) -> str:
-    hints = typing.get_type_hints(config_class)
     words = [
-        f"{name.upper()} ..." if typing.get_origin(hints[name]) is tuple else name.upper()
+        f"{name.upper()} ..." if is_list(types_of(config_class)[name]) else name.upper()
         for name in getattr(config_class, "POSITIONAL", ())
     ]
     return " ".join(["heedful", command, *(words or ["[FILE.yaml]"]), "[--setting value ...]"])
 
 
 def _position(one: Setting, positions: list[str]) -> str:
-    return one.name.upper() + (" ..." if typing.get_origin(one.hint) is tuple else "") if one.name in positions else ""
+    return one.name.upper() + (" ..." if is_list(one.hint) else "") if one.name in positions else ""
 
 
 class _Page:
@@ -372,7 +376,7 @@ class _Page:
         return "\n".join(self.lines)
 
     def add(self, text: str = "") -> None:
-        self.lines += textwrap.wrap(" ".join(text.split()), self.width, break_on_hyphens=False) or [""]
+        self.lines += self._wrapped(" ".join(text.split())) or [""]
 
     def head(self, text: str) -> None:
         self.lines += ["", f"\033[1m{text}\033[0m" if self.is_bold else text]
@@ -380,7 +384,7 @@ class _Page:
     def command(self, text: str) -> None:
         """A command, broken before flags so that it can be pasted."""
         lines = [""]
-        for part in _flags_with_values(text):
+        for part in re.split(r" (?=--)", text):  # a flag stays with its value
             if len(lines[-1]) + len(part) > self.width - 6 and lines[-1]:
                 lines.append("")
             lines[-1] += f" {part}" if lines[-1] else part
@@ -391,28 +395,13 @@ class _Page:
     def table(self, rows: list[tuple[str, str]]) -> None:
         left = min(max(len(name) for name, _ in rows), self.width // 3) + 4
         for name, text in rows:
-            lines = textwrap.wrap(text, self.width - left, break_on_hyphens=False)
-            if len(name) > left - 4:
-                self.lines.append(f"  {name}")
-            else:
-                self.lines.append(f"  {name:<{left - 2}}{lines.pop(0)}")
-            self.lines += [" " * left + line for line in lines]
+            begin = f"  {name:<{left - 2}}" if len(name) <= left - 4 else " " * left
+            self.lines += [] if begin.strip() else [f"  {name}"]
+            self.lines += self._wrapped(text, begin, left)
 
     def entry(self, name: str, text: str) -> None:
-        indent = " " * 6
-        self.lines += textwrap.wrap(
-            name,
-            self.width,
-            initial_indent="  ",
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-        self.lines += textwrap.wrap(
-            text, self.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-        )
+        self.lines += [*self._wrapped(name, "  ", 6), *self._wrapped(text, " " * 6, 6)]
 
-
-def _flags_with_values(text: str) -> Iterator[str]:
-    """Split a command line into unbreakable parts: its beginning, and each flag with its value."""
-    yield from re.split(r" (?=--)", text)
+    def _wrapped(self, text: str, begin: str = "", indent: int = 0) -> list[str]:
+        rest = " " * indent
+        return textwrap.wrap(text, self.width, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from heedful.configs.settings import FRACTION, NOT_NEGATIVE, SEED, Range, Settings, flag
+from heedful.configs.settings import FRACTION, NOT_NEGATIVE, SEED, Range, Settings
 from heedful.errors import ConfigError
+from heedful.files import shallow
 
 Task = Literal["pair", "ranking", "rating", "demonstration", "correction", "chat"]
 MOST_CRITERIA = 10
@@ -51,7 +52,7 @@ def read_criterion(text: str) -> Criterion:
     shown = f"--criteria {text!r:.120}"
     example = "write {name: helpful, scale: 5, question: 'Does it help?'} or {name: honest, labels: [no, partly, yes]}"
     try:
-        found: Any = yaml.load(text, Loader=yaml.BaseLoader)  # only texts, lists and mappings
+        found: Any = yaml.load(text, Loader=shallow(yaml.BaseLoader))  # only texts, lists and mappings
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{shown} is not valid YAML; {example}") from error
     known = ("name", "scale", "labels", "question", "required")
@@ -137,9 +138,6 @@ class ProjectSettings(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("overlap_people", "screening_items", "seed"):
-            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{flag(name)} must be a whole number, got {getattr(self, name)!r}")
         if not self.name.strip():
             raise ConfigError("--name is empty; give the project a name that people see on the page")
         object.__setattr__(self, "criteria", tuple(one.text for one in self.criteria_asked))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from heedful.configs.options import MachineOptions, SamplingOptions, TemplateOptions, TrustOptions
+from heedful.configs.options import MachineOptions, RawTextOptions, SamplingOptions, TemplateOptions, TrustOptions
 from heedful.configs.settings import NOT_NEGATIVE, POSITIVE, Range, Settings, refuse
 from heedful.errors import ConfigError
 
@@ -13,7 +13,7 @@ EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
+class LabelServeConfig(SamplingOptions, TemplateOptions, RawTextOptions, TrustOptions, MachineOptions):
     """Serve the page on which people label a project: heedful label serve PROJECT. Ctrl-C ends it."""
 
     project: Path

@@ -1,55 +1,39 @@
-"""Advice for setting names of other libraries (TRL, OpenRLHF, verl) and for removed settings of heedful.
-
-The answer is heedful's name, or the replacement of the removed setting.
-"""
+"""Advice for setting names of other libraries (TRL, OpenRLHF, verl): heedful's name, or what to do without a setting."""
 
 import difflib
 import re
 import tomllib
 from collections.abc import Collection
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 TABLES = tomllib.loads((files("heedful.configs") / "names.toml").read_text(encoding="utf-8"))
 PEERS: dict[str, str] = TABLES["peers"]
-GONE: dict[str, str] = TABLES["gone"]
+WITHOUT: dict[str, str] = TABLES["without"]
 
 
-@dataclass(frozen=True)
-class Removed:
-    """A setting that is a constant now."""
-
-    beside: str
-    """A setting of the commands that had it."""
-    use: str
-    """Its replacement."""
-    was: Any = None
-    """Its last default, as a JSON value."""
-
-
-REMOVED = {name: Removed(**facts) for name, facts in TABLES["removed"].items()}
-
-
-def was_default(name: str, value: Any) -> bool:
-    """Whether a name and its value are a removed setting at its default, as in many files of earlier versions."""
-    return name in REMOVED and value == REMOVED[name].was
-
-
-def answer(name: str, settings: Collection[str]) -> str:
+def answer(name: str, settings: Collection[str], *, in_python: bool = False) -> str:
     """Advice for an unknown name of a setting; ``""`` if it resembles none.
 
     Args:
         name: as in a YAML file, a flag or Hydra's style (``actor_rollout_ref.rollout.n``), dashes as underscores.
         settings: the names of the command's settings.
+        in_python: whether the advice has names as in Python; by default it has flags.
     """
+    advice = _answer(name, settings)
+    return re.sub(r"--([a-z][a-z-]*[a-z])", lambda m: _in_python(m, settings), advice) if in_python else advice
+
+
+def _in_python(found: re.Match[str], settings: Collection[str]) -> str:
+    name = found[1].replace("-", "_")
+    return name if name in settings else found[0]
+
+
+def _answer(name: str, settings: Collection[str]) -> str:
     name = name.lower()
     parts = name.split(".")
     for spelling in (".".join(parts[i:]) for i in range(len(parts))):
-        if spelling in GONE:
-            return f"; {GONE[spelling]}"
-        if spelling in REMOVED and REMOVED[spelling].beside in settings:
-            return f" any more: {REMOVED[spelling].use}"
+        if spelling in WITHOUT:
+            return f"; {WITHOUT[spelling]}"
         ours, _, hint = PEERS.get(spelling, "").partition(" | ")
         found = next((one for one in ours.split() if one in settings), None)
         if found:

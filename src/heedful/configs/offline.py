@@ -1,10 +1,12 @@
 """Settings of training on given texts: SFT, reward models, DPO and its relatives, KTO."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from heedful import user_code
 from heedful.configs.options import DefaultRate, ReferenceOptions, TrainingOptions
-from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, REQUIRED, refuse
+from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, REQUIRED, OwnCode, refuse
 from heedful.errors import ConfigError
 
 
@@ -80,11 +82,14 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 
     model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    loss: Literal["sigmoid", "robust", "ipo", "ipo-sum", "hinge", "simpo", "orpo"] = "sigmoid"
+    loss: Literal["sigmoid", "robust", "ipo", "ipo-sum", "hinge", "simpo", "orpo"] | OwnCode | Callable[..., Any] = (
+        "sigmoid"
+    )
     """Which loss. sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to
     a margin of 1 / (2 beta) nats per token, which does not push certain pairs for ever; ipo-sum: per response, as in the
     paper. hinge: SLiC. simpo and orpo need no reference: the mean log-prob per token with a target margin; the odds ratio
-    beside SFT on the chosen responses, which can start from a base model."""
+    beside SFT on the chosen responses, which can start from a base model. python:FILE.py:FUNCTION: a function of yours
+    (docs/extend.md)."""
     beta: Annotated[float | None, POSITIVE] = None
     """KL penalty coefficient: raising it keeps the policy closer to the reference. simpo: factor of the margin per
     token. orpo: weight of the odds ratio beside SFT. None is 0.1, with simpo 2, with length-normalise 5."""
@@ -131,9 +136,11 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 
     def check(self) -> None:
         super().check()
+        user_code.check_form("--loss", self.loss)
+        loss = user_code.name_of(self.loss)
         if self.label_smoothing and self.loss not in SMOOTHED:
             raise ConfigError(
-                f"--label-smoothing belongs to --loss sigmoid or robust, got --loss {self.loss}; leave out one of the two"
+                f"--label-smoothing belongs to --loss sigmoid or robust, got --loss {loss}; leave out one of the two"
             )
         if self.loss == "robust" and not 0 < self.label_smoothing < 0.5:
             raise ConfigError(
@@ -144,12 +151,12 @@ class DPOConfig(ReferenceOptions, EpochOptions):
             refuse(
                 self,
                 *("reference", "reference_device"),
-                because=f"has no effect with --loss {self.loss}, which has no reference; leave it out",
+                because=f"has no effect with --loss {loss}, which has no reference; leave it out",
             )
             refuse(
                 self,
                 "length_normalise",
-                because=f"has no effect with --loss {self.loss}, which always divides by the length; leave it out",
+                because=f"has no effect with --loss {loss}, which always divides by the length; leave it out",
             )
         if self.loss == "ipo-sum":
             refuse(
@@ -159,7 +166,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
             refuse(
                 self,
                 "target_margin",
-                because=f"belongs to --loss simpo, got --loss {self.loss}; leave out one of the two",
+                because=f"belongs to --loss simpo, got --loss {loss}; leave out one of the two",
             )
 
 

@@ -6,11 +6,11 @@ A built-in advantage estimator has an entry in `ESTIMATORS` and a name in `Advan
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from heedful import user_code
@@ -22,6 +22,7 @@ from heedful.configs.settings import (
     NOT_NEGATIVE,
     POSITIVE,
     REQUIRED,
+    OwnCode,
     Range,
     Settings,
     changed,
@@ -72,19 +73,6 @@ ESTIMATORS = {
 
 OF_THE_USER = Estimator(per_token=True)
 """The user's function in --advantage; with several responses per prompt it gets them together."""
-OLD_NAMES = {"group": "grpo", "group-mean": "dr_grpo", "leave-one-out": "rloo", "batch-mean": "reinforce"}
-"""Former names of advantages."""
-
-
-def check_choice(flag: str, value: str, choices: Collection[str]) -> None:
-    """Raise ConfigError for a value that is neither one of the choices nor a user's function."""
-    if user_code.is_named(value):
-        user_code.check_form(flag, value)
-    elif value not in choices:
-        renamed = f"; {value} is called {OLD_NAMES[value]} now" if value in OLD_NAMES else ""
-        raise ConfigError(
-            f"{flag} {value} is none of {', '.join(choices)}, nor python:FILE.py:FUNCTION for a function of yours{renamed}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +81,7 @@ class ObjectiveOptions(Settings):
 
     SECTION = "algorithm"
 
-    advantage: Advantage | str = "gae"
+    advantage: Advantage | OwnCode | Callable[..., Any] = "gae"
     """How good a response was. gae: rewards against a critic's values (PPO). grpo: score minus the mean of the responses to
     its prompt, over their standard deviation. dr_grpo: without the division. rloo: minus the mean of the others. reinforce:
     minus the mean of the rollout batch; samples-per-prompt may be 1. reinforce++: the rewards to come at each token, without
@@ -107,7 +95,7 @@ class ObjectiveOptions(Settings):
     whiten_advantages: bool = True
     """Shift and scale the advantages of a batch to mean 0 and variance 1."""
 
-    policy_loss: PolicyLoss | str = "clip"
+    policy_loss: PolicyLoss | OwnCode | Callable[..., Any] = "clip"
     """What is maximised. clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer
     step per rollout batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds
     still learn. python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
@@ -186,7 +174,12 @@ class ObjectiveOptions(Settings):
     @property
     def estimator(self) -> Estimator:
         """The properties of the advantage estimator."""
-        return ESTIMATORS.get(self.advantage, OF_THE_USER)
+        return ESTIMATORS.get(self.advantage, OF_THE_USER) if isinstance(self.advantage, str) else OF_THE_USER
+
+    @property
+    def advantage_flag(self) -> str:
+        """The advantage in a message."""
+        return f"--advantage {user_code.name_of(self.advantage)}"
 
     @property
     def has_response_actions(self) -> bool:
@@ -224,19 +217,19 @@ class ObjectiveOptions(Settings):
         self._check_critic()
 
     def _check_advantage(self) -> None:
-        check_choice("--advantage", self.advantage, get_args(Advantage))
+        user_code.check_form("--advantage", self.advantage)
         if not self.estimator.per_token:
             refuse(
                 self,
                 *("gamma", "whiten_rewards"),
-                because=f"is about rewards per token, but --advantage {self.advantage} compares whole responses; leave it "
+                because=f"is about rewards per token, but {self.advantage_flag} compares whole responses; leave it "
                 "out, or use --advantage gae (heedful ppo, a2c)",
             )
         if not self.estimator.critic:
             refuse(
                 self,
                 "gae_lambda",
-                because=f"is about a critic's values, and --advantage {self.advantage} has none; leave it out, or use "
+                because=f"is about a critic's values, and {self.advantage_flag} has none; leave it out, or use "
                 "--advantage gae (heedful ppo, a2c)",
             )
         if self.has_response_actions:
@@ -248,7 +241,7 @@ class ObjectiveOptions(Settings):
             )
 
     def _check_surrogate(self) -> None:
-        check_choice("--policy-loss", self.policy_loss, get_args(PolicyLoss))
+        user_code.check_form("--policy-loss", self.policy_loss)
         if self.policy_loss == "a2c":
             refuse(
                 self,
@@ -273,7 +266,7 @@ class ObjectiveOptions(Settings):
         level = f"--importance-level {self.importance_level}"
         if self.advantage == "reinforce++":
             raise ConfigError(
-                f"{level} has one ratio per response, but --advantage {self.advantage} gives each token an advantage of its "
+                f"{level} has one ratio per response, but {self.advantage_flag} gives each token an advantage of its "
                 "own; leave it out, or use an advantage that compares responses (heedful grpo)"
             )
         refuse(
@@ -349,7 +342,7 @@ class ObjectiveOptions(Settings):
                     "value_learning_rate",
                     "critic_warmup_steps",
                 ),
-                because=f"belongs to a critic, and --advantage {self.advantage} has none; leave it out, or use --advantage "
+                because=f"belongs to a critic, and {self.advantage_flag} has none; leave it out, or use --advantage "
                 "gae (heedful ppo, a2c)",
             )
         if self.value_model is not None and self.critic != "separate":
@@ -381,7 +374,7 @@ class SamplerOptions(Settings):
 
     SECTION = "server"
 
-    sampler: tuple[str, ...] = ()
+    sampler: tuple[str | Callable[..., Any], ...] | str | Callable[..., Any] = ()
     """vLLM servers that draw the responses, as vllm:http://HOST:PORT; several share them. heedful serve-policy starts one.
     None: this process draws them. python:FILE.py:CLASS: an engine of yours (docs/extend.md). Servers
     are sent the token that the environment variable HEEDFUL_SAMPLER_TOKEN holds."""
@@ -399,19 +392,24 @@ class SamplerOptions(Settings):
     by the others meanwhile. At the start of a new run it is 10 seconds."""
 
     @property
-    def user_engine(self) -> str | None:
+    def _samplers(self) -> tuple[str | Callable[..., Any], ...]:
+        return self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
+
+    @property
+    def user_engine(self) -> str | Callable[..., Any] | None:
         """The user's own engine, if ``sampler`` names one."""
-        return next(filter(user_code.is_named, self.sampler), None)
+        return next(filter(user_code.is_named, self._samplers), None)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The samplers that are servers, as they were given."""
+        return tuple(one for one in self._samplers if isinstance(one, str) and not user_code.is_named(one))
 
     @property
     def sampler_addresses(self) -> tuple[str, ...]:
         """http://HOST:PORT of each server."""
         return tuple(
-            one.strip().removeprefix(PREFIX).rstrip("/")
-            for part in self.sampler
-            if not user_code.is_named(part)
-            for one in part.split(",")
-            if one
+            one.strip().removeprefix(PREFIX).rstrip("/") for part in self.servers for one in part.split(",") if one
         )
 
     def check(self) -> None:
@@ -425,21 +423,20 @@ class SamplerOptions(Settings):
             return
         if self.user_engine is not None:
             user_code.check_form("--sampler", self.user_engine)
-            if len(self.sampler) > 1:
-                raise ConfigError(
-                    f"--sampler names {self.user_engine} and others; name one engine of yours, or servers"
-                )
+            name = user_code.name_of(self.user_engine)
+            if len(self._samplers) > 1:
+                raise ConfigError(f"--sampler names {name} and others; name one engine of yours, or servers")
             refuse(
                 self,
                 *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_retry_minutes"),
-                because=f"is about servers, and --sampler {self.user_engine} is an engine of yours; leave it out",
+                because=f"is about servers, and --sampler {name} is an engine of yours; leave it out",
             )
             return
-        for part in self.sampler:
+        for part in self.servers:
             for one in part.split(","):
                 _check_address(one.strip())
         if len(set(self.sampler_addresses)) < len(self.sampler_addresses):
-            raise ConfigError(f"--sampler names a server twice: {' '.join(self.sampler)}; name each once")
+            raise ConfigError(f"--sampler names a server twice: {' '.join(self.servers)}; name each once")
         if self.sampler_folder is not None and self.sampler_weights == "nccl":
             raise ConfigError("--sampler-folder belongs to --sampler-weights folder; leave out one of the two")
         if self.sampler_weights == "nccl" and self.sampler_sleep:
@@ -563,7 +560,7 @@ class HeldOutJudgeOptions(Settings):
 
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
-    selection_rewards: tuple[str, ...] = ()
+    selection_rewards: tuple[str | Callable[..., Any], ...] = ()
     """Rewards that judge held-out responses to choose best/, in the forms of rewards, which may not have them; several are
     summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. A
     policy that is trained for long over-optimises its reward; a held-out reward detects it."""
@@ -602,11 +599,6 @@ class RolloutConfig(
 
     algorithm: ClassVar[str]
     """The command, and the name of its runs."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", tuple(map(user_code.as_value, self.sampler)))
-        object.__setattr__(self, "selection_rewards", tuple(map(user_code.as_value, self.selection_rewards)))
-        super().__post_init__()
 
     @property
     def group_size(self) -> int:
@@ -658,8 +650,8 @@ class RolloutConfig(
         return False
 
     @property
-    def user_code(self) -> dict[str, str]:
-        """Settings that name the user's own code, by their flags."""
+    def user_code(self) -> dict[str, str | Callable[..., Any]]:
+        """Settings that name the user's own code, or are it, by their flags."""
         return {} if self.user_engine is None else {"--sampler": self.user_engine}
 
     @property
@@ -674,7 +666,7 @@ class RolloutConfig(
 
     def check(self) -> None:
         super().check()
-        learned_from = sorted(set(self.selection_rewards) & set(self.rewards))
+        learned_from = [one for one in self.rewards if one in self.selection_rewards]
         if learned_from:
             raise ConfigError(
                 f"--selection-rewards {redact(learned_from[0])} is one of --rewards: a reward used in training cannot judge "
@@ -747,11 +739,6 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
     kl-coef 0 a named one is read only at evaluations, for eval/kl."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "advantage", user_code.as_value(self.advantage))
-        object.__setattr__(self, "policy_loss", user_code.as_value(self.policy_loss))
-        super().__post_init__()
-
     @property
     def compares(self) -> Literal["prompt", "batch"] | None:
         if user_code.is_named(self.advantage) and self.samples_per_prompt > 1:
@@ -782,7 +769,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         return self.kl_coef
 
     @property
-    def user_code(self) -> dict[str, str]:
+    def user_code(self) -> dict[str, str | Callable[..., Any]]:
         named = {"--advantage": self.advantage, "--policy-loss": self.policy_loss}
         return {flag: value for flag, value in named.items() if user_code.is_named(value)} | super().user_code
 
@@ -803,14 +790,14 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
                 f"with --importance-level {self.importance_level} advantages are whitened over responses, which makes a "
                 "single one 0"
                 if self.has_response_actions
-                else f"--advantage {self.advantage} compares its responses"
+                else f"{self.advantage_flag} compares its responses"
             )
             raise ConfigError(f"--rollout-batch-size is {self.rollout_batch_size}, but {reason}; make it at least 2")
         if self.estimator.compares != "prompt":
             refuse(
                 self,
                 "dynamic_sampling_rounds",
-                because=f"replaces prompts whose responses score the same, but --advantage {self.advantage} does not compare "
+                because=f"replaces prompts whose responses score the same, but {self.advantage_flag} does not compare "
                 "the responses to one prompt, so it learns from these too; leave it out, or use heedful grpo",
             )
         if self.mask_truncated and self.response_length != "stop":
@@ -918,7 +905,7 @@ class A2CConfig(PPOConfig):
     algorithm: ClassVar[str] = "a2c"
     """The command, and the name of its runs."""
 
-    policy_loss: PolicyLoss | str = "a2c"
+    policy_loss: PolicyLoss | OwnCode | Callable[..., Any] = "a2c"
     """a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout batch. clip: PPO's clipped
     surrogate."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
@@ -946,7 +933,7 @@ class GRPOConfig(OnlineConfig):
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
     """Passes over a rollout batch. More epochs reuse each batch more; watch policy/approx_kl."""
-    advantage: Advantage | str = "grpo"
+    advantage: Advantage | OwnCode | Callable[..., Any] = "grpo"
     """How good a response was. grpo: score minus the mean of the responses to its prompt, over their standard deviation.
     dr_grpo: without the division. rloo: minus the mean of the others. reinforce: minus the mean of the rollout batch;
     samples-per-prompt may be 1. gae: rewards against a critic's values (PPO)."""

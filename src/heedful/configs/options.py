@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from heedful.configs.checks import CheckOptions
-from heedful.configs.names import REMOVED
 from heedful.configs.settings import (
     BELOW_ONE,
     FRACTION,
@@ -289,7 +288,7 @@ class CheckpointOptions(Settings):
         super().check()
         object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
         for name in self.allow_change:
-            if not hasattr(self, name) and name != "models" and name not in REMOVED:
+            if not hasattr(self, name) and name != "models":
                 raise ConfigError(
                     f"--allow-change {name} is not a setting; name flags without their dashes, such as learning-rate"
                 )
@@ -352,7 +351,17 @@ class RunOptions(CheckOptions, CheckpointOptions, LoggingOptions, HeldOutOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions(TemplateOptions):
+class RawTextOptions(Settings):
+    """Prompts that are strings."""
+
+    SECTION = "model and data"
+
+    raw_prompts: bool = False
+    """Prompts that are strings are meant as raw text, also for a model that learned conversations: no warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(TemplateOptions, RawTextOptions):
     """Reading of records."""
 
     SECTION = "model and data"
@@ -386,6 +395,8 @@ class DataOptions(HeldOutOptions, RecordOptions):
     """Training data: a file, a folder or a quoted pattern of files, or a data set on the Hub (org/name). Files are .jsonl,
     .json, .csv, .tsv (also .gz), .parquet or .arrow. org/name:split chooses a split; modelscope:org/name is a data set on
     ModelScope."""
+    shuffle: bool = True
+    """Shuffle the training data anew in each epoch. Off, the records are taken in the order of the data, in every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,8 +460,6 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
     never compiles. Compiled layers round differently (docs/speed.md)."""
 
     def check(self) -> None:
-        if isinstance(self.compile, bool):  # in Python, as in earlier versions
-            object.__setattr__(self, "compile", "on" if self.compile else "off")
         super().check()
         if isinstance(self.learning_rate, DefaultRate):
             rate = float(self.learning_rate)

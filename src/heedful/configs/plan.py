@@ -8,7 +8,7 @@ from typing import Annotated
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.options import ShardOptions, check_ranks
-from heedful.configs.parse import read_yaml_flags
+from heedful.configs.parse import read_keys
 from heedful.configs.settings import POSITIVE
 from heedful.errors import ConfigError
 from heedful.files import read_object
@@ -134,7 +134,7 @@ def trainer_of(path: Path, command: str = "plan") -> str:
     named = set(re.findall(rf"(?<![a-z0-9])({names})(?![a-z0-9])", path.stem.lower().replace("_", "-")))
     if len(named) == 1:
         return str(named.pop())
-    keys = {flag.key for flag in read_yaml_flags(path, PlanPPOConfig)}
+    keys = {one.key for one in read_keys(path, PlanPPOConfig)}
     fitting = [name for name, config in TRAINERS.items() if keys <= {field.name for field in fields(config)}]
     if len(fitting) == 1:
         return fitting[0]

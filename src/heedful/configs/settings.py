@@ -1,14 +1,21 @@
 """Base of all settings, with ranges, paths and checks. Each setting is a flag, a YAML key and an attribute."""
 
+import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import math
 import os
+import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from heedful import user_code
+from heedful.configs.names import answer
 from heedful.errors import ConfigError
 
 LABEL_EXTRA = ("starlette", "uvicorn", "markdown_it", "nh3")
@@ -108,38 +115,132 @@ LARGEST = 2**63
 """Upper bound of integers in all libraries."""
 
 
-def check_ranges(config: Any) -> None:
-    """Raise ConfigError, naming the flag, if a field's value is outside the range in its annotation."""
-    for field, allowed in _ranges(type(config)).items():
-        value = getattr(config, field)
-        if value is None:
-            continue
-        if not isinstance(value, int | float):
-            raise ConfigError(f"{flag(field)} must be a number, got {value!r:.80}")
-        if isinstance(value, int) and abs(value) >= LARGEST:
-            got = value if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
-            raise ConfigError(f"{flag(field)} must be below 2^63, got {got}")
-        if not allowed.holds(value):
-            raise ConfigError(f"{flag(field)} must {allowed.words}, got {value}")
+OwnCode = Annotated[str, "python:FILE.py:FUNCTION"]
+"""The user's own function by its file, where other texts are choices."""
+UNIONS = (types.UnionType, typing.Union)
 
 
-def _ranges(config_class: Any) -> dict[str, Range]:
+def _types_of(config_class: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(config_class, include_extras=True)
-    return {
-        field: extra
-        for field, hint in hints.items()
-        for extra in getattr(hint, "__metadata__", ())
-        if isinstance(extra, Range)
-    }
+    return {field.name: _list_type(hints[field.name]) for field in dataclasses.fields(config_class)}
+
+
+types_of: Callable[[Any], dict[str, Any]] = cache(_types_of)
+"""The type of each setting, with its `Range` and other marks. Of a list that may be given as its only item, the list's."""
+
+
+def _list_type(hint: Any) -> Any:
+    parts = typing.get_args(hint) if typing.get_origin(hint) in UNIONS else ()
+    return next((part for part in parts if typing.get_origin(part) is tuple), hint)
+
+
+def marks_of(hint: Any) -> tuple[Any, ...]:
+    """The `Range`, `Form` or other marks of a type."""
+    return getattr(hint, "__metadata__", ())
+
+
+def is_list(hint: Any) -> bool:
+    """Whether a setting takes several values."""
+    return typing.get_origin(hint) is tuple
+
+
+def checked(config_class: Any, name: str, value: Any) -> Any:
+    """A setting's value in its type: NumPy's scalars become Python's, whole numbers decimals, lists or single items tuples.
+
+    Raises ConfigError, naming the flag, for another type, a value that is none of the choices, or one out of its range.
+    """
+    hint = types_of(config_class)[name]
+    try:
+        value = _fitted(value, hint, is_path=name in PATHS)
+    except _UnfitError as unfit:
+        from heedful.configs.help import explanations
+
+        wrong, wanted = unfit.args
+        got = wrong.__name__ if hasattr(wrong, "__name__") else f"{wrong!r:.80}"
+        near = _nearest(wrong, _choices(wanted)) if isinstance(wrong, str) else None
+        lines = [f"{flag(name)} must be {_words(wanted)}, got {got}" + (f". Perhaps you meant {near}" if near else "")]
+        lines += [f"{flag(name)}: {text}" for field, text in explanations(config_class).items() if field == name]
+        raise ConfigError("\n".join(lines)) from None
+    for allowed in (mark for mark in marks_of(hint) if isinstance(mark, Range) and value is not None):
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            got = str(value) if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
+            raise ConfigError(f"{flag(name)} must be below 2^63, got {got}")
+        if not allowed.holds(value):
+            raise ConfigError(f"{flag(name)} must {allowed.words}, got {value}")
+    return value
+
+
+class _UnfitError(Exception):
+    """A value, and the type that it does not have."""
+
+
+def _fitted(value: Any, hint: Any, *, is_path: bool) -> Any:
+    """A value as one of a type. Raises _UnfitError with it, or with the item of a list, and the type."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # of NumPy, or a tensor
+        value = value.item()
+    if origin is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_fitted(item, parts[0], is_path=is_path) for item in items)
+    if origin is Annotated:
+        is_other = OwnCode == hint and not user_code.is_named(value)
+        parts = () if is_other else parts[:1]
+    if origin is Annotated or origin in UNIONS:
+        for part in parts:
+            with contextlib.suppress(_UnfitError):
+                return _fitted(value, part, is_path=is_path)
+    elif _is_of(value, hint, is_path=is_path):
+        is_whole = hint is float and isinstance(value, int) and abs(value) < LARGEST
+        return hint(value) if hint is Path or isinstance(value, os.PathLike) or is_whole else value
+    raise _UnfitError(value, hint)
+
+
+def _is_of(value: Any, hint: Any, *, is_path: bool) -> bool:
+    """Whether a value has a type, or may stand for it: a whole number for another, a text for a path, a path for its name."""
+    if typing.get_origin(hint) is Literal:
+        return isinstance(value, str) and value in typing.get_args(hint)
+    if typing.get_origin(hint) is Callable:
+        return callable(value)
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is Path or (hint is str and is_path):
+        return isinstance(value, str | os.PathLike)
+    return isinstance(value, int | float if hint is float else hint)
+
+
+def _nearest(text: str, choices: list[str]) -> str | None:
+    """The choice that a text begins, or else is similar to."""
+    begun = [one for one in choices if text and one.startswith(text)]
+    return next(iter(begun or difflib.get_close_matches(text, choices, n=1)), None)
+
+
+def _choices(hint: Any) -> list[str]:
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return list(parts)
+    return [one for part in parts for one in _choices(part)] if typing.get_origin(hint) in UNIONS else []
+
+
+def _words(hint: Any) -> str:
+    """What a value of a type is, after "must be"."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return parts[1] if hint == OwnCode else _words(parts[0])
+    if origin is Literal:
+        return f"one of {', '.join(parts)}"
+    if origin in UNIONS:
+        words = [_words(part) for part in parts]
+        return " or ".join([", ".join(words[:-1]), words[-1]])
+    named = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    return named.get(hint, "none" if hint is type(None) else "a function")
 
 
 def required(config_class: Any) -> set[str]:
     """The settings required by a command: those without a default, and those marked as `REQUIRED`."""
-    hints = typing.get_type_hints(config_class, include_extras=True)
     return {
         field.name
         for field in dataclasses.fields(config_class)
-        if field.default is dataclasses.MISSING or REQUIRED in getattr(hints[field.name], "__metadata__", ())
+        if field.default is dataclasses.MISSING or REQUIRED in marks_of(types_of(config_class)[field.name])
     }
 
 
@@ -159,32 +260,21 @@ REWARDS = ("rewards", "reward", "second", "selection_rewards", "judge", "advanta
 
 
 def expand_paths(config: Any) -> None:
-    """Convert settings that are paths to `Path`, and expand ``~`` and ``~user`` in paths, names and rewards, in place.
-
-    Raises ConfigError if there is no such user.
-    """
-    hints = typing.get_type_hints(type(config))
-    for field in (one.name for one in dataclasses.fields(config)):
-        value, hint = getattr(config, field), hints[field]
-        is_path = Path in (hint, *typing.get_args(hint))
-        if value is None or not (is_path or field in PATHS or field in REWARDS):
-            continue
-        several = isinstance(value, tuple | list)
-        done = [
-            _expanded_reward(field, one) if field in REWARDS else _expanded(field, one, is_path=is_path)
-            for one in (value if several else [value])
-        ]
-        object.__setattr__(config, field, tuple(done) if several else done[0])
+    """Expand ``~`` and ``~user`` in paths, names and rewards, in place. Raises ConfigError if there is no such user."""
+    for field in types_of(type(config)).keys() & {*PATHS, *REWARDS}:
+        value = getattr(config, field)
+        expand = _expanded_reward if field in REWARDS else _expanded
+        done = tuple(expand(field, one) for one in value) if isinstance(value, tuple) else expand(field, value)
+        object.__setattr__(config, field, done)
 
 
-def _expanded(field: str, value: Any, *, is_path: bool = False) -> Any:
-    kind = Path if is_path else type(value)
+def _expanded(field: str, value: Any) -> Any:
     if "\0" in str(value):
         raise ConfigError(f"{flag(field)} {str(value)!r} holds a NUL byte, which is not allowed in a path; remove it")
     if not str(value).startswith("~"):
-        return kind(value)
+        return value
     try:
-        return kind(Path(value).expanduser())
+        return type(value)(Path(value).expanduser())
     except RuntimeError as error:  # no such user
         name = Path(value).parts[0]
         raise ConfigError(
@@ -195,15 +285,15 @@ def _expanded(field: str, value: Any, *, is_path: bool = False) -> Any:
 
 def _expanded_reward(field: str, value: Any) -> Any:
     kind, colon, rest = str(value).partition(":")
-    return f"{kind}{colon}{_expanded(field, rest)}" if kind in ("model", "python") else value
+    return f"{kind}{colon}{_expanded(field, rest)}" if isinstance(value, str) and kind in ("model", "python") else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A group of settings. Groups are combined by inheritance and are flat: a name is the flag, YAML key and attribute.
 
-    A group's ``SECTION`` is its heading in ``--help-all``. A configuration checks each range, expands paths, then checks that
-    its settings fit together.
+    A group's ``SECTION`` is its heading in ``--help-all``. A configuration checks the type, choices and range of each
+    setting, expands paths, then checks that its settings fit together.
     """
 
     POSITIONAL = tuple[str, ...]()  # without an annotation, which would make it a setting
@@ -211,8 +301,25 @@ class Settings:
     given = frozenset[str]()  # likewise
     """The settings named by a command's file or flags, even with their default; empty if made in Python."""
 
+    def __new__(cls, *values: object, **settings: object) -> Self:
+        """Raise ConfigError for a value without a name, and for an unknown name, with the probable one."""
+        if values:
+            raise ConfigError(
+                f"{cls.__name__} takes settings by name, such as {cls.__name__}({min(types_of(cls))}=...)"
+            )
+        known = types_of(cls)
+        wrong = [
+            f"{cls.__name__} has no setting {name!r}{answer(name, known, in_python=True)}"
+            for name in settings
+            if name not in known
+        ]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        check_ranges(self)
+        for name in types_of(type(self)):
+            object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
         expand_paths(self)
         self.check()
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions, TemplateOptions, TrustOptions
+from heedful.configs.options import (
+    MachineOptions,
+    RawTextOptions,
+    RecordOptions,
+    SamplingOptions,
+    TemplateOptions,
+    TrustOptions,
+)
 from heedful.configs.settings import BELOW_ONE, POSITIVE, SEED, Range, Settings, refuse, require_label_extra
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
@@ -86,7 +93,7 @@ class TinyConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerOptions(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
+class AnswerOptions(SamplingOptions, TemplateOptions, RawTextOptions, TrustOptions, MachineOptions):
     """Models that write answers, and their sampling."""
 
     SECTION = "sampling"

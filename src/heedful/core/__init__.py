@@ -1,7 +1,8 @@
 """The mathematics of learning from human feedback: pure functions of tensors and numbers.
 
 Shapes: B responses, T tokens, V vocabulary. Masks are boolean; True marks entries that count. float16 and bfloat16
-are computed in float32; float64 stays float64. Needs only torch and jaxtyping. The public names are each module's
+are computed in float32; float64 stays float64. Every function raises ValueError with both shapes if its tensors do not have
+the annotated ones: torch would repeat the smaller one. Needs only torch and jaxtyping. The public names are each module's
 ``__all__``.
 """
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.core.logprobs import KLKind, kl_estimate
-from heedful.core.masking import at_least_float32, first_in_mask
+from heedful.core.masking import at_least_float32, first_in_mask, one_per_row, same_shape
 
 __all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages", "tied_groups"]
 
@@ -40,10 +40,13 @@ def kl_shaped_rewards(
 
     Returns rewards, zero outside the mask. Raises ValueError if a row has a score but no response token to put it on.
     """
+    same_shape(2, logprobs=logprobs, ref_logprobs=ref_logprobs, response_mask=response_mask)
     kl = kl_estimate(logprobs, ref_logprobs, kind=kind)
     if scores.dim() == 2:
+        same_shape(scores=scores, response_mask=response_mask)
         placed = at_least_float32(scores)
     else:
+        one_per_row(scores=scores, response_mask=response_mask)
         if not bool(response_mask.any(dim=1).all()):
             raise ValueError("kl_shaped_rewards: a row has no response token to put its score on")
         time = torch.arange(response_mask.shape[1], device=response_mask.device)
@@ -68,6 +71,7 @@ def response_rewards(
     return ``r_i``, where V_i is the value of the prompt. ``gamma`` and ``gae_lambda`` have no effect. This is the
     contextual bandit of Ahmadian et al. 2024.
     """
+    same_shape(2, rewards=rewards, response_mask=response_mask)
     total = torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)
     return torch.where(first_in_mask(response_mask), total, 0.0)
 
@@ -97,6 +101,7 @@ def gae(
     Returns unwhitened advantages, and returns; both are zero outside the mask. A response cut at the length limit is
     not bootstrapped.
     """
+    same_shape(2, rewards=rewards, values=values, response_mask=response_mask)
     rewards, values = at_least_float32(rewards), at_least_float32(values)
     place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's response tokens
 
@@ -164,6 +169,7 @@ def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Floa
 
 def tied_groups(scores: Float[Tensor, " batch"], *, group_size: int) -> Bool[Tensor, " groups"]:
     """True for groups of ``group_size`` consecutive scores that are all equal: their advantages are 0."""
+    same_shape(1, scores=scores)
     return _is_tied(scores.unflatten(0, (-1, group_size))).squeeze(1)
 
 
@@ -173,6 +179,7 @@ def _is_tied(groups: Float[Tensor, "groups size"]) -> Bool[Tensor, "groups 1"]:
 
 
 def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
+    same_shape(1, scores=scores)
     if group_size < 2:
         raise ValueError(f"{name}: group_size is {group_size}; a group needs at least 2 responses to compare")
     if scores.shape[0] % group_size:

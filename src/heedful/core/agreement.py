@@ -54,7 +54,12 @@ def agreement(
 
 
 def ordered_pairs(ranks: Sequence[int], values: Sequence[N]) -> list[tuple[N, N]]:
-    """Values of (better, worse) for all pairs of one ranking with different ranks."""
+    """Values of (better, worse) for all pairs of one ranking with different ranks.
+
+    Raises ValueError if ``ranks`` and ``values`` differ in length.
+    """
+    if len(ranks) != len(values):
+        raise ValueError(f"ordered_pairs: ranks has {len(ranks)} responses, but values has {len(values)}")
     return [(values[i], values[j]) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
 
 

@@ -28,8 +28,12 @@ def expected_best(scores: Sequence[float], values: Sequence[float]) -> list[floa
         values: measure the selected response: the scores themselves, or a judge's scores.
 
     The first result (k = 1) is the mean of all values, the last (k = n) the value of the best response.
+
+    Raises ValueError if ``scores`` and ``values`` differ in length.
     """
     n = len(scores)
+    if len(values) != n:
+        raise ValueError(f"expected_best: scores has {n} responses, but values has {len(values)}")
     ascending = [values[row] for row in sorted(range(n), key=lambda row: (scores[row], -row))]
     return [
         sum(share * value for share, value in zip(_shares_of_subsets(n, k), ascending, strict=True))

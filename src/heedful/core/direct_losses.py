@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from heedful.core.masking import Count, at_least_float32, rightness
+from heedful.core.masking import Count, at_least_float32, one_number, rightness, same_shape
 from heedful.core.policy_losses import Metrics, Scalar
 
 __all__ = ["kto_loss", "orpo_loss", "simpo_loss"]
@@ -46,6 +46,8 @@ def simpo_loss(
 
     Metrics: rewards ``beta r`` of both sides, their difference (without the target) and its accuracy.
     """
+    same_shape(1, chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens)
+    one_number(num_pairs=num_pairs)
     chosen_mean, rejected_mean = _per_token(chosen, chosen_tokens), _per_token(rejected, rejected_tokens)
     count = chosen.shape[0] if num_pairs is None else num_pairs
     loss = -logsigmoid(beta * (chosen_mean - rejected_mean - target_margin)).sum() / count
@@ -75,6 +77,8 @@ def orpo_loss(
 
     1 - p is bounded below by `SMALLEST_REST`, so the odds stay finite as p approaches 1.
     """
+    same_shape(1, chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens)
+    one_number(num_pairs=num_pairs)
     chosen_odds = _log_odds(_per_token(chosen, chosen_tokens))
     rejected_odds = _log_odds(_per_token(rejected, rejected_tokens))
     count = chosen.shape[0] if num_pairs is None else num_pairs
@@ -116,6 +120,8 @@ def kto_loss(
     (``reward/rejected``), and their difference, each absent in a step without such responses; and
     ``reward/accuracy``, the share of responses on the right side of z0 (exactly at z0 counts half).
     """
+    same_shape(1, logprobs=logprobs, ref_logprobs=ref_logprobs, desirable=desirable)
+    one_number(kl=kl, num_responses=num_responses, num_desirable=num_desirable)
     ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach())
     # A number stays on the host, where no device waits for it.
     z0 = torch.as_tensor(kl, dtype=ratio.dtype).detach().clamp_min(0)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import at_least_float32, first_in_mask, masked_mean, masked_sum
+from heedful.core.masking import at_least_float32, first_in_mask, masked_mean, masked_sum, same_shape
 
 __all__ = ["ImportanceWeights", "effective_sample_size", "importance_weights"]
 
@@ -67,6 +67,7 @@ def importance_weights(
     """
     if not 0 <= low < high:
         raise ValueError(f"importance_weights: low must be at least 0 and below high, got {low} and {high}")
+    same_shape(2, logprobs=logprobs, sampler_logprobs=sampler_logprobs, response_mask=response_mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(sampler_logprobs)
     log_ratio = torch.where(response_mask, log_ratio, 0.0)
     actions = response_mask
@@ -100,6 +101,7 @@ def effective_sample_size(weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "
 
     1 if all weights are equal, 1/n if only one is not 0, and 0 if all are 0.
     """
+    same_shape(weights=weights, mask=mask)
     largest = torch.where(mask, at_least_float32(weights), 0.0).amax()
     scaled = weights / torch.where(largest > 0, largest, 1.0)  # avoids overflow of the squares
     squares = masked_sum(scaled.square(), mask)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.core.masking import at_least_float32
+from heedful.core.masking import at_least_float32, one_per_row, same_shape
 
 __all__ = ["entropy", "kl_estimate", "response_kl", "token_logprobs"]
 
@@ -24,6 +24,7 @@ def token_logprobs(
         ids: the tokens.
         temperature: part of the policy; use the same one for sampling and for old, new and reference log-probs.
     """
+    one_per_row(ids=ids, logits=logits)
     scaled = at_least_float32(logits) / temperature
     return scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
@@ -70,6 +71,7 @@ def kl_estimate(
 
     Raises ValueError for any other ``kind``.
     """
+    same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, old_logprobs=old_logprobs)
     d = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
     if old_logprobs is not None:
         ratio = (at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())).exp()
@@ -95,4 +97,5 @@ def response_kl(
     With k1, its mean over responses sampled from the policy is an unbiased estimate of the KL between the distributions
     of whole responses (chain rule). Raises ValueError for any other ``kind``.
     """
+    same_shape(2, logprobs=logprobs, ref_logprobs=ref_logprobs, response_mask=response_mask)
     return torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)

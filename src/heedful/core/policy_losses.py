@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import Count, at_least_float32, masked_mean
+from heedful.core.masking import Count, at_least_float32, masked_mean, one_number, same_shape
 from heedful.core.surrogates import (
     Bounds,
     Surrogate,
@@ -70,6 +70,8 @@ class Reduction(NamedTuple):
         """
         if self.how == "token":
             return masked_mean(x, response_mask, count=self.num_tokens)
+        same_shape(x=x, response_mask=response_mask)
+        one_number(num_sequences=self.num_sequences)
         mask = response_mask.to(x.dtype)
         sequences = mask.any(dim=1).sum() if self.num_sequences is None else self.num_sequences
         if self.how == "sequence":
@@ -98,6 +100,7 @@ def sft_loss(
 
     N is ``num_tokens``. Equal to ``torch.nn.functional.cross_entropy`` with ``ignore_index`` outside the mask.
     """
+    same_shape(logprobs=logprobs, response_mask=response_mask)
     loss = -masked_mean(logprobs, response_mask, count=num_tokens)
     return loss, {"loss/sft": loss.detach()}
 
@@ -199,6 +202,7 @@ def value_loss(
 
     Metric ``value/clip_frac``: the share of tokens whose clipped square is the larger one.
     """
+    same_shape(values=values, old_values=old_values, returns=returns, response_mask=response_mask)
     values = torch.where(response_mask, at_least_float32(values), 0.0)
     old_values = torch.where(response_mask, at_least_float32(old_values.detach()), 0.0)
     returns = torch.where(response_mask, at_least_float32(returns.detach()), 0.0)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from heedful.core.masking import Count, at_least_float32, rightness
+from heedful.core.masking import Count, at_least_float32, one_number, rightness, same_shape
 from heedful.core.policy_losses import Metrics, Scalar
 
 __all__ = ["dpo_loss", "pairwise_reward_loss", "ranking_reward_loss"]
@@ -42,6 +42,8 @@ def pairwise_reward_loss(
 
     Metrics: ``reward/accuracy`` (strictly greater: a tie is wrong) and ``reward/margin`` (mean of chosen - rejected).
     """
+    same_shape(1, chosen=chosen, rejected=rejected, margin=margin)
+    one_number(num_pairs=num_pairs)
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     count = chosen.shape[0] if num_pairs is None else num_pairs
     per_pair, difference = _bradley_terry(chosen, rejected, margin, center_coef, label_smoothing)
@@ -82,6 +84,8 @@ def ranking_reward_loss(
     Metrics, averaged like the loss: ``reward/accuracy`` (share of pairs in the right order) and ``reward/margin`` (mean
     of s_w - s_l).
     """
+    same_shape(1, scores=scores, ranks=ranks, groups=groups, margin=margin)
+    one_number(num_prompts=num_prompts)
     scores = at_least_float32(scores)
     better = (groups.unsqueeze(1) == groups.unsqueeze(0)) & (ranks.unsqueeze(1) < ranks.unsqueeze(0))
     _, group_index = groups.unique(return_inverse=True)
@@ -159,6 +163,9 @@ def dpo_loss(
     Raises ValueError for any other ``kind``, for label smoothing with a kind other than "sigmoid" and "robust" or too
     large for the latter, or if only one of ``chosen_tokens`` and ``rejected_tokens`` is given.
     """
+    same_shape(1, chosen=chosen, rejected=rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    same_shape(chosen=chosen, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens)
+    one_number(num_pairs=num_pairs)
     chosen_ratio = at_least_float32(chosen) - at_least_float32(ref_chosen.detach())
     rejected_ratio = at_least_float32(rejected) - at_least_float32(ref_rejected.detach())
     if (chosen_tokens is None) != (rejected_tokens is None):

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.core.masking import same_shape
+
 __all__ = ["overlong_penalty", "repeated_ngrams"]
 
 
@@ -21,6 +23,7 @@ def overlong_penalty(lengths: Int[Tensor, " batch"], *, max_new_tokens: int, buf
 
     Raises ValueError if ``buffer`` is not between 1 and ``max_new_tokens``.
     """
+    same_shape(1, lengths=lengths)
     if not 1 <= buffer <= max_new_tokens:
         raise ValueError(f"overlong_penalty: buffer must be 1 to max_new_tokens {max_new_tokens}, got {buffer}")
     return ((max_new_tokens - buffer - lengths) / buffer).clamp(-1.0, 0.0)
@@ -41,6 +44,7 @@ def repeated_ngrams(
 
     0 for a response without repetition, or with fewer than n tokens; near 1 for a response that loops.
     """
+    same_shape(2, ids=ids, response_mask=response_mask)
     places = ids.shape[1] - n + 1
     if places < 1:
         return torch.zeros(len(ids), device=ids.device)

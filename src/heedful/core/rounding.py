@@ -1,12 +1,15 @@
 """Stochastic rounding of float32 to bfloat16, which keeps small changes on average."""
 
 import torch
+from jaxtyping import BFloat16, Float32, Int32
 from torch import Tensor
+
+from heedful.core.masking import same_shape
 
 __all__ = ["stochastic_round"]
 
 
-def stochastic_round(x: Tensor, noise: Tensor) -> Tensor:
+def stochastic_round(x: Float32[Tensor, "*shape"], noise: Int32[Tensor, "*shape"]) -> BFloat16[Tensor, "*shape"]:
     """Round float32 to bfloat16, up or down at random, without bias.
 
         P(x rounds to b) = (x - a) / (b - a),   a and b the neighbours of x in bfloat16, so E = x
@@ -19,5 +22,6 @@ def stochastic_round(x: Tensor, noise: Tensor) -> Tensor:
         x: float32 numbers. Infinities and NaN stay unchanged.
         noise: int32 of the same shape, uniform on 0 ... 2^16 - 1.
     """
+    same_shape(x=x, noise=noise)
     kept = (x.view(torch.int32) + noise) & -(2**16)
     return torch.where(x.isfinite(), kept.view(torch.float32), x).to(torch.bfloat16)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from heedful.core.masking import one_per_row, same_shape
+
 __all__ = ["SMALLEST_STD", "ScoreNorm", "clip_scores", "spread_scores"]
 
 SMALLEST_STD = 1e-8
@@ -23,6 +25,7 @@ class ScoreNorm:
     @classmethod
     def of(cls, scores: Float[Tensor, " batch"]) -> "ScoreNorm":
         """Mean and population standard deviation of scores. Raises ValueError if all are equal."""
+        same_shape(1, scores=scores)
         std = float(scores.std(correction=0))
         if std < SMALLEST_STD:
             raise ValueError(f"ScoreNorm.of: all {len(scores)} scores are {float(scores[0])}; they need a spread")
@@ -30,6 +33,7 @@ class ScoreNorm:
 
     def __call__(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """Normalise scores."""
+        same_shape(1, scores=scores)
         return (scores - self.mean) / self.std
 
     def state_dict(self) -> dict[str, float]:
@@ -38,6 +42,7 @@ class ScoreNorm:
 
 def clip_scores(scores: Float[Tensor, " batch"], limit: float | None) -> Float[Tensor, " batch"]:
     """Clip scores to ``[-limit, limit]``; None returns them unchanged."""
+    same_shape(1, scores=scores)
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
@@ -53,18 +58,23 @@ def spread_scores(
     Args:
         shaped: score of each response after normalisation, clipping and penalties.
         tokens: dense scores of each response, at most one per token; None returns ``shaped`` unchanged.
-        response_mask: True at response tokens, which start at the first column.
+        response_mask: True at response tokens.
         std: standard deviation that normalised ``shaped``; dense scores are divided by it too.
 
     Each row sums to its shaped score. So the last token gets everything but the dense scores: scalar rewards, the mean
     subtracted by normalisation, the part removed by clipping, and the missing-EOS penalty.
     """
+    one_per_row(shaped=shaped, response_mask=response_mask)
     if tokens is None:
         return shaped
+    if len(tokens) != len(shaped):
+        raise ValueError(f"spread_scores: tokens has {len(tokens)} responses, but shaped has {len(shaped)}")
     placed = torch.zeros(response_mask.shape, dtype=shaped.dtype, device=shaped.device)
+    places = [own.nonzero().squeeze(1) for own in response_mask.cpu()]
     for row, numbers in enumerate(tokens):
-        placed[row, : len(numbers)] = torch.tensor(numbers, dtype=shaped.dtype, device=shaped.device) / std
-    last = response_mask.sum(dim=1) - 1  # responses are padded on the right
+        there = places[row][: len(numbers)].to(shaped.device)
+        placed[row, there] = torch.tensor(numbers, dtype=shaped.dtype, device=shaped.device) / std
+    last = torch.tensor([own[-1] if len(own) else 0 for own in places], device=shaped.device)
     rows = torch.arange(len(tokens), device=shaped.device)
     placed[rows, last] += shaped - placed.sum(dim=1)
     return placed

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import at_least_float32, first_in_mask
+from heedful.core.masking import at_least_float32, first_in_mask, same_shape
 
 __all__ = [
     "Bounds",
@@ -62,6 +62,7 @@ def clipped_ratio(
     ``high`` above ``low`` is DAPO's clip-higher (Yu et al. 2025, eq. 10). ``dual`` = c bounds the objective from below by
     ``c A_t`` if ``A_t < 0`` (Ye et al. 2020, eq. 5).
     """
+    same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, response_mask=response_mask)
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
     objective, clipped = _clip(log_ratio, advantages, bounds)
@@ -84,6 +85,7 @@ def clipped_sequence_ratio(
     A_i is the advantage at the response's first token. ``length_normalise`` takes the mean over the response's tokens in
     place of the sum (Zheng et al. 2025, GSPO, eq. 7). Rows without a response token do not count.
     """
+    same_shape(2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, response_mask=response_mask)
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)
     if length_normalise:
         log_ratio = log_ratio / response_mask.sum(dim=1).clamp_min(1)
@@ -96,6 +98,7 @@ def policy_gradient(
 ) -> Surrogate:
     """Policy gradient of advantage actor-critic (Mnih et al. 2016, section 4), without a ratio: ``J_t = A_t log
     pi_t``."""
+    same_shape(logprobs=logprobs, advantages=advantages, response_mask=response_mask)
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
     logprobs = torch.where(response_mask, at_least_float32(logprobs), 0.0)
     return Surrogate(advantages * logprobs, response_mask)
@@ -107,6 +110,7 @@ def sequence_policy_gradient(
     response_mask: Bool[Tensor, "batch time"],
 ) -> Surrogate:
     """`policy_gradient` with each response as one action: ``J_i = A_i sum_t log pi_t``, A_i at its first token."""
+    same_shape(2, logprobs=logprobs, advantages=advantages, response_mask=response_mask)
     whole = torch.where(response_mask, at_least_float32(logprobs), 0.0).sum(dim=1)
     return policy_gradient(whole, _of_responses(advantages, response_mask), response_mask.any(dim=1))
 
@@ -126,6 +130,7 @@ def cispo(
     gradient, with the bound as its weight; in PPO it has none. The paper drops the lower bound (``low`` of 1).
     ``clipped`` is True where a bound is the weight; ``dual`` is not used.
     """
+    same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, response_mask=response_mask)
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).detach()
     ratio = log_ratio.exp()
     weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)

@@ -49,6 +49,12 @@ class Lesson:
         return self.path.stem
 
     @property
+    def copy(self) -> Path:
+        """Its notebook in the current folder: ``05_gae.ipynb``, and ``05_gae.zh.ipynb`` in Chinese."""
+        language = self.path.parent.name
+        return Path(f"{self.name}.ipynb" if language == "en" else f"{self.name}.{language}.ipynb")
+
+    @property
     def text(self) -> str:
         return self.path.read_text(encoding="utf-8")
 

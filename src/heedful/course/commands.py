@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
-from heedful.course.catalogue import lesson, lessons
+from heedful.course.catalogue import LANGUAGES, lesson, lessons
 from heedful.errors import ConfigError
 from heedful.files import in_words, write_text
 
@@ -25,25 +25,20 @@ def show_lessons(config: CourseConfig) -> None:
 
 def start(config: CourseStartConfig) -> None:
     """Write a lesson into the current folder as a notebook. Raises ConfigError, also if it already exists."""
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f'a lesson needs packages that are not installed ({", ".join(missing)}): pip install "heedful[course]"'
-        )
+    _need_extra()
     one = lesson(config.lesson, config.language)
-    copy = Path(f"{one.name}.ipynb")
-    if copy.exists() and not config.overwrite:
-        raise ConfigError(f"{copy} already exists and was not changed; open it, or add --overwrite to start again")
+    if one.copy.exists() and not config.overwrite:
+        raise ConfigError(f"{one.copy} already exists and was not changed; open it, or add --overwrite to start again")
     import jupytext
 
     notebook = jupytext.writes(jupytext.reads(one.text, fmt="md:myst"), fmt="ipynb")
     try:
-        write_text(copy, notebook)
+        write_text(one.copy, notebook)
     except OSError as error:
         raise ConfigError(
-            f"{copy} cannot be written into {Path.cwd()} ({in_words(error)}); change to a writable folder"
+            f"{one.copy} cannot be written into {Path.cwd()} ({in_words(error)}); change to a writable folder"
         ) from error
-    print(f"lesson {one.number}, {one.title}: open {copy} in VS Code, or with jupyter lab (pip install jupyterlab)")
+    print(f"lesson {one.number}, {one.title}: open {one.copy} in VS Code, or with jupyter lab (pip install jupyterlab)")
     print(f"then:  heedful course check {one.number}")
 
 
@@ -54,13 +49,25 @@ def check(config: CourseCheckConfig) -> None:
     """
     from heedful.course.exercises import RIGHT, check_copy
 
-    one = lesson(config.lesson)
-    copy = Path(f"{one.name}.ipynb")
-    if not copy.is_file():
-        raise ConfigError(f"{copy} is not here; heedful course start {one.number} writes it")
-    outcomes = []
-    for exercise, outcome in check_copy(one, copy):
-        print(f"{exercise}: {outcome}")
-        outcomes.append(outcome == RIGHT)
-    if not all(outcomes):
+    _need_extra()
+    languages = [config.language] if config.language else LANGUAGES
+    possible = [lesson(config.lesson, language) for language in languages]
+    one = next((one for one in possible if one.copy.is_file()), None)
+    if one is None:
+        language = f" --language {config.language}" if config.language == "zh" else ""
+        raise ConfigError(f"{possible[0].copy} is not here; heedful course start {config.lesson}{language} writes it")
+    all_right = True
+    for exercise, outcome in check_copy(one, config.seconds):
+        print(f"{exercise}: {outcome}", flush=True)
+        all_right = all_right and outcome == RIGHT
+    if not all_right:
         sys.exit(1)
+
+
+def _need_extra() -> None:
+    """Raise ConfigError if a package of heedful[course] is not installed."""
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f'a lesson needs packages that are not installed ({", ".join(missing)}): pip install "heedful[course]"'
+        )

@@ -1,11 +1,13 @@
 """Check exercises: `check` in a notebook, `check_copy` for ``heedful course check``."""
 
-import contextlib
 import dis
-import io
+import json
+import os
 import re
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,14 +15,15 @@ from types import FunctionType
 from typing import Any
 
 from heedful.course.catalogue import Lesson
-from heedful.errors import ConfigError
-from heedful.files import read_object
+from heedful.course.notebook import Kernel, code_cells, needed
 
 RIGHT = "right"
 NOT_DONE = "not done yet"
 NUMBER = re.compile(r"(\d+)\.(\d+)")
 CHECK = re.compile(r"""course\.check\(\s*["'](\d+\.\d+)["']\s*,\s*(\w+)""")
 """The call in an exercise's cell: its number, and the name of the function."""
+REPORT = "HEEDFUL_COURSE_REPORT"
+"""Environment variable: the file to which `check` adds each outcome, for ``heedful course check``."""
 
 
 def check(exercise: str, answer: Callable[..., Any]) -> None:
@@ -32,7 +35,11 @@ def check(exercise: str, answer: Callable[..., Any]) -> None:
         exercise: its number, such as "5.1".
         answer: the function that you wrote.
     """
-    print(f"{exercise}: {outcome(exercise, answer)}")
+    said = outcome(exercise, answer)
+    print(f"{exercise}: {said}")
+    if REPORT in os.environ:
+        with Path(os.environ[REPORT]).open("a", encoding="utf-8") as report:
+            report.write(f"{json.dumps([exercise, said])}\n")
 
 
 def outcome(exercise: str, answer: Callable[..., Any]) -> str:
@@ -45,30 +52,42 @@ def outcome(exercise: str, answer: Callable[..., Any]) -> str:
     if _is_empty(answer):
         return NOT_DONE
     try:
-        test(answer)
+        test(lambda *given: answer(*deepcopy(given)))  # what an answer does to its arguments is no matter
     except AssertionError as error:
         return " ".join(str(error).split()) or "not right yet"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"your function stopped with {_in_words(error)}"
     return RIGHT
 
 
-def check_copy(lesson: Lesson, copy: Path) -> Iterator[tuple[str, str]]:
-    """Run a notebook's first code cell, then its exercises. Yields the number of each with its outcome.
+def check_copy(lesson: Lesson, seconds: float) -> Iterator[tuple[str, str]]:
+    """Run the exercises of a lesson's notebook as the notebook would. Yields the number of each with its outcome.
+
+    Args:
+        lesson: the lesson; the notebook is `Lesson.copy`.
+        seconds: longest time for a cell.
 
     Raises ConfigError if the notebook cannot be read.
     """
-    names: dict[str, Any] = {}
-    first, *others = _code_cells(copy)
-    failure = _run(first, names)
-    cells = {found[1]: (cell, found[2]) for cell in others if (found := CHECK.search(cell))}
-    for exercise in exercises(lesson):
-        if exercise not in cells:
-            yield exercise, f'{copy} has no cell with course.check("{exercise}", NAME)'
-            continue
-        cell, name = cells[exercise]
-        failed = failure or _run(cell, names)
-        yield exercise, failed or outcome(exercise, names[name])
+    cells = code_cells(lesson.copy)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "outcomes.jsonl"
+        with Kernel(seconds, {REPORT: str(report)}) as kernel:
+            for exercise in exercises(lesson):
+                calls = re.compile(rf"""\bcheck\(\s*(?:exercise\s*=\s*)?["']{re.escape(exercise)}["']""")
+                found = [cell for cell in cells if calls.search(cell.source)]
+                if not found:
+                    yield exercise, f'{lesson.copy} has no cell with course.check("{exercise}", NAME)'
+                    continue
+                failure = next((said for cell in needed(cells, found[-1]) if (said := kernel.run(cell))), "")
+                said = failure or f'cell {found[-1].number} did not call course.check("{exercise}", NAME)'
+                yield exercise, _outcomes(report).get(exercise, said)
+
+
+def _outcomes(report: Path) -> dict[str, str]:
+    """The last outcome of each exercise that `check` has reported."""
+    lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
+    return dict(map(json.loads, lines))
 
 
 def exercises(lesson: Lesson) -> list[str]:
@@ -96,27 +115,7 @@ def _is_empty(answer: Callable[..., Any]) -> bool:
     return len(does) <= 2 and [step.argval for step in does if step.opname.endswith("_CONST")] == [None]
 
 
-def _code_cells(copy: Path) -> list[str]:
-    """The source of each code cell. Raises ConfigError if the file is no notebook, or has no code cell."""
-    anew = "start the lesson again with --overwrite"
-    cells = read_object(copy, anew, error=ConfigError, needs=["cells"])["cells"]
-    found = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    if not found:
-        raise ConfigError(f"{copy} has no cell with code; {anew}")
-    return found
-
-
-def _run(cell: str, names: dict[str, Any]) -> str:
-    """Run a cell without its output. Returns a description of its error, or ``""``."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(cell, "cell", "exec"), names)
-    except Exception as error:
-        return f"its cell stopped with {_in_words(error)}"
-    return ""
-
-
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """An error of the user's code in one line, with its line in the cell."""
     ours = Path(__file__).parent
     theirs = [one.lineno for one in traceback.extract_tb(error.__traceback__) if ours not in Path(one.filename).parents]

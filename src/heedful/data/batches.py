@@ -26,6 +26,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor
+"""Rows of a batch: indices in any order, or a mask with a value for each row."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Prompts and responses as tensors."""
@@ -34,7 +38,8 @@ class Batch:
     attention_mask: Bool[Tensor, "batch length"]
     """True = a real token, prompt or response."""
     response_mask: Bool[Tensor, "batch time"]
-    """True = a response token. Its columns are the last ``time`` columns of ``ids``."""
+    """True = a token that the policy wrote, or is to learn. Its columns are the last ``time`` columns of ``ids``. Tokens of
+    somebody else between them, such as a tool's result, are False."""
 
     def select(self, rows: Tensor) -> "Batch":
         """The rows at these indices, in this order."""
@@ -43,6 +48,38 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
         return Batch(*(upload(x, device) for x in (self.ids, self.attention_mask, self.response_mask)))
+
+    def own_ids(self) -> list[list[int]]:
+        """The tokens of each row where ``response_mask`` is True."""
+        ids = self.ids[:, -self.response_mask.shape[1] :] if self.response_mask.shape[1] else self.ids[:, :0]
+        return [row[own].tolist() for row, own in zip(ids.cpu(), self.response_mask.cpu(), strict=True)]
+
+    def tokens(self) -> tuple[list[list[int]], list[list[int]], list[list[bool]]]:
+        """Each row without padding, as `collate` takes it: its prompt, its response, and which of that is the policy's."""
+        start = self.ids.shape[1] - self.response_mask.shape[1]
+        rows = list(zip(self.ids.cpu(), self.attention_mask.cpu(), self.response_mask.cpu(), strict=True))
+        return (
+            [ids[:start][real[:start]].tolist() for ids, real, _ in rows],
+            [ids[start:][real[start:]].tolist() for ids, real, _ in rows],
+            [own[real[start:]].tolist() for _, real, own in rows],
+        )
+
+
+def row_indices(rows: Rows, count: int, device: torch.device) -> Int[Tensor, " some"]:
+    """Indices of some of ``count`` rows. Raises IndexError for a row that there is not, or a mask of another length."""
+    if isinstance(rows, slice | int):
+        rows = list(range(count)[rows]) if isinstance(rows, slice) else [rows]
+    chosen = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.long)
+    if chosen.dtype == torch.bool and tuple(chosen.shape) == (count,):
+        chosen = chosen.nonzero().squeeze(1)
+    elif chosen.dtype.is_floating_point or chosen.dtype == torch.bool or chosen.dim() != 1:
+        raise IndexError(
+            f"rows must be indices, or a mask with one value for each of {count} rows; got {chosen.dtype} of shape "
+            f"{tuple(chosen.shape)}"
+        )
+    if len(chosen) and not (-count <= int(chosen.min()) and int(chosen.max()) < count):
+        raise IndexError(f"there are {count} rows, 0 to {count - 1}; got {chosen.tolist()}")
+    return chosen.to(device) % max(count, 1)
 
 
 def _rows_of_mask(mask: Tensor, rows: Tensor) -> Tensor:
@@ -53,13 +90,20 @@ def _rows_of_mask(mask: Tensor, rows: Tensor) -> Tensor:
     return selected
 
 
-def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+Own = Sequence[Sequence[bool]] | None
+"""Which tokens of each response the policy wrote, or is to learn; None is all."""
+
+
+def collate(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int, own: Own = None
+) -> Batch:
     """Pad prompts on the left and responses on the right, so that all responses begin in one column, as sampling needs.
 
     Args:
         prompts: token ids of each prompt; none may be empty.
         responses: token ids of each response; one may be empty.
         pad_id: the token that fills padding.
+        own: True for each token of a response that ``response_mask`` marks.
     """
     _check(prompts, responses)
     longest_prompt = max(len(prompt) for prompt in prompts)
@@ -71,12 +115,12 @@ def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
         start, end = longest_prompt - len(prompt), longest_prompt + len(response)
         ids[row, start:end] = torch.tensor([*prompt, *response])
         attention_mask[row, start:end] = True
-        response_mask[row, : len(response)] = True
+        response_mask[row, : len(response)] = True if own is None else torch.tensor(own[row], dtype=torch.bool)
     return Batch(ids, attention_mask, response_mask)
 
 
 def collate_padding_behind(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int, own: Own = None
 ) -> Batch:
     """Pad as `collate` does, but with all padding at the end of each row.
 
@@ -89,7 +133,8 @@ def collate_padding_behind(
     response_mask = torch.zeros(len(prompts), max(lengths) - 1, dtype=torch.bool)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         ids[row, : lengths[row]] = torch.tensor([*prompt, *response])
-        response_mask[row, len(prompt) - 1 : lengths[row] - 1] = True
+        learned = True if own is None else torch.tensor(own[row], dtype=torch.bool)
+        response_mask[row, len(prompt) - 1 : lengths[row] - 1] = learned
     return Batch(ids, torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1), response_mask)
 
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import meta
 from transformers import PreTrainedTokenizerBase
@@ -25,12 +25,17 @@ from heedful.errors import CheckpointError, DataError, RefusedError
 from heedful.types import (
     THINK,
     THINK_END,
+    Completion,
     Conversation,
     Message,
+    Prompt,
     Reading,
     Response,
     SpecialTokens,
     Text,
+    Turn,
+    as_message,
+    last_answer,
     plain_response,
     split_thinking,
 )
@@ -143,6 +148,15 @@ def plain_text(prompt: Text) -> str:
     return "\n".join(f"{message.role}: {plain_response(message)}" for message in prompt)
 
 
+class Written(NamedTuple):
+    """The token ids of a prompt and of its response, as a policy has to generate them."""
+
+    prompt: list[int]
+    response: list[int]
+    learned: list[bool]
+    """For each token of the response: False for what somebody else said, such as a tool, and for a given beginning."""
+
+
 class Renderer:
     """Encodes prompts and responses with one tokenizer and its chat template, and decodes a policy's responses.
 
@@ -195,11 +209,14 @@ class Renderer:
         if tokenizer.chat_template:
             self._probe()
 
-    def prompt_ids(self, prompt: Text) -> list[int]:
-        """Return the ids of a prompt: raw text after a BOS if the model uses one, or messages as rendered."""
-        return list(self._prompt(prompt)[1])
+    def prompt_ids(self, prompt: Text, prefill: str = "") -> list[int]:
+        """Return the ids of a prompt: raw text after a BOS if the model uses one, or messages as rendered.
 
-    def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:
+        ``prefill`` is a beginning of the answer that the policy continues.
+        """
+        return list(self._prompt(prompt, prefill)[1])
+
+    def written(self, prompt: Text, response: Response, *, truncated: bool = False, prefill: str = "") -> Written:
         """Return the ids of a prompt and of its response, with the end token, as a policy has to generate them.
 
         In a conversation they are the template's own rendering of prompt and response, tokenised as one text, up to the end
@@ -207,34 +224,77 @@ class Renderer:
         Thinking that the template omits is added after the prompt unchanged. Raw text after a raw prompt has the ids that
         continue those of the prompt; if one token would overlap both, the response is tokenised alone.
 
+        A response of several turns has the ids of the whole conversation; learned are the assistant's answers, each with
+        its end. They are one text only if the template renders an answer alike whether or not something follows it.
+
         Args:
             prompt: the prompt. A response to raw text ends with EOS, an answer in a conversation with the template's end of
                 turn.
             response: the response.
             truncated: the response was cut off, so no end token follows.
+            prefill: the beginning of the response that is given, and not learned.
 
         Raises DataError for a response with thinking if the generation prompt has closed the thinking, CheckpointError if
-        the template does not render it.
+        the template does not render it, RefusedError if it renders an earlier turn in another way once others follow.
         """
+        if isinstance(response, tuple):
+            assert isinstance(prompt, tuple)
+            return self._turns(prompt, response, truncated=truncated, prefill=prefill)
         if isinstance(prompt, str):
-            return self._raw(prompt, plain_response(response), truncated=truncated)
-        turn = Message("assistant", response) if isinstance(response, str) else response
-        before, asked = self._prompt(prompt)
+            asked, answer = self._raw(prompt, plain_response(response), truncated=truncated)
+            return Written(asked, answer, [True] * len(answer))
+        turn = as_message(response)
+        before, asked_ids = self._prompt(prompt, prefill)
         text = self._text(prompt, turn, truncated=truncated)
-        read = self.encoder.read_on(text, before, asked)
+        if not text.startswith(before):
+            raise RefusedError(
+                f"the chat template does not render an answer right after the generation prompt, so it cannot begin with "
+                f"{prefill[:40]!r}, as the prompt does. Take the beginning of the answer out of the prompt"
+            )
+        read = self.encoder.read_on(text, before, asked_ids)
         self._last = text, read
         ids = read + self._added_end(truncated=truncated)
-        is_continued = ids[: len(asked)] == asked.tolist()
-        start = len(asked) if is_continued else self.encoder.tokens_within(text, len(before))
-        return ids[:start], ids[start:]
+        is_continued = ids[: len(asked_ids)] == asked_ids.tolist()
+        start = len(asked_ids) if is_continued else self.encoder.tokens_within(text, len(before))
+        return Written(ids[:start], ids[start:], [True] * (len(ids) - start))
+
+    def _turns(self, prompt: Conversation, response: Conversation, *, truncated: bool, prefill: str) -> Written:
+        """Return `written` of a response of several turns."""
+        text = self._text((*prompt, *response[:-1]), response[-1], truncated=truncated)
+        ids = self.encoder.read(text) + self._added_end(truncated=truncated)
+        learned, first = [False] * len(ids), 0
+        for place, turn in enumerate(response):
+            if turn.role != "assistant":
+                continue
+            given, is_last = prefill if place == 0 else "", place == len(response) - 1
+            before, _ = self._prompt((*prompt, *response[:place]), given)
+            end = len(text) if is_last else self._end_of_turn(text, len(before))
+            shown = given + text[len(before) : end]
+            parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
+            if not text.startswith(before) or any(part not in shown for part in parts):
+                raise RefusedError(
+                    "the chat template renders an answer in another way once other turns follow it (most leave out its "
+                    "thinking), so the turns of this response are not one text that a policy could have written. Take the "
+                    "thinking out of the earlier answers, or give a --chat-template that keeps it"
+                )
+            start = self.encoder.tokens_within(text, len(before))
+            stop = len(ids) if is_last else self.encoder.tokens_within(text, end)
+            learned[start:stop] = [turn.learned] * (stop - start)
+            first = first or start
+        return Written(ids[:first], ids[first:], learned[first:])
+
+    def _end_of_turn(self, text: str, start: int) -> int:
+        """Return the place in a rendering behind the token that ends the turn at ``start``; ``start`` if there is none."""
+        place = text.find(self._end_token, start) if self.ends_turns else -1
+        return start if place < 0 else place + len(self._end_token)
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the response's ids of `written`."""
-        return self.written(prompt, response, truncated=truncated)[1]
+        return self.written(prompt, response, truncated=truncated).response
 
     def written_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
         """Return the ids of `written` as one list."""
-        asked, answer = self.written(prompt, response, truncated=truncated)
+        asked, answer, _ = self.written(prompt, response, truncated=truncated)
         return asked + answer
 
     def read_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
@@ -244,6 +304,7 @@ class Renderer:
         whether to show the thinking. A response whose thinking never ends is encoded unchanged, or as an empty answer if the
         template shows no thinking. A response that was cut off (``truncated``) has no end token.
         """
+        prompt, response = last_answer(prompt, response)
         if isinstance(prompt, str):
             return self.written_ids(prompt, response, truncated=truncated)
         text = self.whole_text(prompt, response, apart=True)
@@ -255,55 +316,94 @@ class Renderer:
             text = self._up_to_end(text, truncated=truncated)
         return self.encoder.read_on(text, *self._prompt(prompt)) + self._added_end(truncated=truncated)
 
-    def whole_text(self, prompt: Conversation, response: Response, *, apart: bool = False) -> str | None:
+    def whole_text(self, prompt: Conversation, response: Turn, *, apart: bool = False) -> str | None:
         """Return the template's own rendering of a prompt and a response, or None if the thinking never ends.
 
         With ``apart`` the template gets the response's thinking and answer separately, even if they are one text.
         """
-        turn = Message("assistant", response) if isinstance(response, str) else response
+        turn = as_message(response)
         thinking, answer = _parts(turn)
         if answer is None:
             return None
         turn = replace(turn, content=answer, thinking=thinking) if apart else turn
         return self.template.text((*prompt, turn), add_generation_prompt=False)
 
-    def whole_ids(self, prompt: Conversation, response: Response, *, apart: bool = False) -> list[int] | None:
+    def whole_ids(self, prompt: Conversation, response: Turn, *, apart: bool = False) -> list[int] | None:
         """Return the ids of `whole_text`."""
         text = self.whole_text(prompt, response, apart=apart)
         return None if text is None else self.encoder.read(text)
 
-    def response_text(self, ids: Sequence[int], *, prompt: Text, truncated: bool = False) -> str:
+    def response_text(self, ids: Sequence[int], *, prompt: Text, truncated: bool = False, prefill: str = "") -> str:
         """Return the text of a policy's response, beginning with ``<think>`` if the rendered prompt ended with it.
 
         ``ids`` are without the end token and are decoded as a continuation of the prompt. White space that the template
-        adds before and (unless the response was ``truncated``) after every answer is removed.
+        adds before and (unless the response was ``truncated``) after every answer is removed. ``prefill`` is the beginning
+        of the response that the policy continued.
         """
-        text = self.encoder.decode_after(self._prompt(prompt)[1], ids)
+        text = self.encoder.decode_after(self._prompt(prompt, prefill)[1], ids)
         if isinstance(prompt, str):
             opened = OPENED.search(prompt)
             return (opened.group() if opened else "") + text
         before, after = self._spaces
-        text = text.removeprefix(before)
-        return self.opening + (text if truncated else text.removesuffix(after))
+        text = prefill + text if prefill else self.opening + text.removeprefix(before)
+        return text if truncated else text.removesuffix(after)
 
-    def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
+    def completion(
+        self, prompt: Prompt, ids: Sequence[int], *, truncated: bool, own: Sequence[bool] | None = None
+    ) -> Completion:
+        """Return a response as text, and as the ids that the policy wrote.
+
+        ``ids`` end with a stop token unless it was ``truncated``; ``own`` is True for those that the policy wrote.
+        """
+        end = len(ids) if truncated else len(ids) - 1
+        text = self.response_text(ids[:end], prompt=prompt.prompt, truncated=truncated, prefill=prompt.prefill)
+        written = [token for token, is_own in zip(ids[:end], own or [True] * len(ids), strict=False) if is_own]
+        return Completion(prompt, text, written, truncated=truncated)
+
+    def conversation_ids(self, prompt: Conversation, response: Turn) -> list[int]:
         """Return the ids of ``tokenizer.apply_chat_template`` of a conversation with its answer, ends included."""
-        turn = Message("assistant", response) if isinstance(response, str) else response
+        turn = as_message(response)
         return self.encoder.read(self.template.text((*prompt, turn), add_generation_prompt=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids alone, unchanged, with special tokens."""
         return self.encoder.decode(ids)
 
-    def _encoded_prompt(self, prompt: Text) -> "tuple[str, array[int]]":
-        """Return a prompt's text and its ids."""
+    def _encoded_prompt(self, prompt: Text, prefill: str = "") -> "tuple[str, array[int]]":
+        """Return a prompt's text, with the given beginning of its answer, and its ids."""
         if not isinstance(prompt, str):
-            text = self.template.text(prompt, add_generation_prompt=True)
+            text = self.template.text(prompt, add_generation_prompt=True) if prompt else self._before_first_answer()
+            if prefill:
+                text = self._begun(prompt, text, prefill)
             return text, array("i", self.encoder.read_on(text, *self._last))
         if self.special_tokens == "literal":
             return prompt, array("i", self.bos + self.encoder.literal(prompt))
         has_bos = bool(self.bos) and prompt.startswith(self.tokenizer.bos_token)
         return prompt, array("i", ([] if has_bos else self.bos) + self.encoder.read(prompt))
+
+    def _before_first_answer(self) -> str:
+        """Return the text that the template shows before an answer that begins a conversation."""
+        question = (Message("user", PROBE),)
+        asked = self.template.text(question, add_generation_prompt=True)
+        header = asked.removeprefix(self.template.text(question, add_generation_prompt=False))
+        whole = self.template.text((Message("assistant", PROBE),), add_generation_prompt=False)
+        return whole[: whole.index(header) + len(header)] if header and header in whole else whole.partition(PROBE)[0]
+
+    def _begun(self, prompt: Conversation, before: str, prefill: str) -> str:
+        """Return the template's rendering of a conversation and the beginning of its answer, up to its last letter.
+
+        ``before`` is the rendering of the prompt. A beginning of the thinking follows it unchanged.
+        """
+        if prefill.lstrip().startswith(THINK):
+            return before + self._as_written(prefill)
+        rendered = self.template.text((*prompt, Message("assistant", prefill)), add_generation_prompt=False)
+        words = self.template.marked(prefill.strip())
+        start, found, _ = rendered.rpartition(words)
+        if not found:
+            raise RefusedError(
+                f"the chat template does not show the beginning of the answer, {prefill[:40]!r}, as it is"
+            )
+        return start + words + prefill[len(prefill.rstrip()) :]
 
     def _raw(self, prompt: str, response: str, *, truncated: bool) -> tuple[list[int], list[int]]:
         end = [] if truncated else [self.tokenizer.eos_token_id]
@@ -453,8 +553,12 @@ class RewardInputs:
         does, because it never saw a rendering without its end. A decoder's text is cut at its end to ``max_length`` tokens;
         of an encoder's two texts, the longer one is cut.
         """
+        if self.renderer is not None and self.written:
+            ids = self.renderer.written_ids(prompt, response, truncated=truncated)
+            return {"input_ids": ids[:max_length]}
+        prompt, response = last_answer(prompt, response)
         if self.renderer is None:
-            turn = Message("assistant", response) if isinstance(response, str) else response
+            turn = as_message(response)
             answer = plain_response(replace(turn, content=_parts(turn)[1] or "", thinking=None))
             # As a batch of one: alone, an empty response would count as no response.
             encoded = self.tokenizer(
@@ -465,10 +569,9 @@ class RewardInputs:
                 max_length=max_length,
             )
             return {name: list(rows[0]) for name, rows in encoded.items() if name != "attention_mask"}
-        if self.reads == "template" and not self.written and not isinstance(prompt, str):
+        if self.reads == "template" and not isinstance(prompt, str):
             return {"input_ids": self.renderer.conversation_ids(prompt, response)[:max_length]}
-        ids = self.renderer.written_ids if self.written else self.renderer.read_ids
-        return {"input_ids": ids(prompt, response, truncated=truncated)[:max_length]}
+        return {"input_ids": self.renderer.read_ids(prompt, response, truncated=truncated)[:max_length]}
 
     def encode_beginning(self, prompt: Text, response: str, *, max_length: int) -> dict[str, list[int]]:
         """Return the ids of a prompt with the longest beginning of its response that fits, as a truncated response.

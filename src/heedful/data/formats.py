@@ -39,8 +39,17 @@ STAND_INS = {
     "messages": ("conversation", "conversations", "dialogue", "chat", "turns"),
     "prompt": ("question", "instruction", "query", "problem", "input", "context"),
     "completion": ("answer", "response", "output", "solution", "target", "reply", "chosen"),
-    "chosen": ("preferred", "accepted", "winner", "better", "chosen_response", "response_chosen"),
-    "rejected": ("dispreferred", "loser", "worse", "rejected_response", "response_rejected"),
+    "chosen": (
+        "preferred",
+        "accepted",
+        "winner",
+        "better",
+        "chosen_response",
+        "response_chosen",
+        "good_answer",
+        "good",
+    ),
+    "rejected": ("dispreferred", "loser", "worse", "rejected_response", "response_rejected", "bad_answer", "bad"),
     "responses": ("answers", "candidates", "completions", "outputs"),
     "ranks": ("rank", "ranking", "rankings"),
     "label": ("labels", "desirable", "is_good", "good", "liked", "thumbs_up", "feedback"),
@@ -91,12 +100,42 @@ def _hint(record: Record, present: set[str], task: Task) -> str:
             read = {*shape, *named.values()} | ({*ALPACA, *ORCA} if named is not missing else set())
             lost = [n for n, v in record.fields.items() if _is_text(v) and n not in read]
             rest = f", which does not read {listed(f'`{name}`' for name in lost)}" if lost and not task.others else ""
-            return (
-                f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in named.items()))}{rest}"
-            )
+            rendered = _rendered(named, record.fields)
+            return f" Perhaps: {f'{rendered}, or ' if rendered else ''}{_flag(named)}{RAW if rendered else ''}{rest}"
+    if record.source.endswith(".txt:1"):
+        lines = f" To make a prompt of each line: {PROMPTS_OF_LINES}".format(record.source.removesuffix(":1"))
+        return f" A .txt file is one text.{lines if task.about_text else ' Write .jsonl or .csv with these columns'}"
     if task.about_text and "text" in present:
         return f" {task.about_text}"
-    return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
+    return f" Name this file's columns with --columns, for example {COLUMNS}"
+
+
+RAW = " (raw text)"
+COLUMNS = (
+    "--columns instruction=question,output=answer (rendered by the chat template), or --columns "
+    f"prompt=question,completion=answer{RAW}"
+)
+"""Both ways to read a question of a column of another name."""
+
+
+def _flag(columns: Mapping[str, str | None]) -> str:
+    return f"--columns {printable(','.join(f'{name}={column}' for name, column in columns.items()))}"
+
+
+def _rendered(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> str:
+    """The columns that make a string a user's message, which the chat template renders; nothing if no string is asked for."""
+    if not isinstance(fields.get(missing.get("prompt") or ""), str):
+        return ""
+    names = {"prompt": "instruction", "completion": "output"}
+    return (
+        f"{_flag({names.get(name, name): column for name, column in missing.items()})} (rendered by the chat template)"
+    )
+
+
+PROMPTS_OF_LINES = (
+    """python -c "import json; [print(json.dumps({{'prompt': line.strip()}})) for line in open('{}', encoding='utf-8') """
+    """if line.strip()]" > prompts.jsonl"""
+)
 
 
 def _with_others(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> Mapping[str, str | None]:
@@ -121,6 +160,8 @@ def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
 Fields = Mapping[str, Any]
 BESIDE = ("tools", "margin", "truncated", "label")
 """Columns that go with any format."""
+OF_THE_DEMO = ({"family", "kind"}, {"family", "chosen_kind", "rejected_kind"})
+"""What describes the records that the demo writes, all of it unread on purpose."""
 OF_THE_RECORD = ("system", "history")
 RENAMED = {"kto_tag": "label", "functions": "tools"}
 """Other names of the same columns: LLaMA-Factory's and OpenAI's."""
@@ -262,8 +303,6 @@ def _renamed(record: Record) -> Record:
             if name == "functions" and isinstance(value, list):
                 value = [{"type": "function", "function": one} for one in value]
             fields = {key: one for key, one in fields.items() if key not in (name, usual)} | {usual: value}
-    if fields.get("tools") == "":
-        fields = {**fields, "tools": None}
     return record if fields is record.fields else Record(record.source, dict(fields))
 
 
@@ -287,7 +326,7 @@ def _report(path: str, records: Sequence[Record], known: Known) -> None:
                 keys |= dict.fromkeys(_unread_keys(value))
             elif name not in (*read, *BESIDE, *known.task.also_read) and name not in texts and _has_text(value):
                 texts[name] = None
-    if texts:
+    if texts and set(texts) not in OF_THE_DEMO:
         unread = f"beside the {known.task.name}" if known.task.others else "not read"
         remedy = _remedy(records[0], list(texts), list(shapes), known)
         say(f"{path}: {unread}: {_listed(texts)}. {'. '.join(filter(None, (known.task.others, remedy)))}")
@@ -393,7 +432,7 @@ def _history_of(record: Record) -> list[dict[str, Any]]:
     return turns
 
 
-def _instruction(record: Record, added: str = "input") -> list[dict[str, Any]]:
+def instruction(record: Record, added: str = "input") -> list[dict[str, Any]]:
     """The conversation up to the answer: system, history, then the instruction and its input in one message."""
     parts = [record.fields.get(name) for name in ("instruction", added)]
     for name, part in zip(("instruction", added), parts, strict=True):
@@ -457,7 +496,7 @@ def _preferred(record: Record) -> dict[str, Any]:
 
 def _of_two(record: Record) -> dict[str, Any]:
     chosen, rejected = record.fields["output"]
-    return {"prompt": _instruction(record), "chosen": chosen, "rejected": rejected}
+    return {"prompt": instruction(record), "chosen": chosen, "rejected": rejected}
 
 
 def _pair_after(prompt: Callable[[Record], list[dict[str, Any]]]) -> Callable[[Record], dict[str, Any]]:
@@ -466,6 +505,10 @@ def _pair_after(prompt: Callable[[Record], list[dict[str, Any]]]) -> Callable[[R
 
 def _pair(record: Record) -> dict[str, Any]:
     return {name: record.fields[name] for name in ("chosen", "rejected")}
+
+
+def _ranked(record: Record) -> dict[str, Any]:
+    return {name: record.fields[name] for name in ("responses", "ranks")}
 
 
 def _question(record: Record, name: str = "question") -> list[dict[str, Any]]:
@@ -510,13 +553,13 @@ FORMATS = (
     Format(
         "alpaca",
         f"{INSTRUCTION}; `output` is the answer",
-        ("instruction", "output"), lambda record: _answered(_instruction(record), record.fields["output"]),
+        ("instruction", "output"), lambda record: _answered(instruction(record), record.fields["output"]),
         ("messages",), ("input", *OF_THE_RECORD), answer="output",
     ),
     Format(
         "alpaca pairs",
         f"{INSTRUCTION}; `chosen` and `rejected` answer it",
-        ("instruction", "chosen", "rejected"), _pair_after(_instruction), PAIR, ("input", *OF_THE_RECORD),
+        ("instruction", "chosen", "rejected"), _pair_after(instruction), PAIR, ("input", *OF_THE_RECORD),
     ),
     Format(
         "alpaca pairs in `output`",
@@ -527,13 +570,26 @@ FORMATS = (
     Format(
         "Dolly",
         "`instruction` and `context` are the user's message; `response` is the answer",
-        ("instruction", "response"), lambda record: _answered(_instruction(record, "context"), record.fields["response"]),
+        ("instruction", "response"), lambda record: _answered(instruction(record, "context"), record.fields["response"]),
         ("messages",), ("context", *OF_THE_RECORD), answer="response",
     ),
     Format(
         "a prompt in alpaca's columns",
         INSTRUCTION,
-        ("instruction", "input"), lambda record: {"prompt": _instruction(record)}, ("prompt",), OF_THE_RECORD,
+        ("instruction", "input"), lambda record: {"prompt": instruction(record)}, ("prompt",), OF_THE_RECORD,
+    ),
+    Format(
+        "an instruction",
+        "`instruction` is the user's message, after `system` and `history`",
+        ("instruction",), lambda record: {"prompt": instruction(record)}, ("prompt",), OF_THE_RECORD,
+        has_kinds=lambda fields: _are(str, "instruction")(fields)
+        and present_in(fields).isdisjoint(("prompt", "messages", "conversations")),
+    ),
+    Format(
+        "a ranking after an instruction",
+        "`instruction` is the user's message, after `system` and `history`; `responses` answer it",
+        ("instruction", "responses", "ranks"), lambda record: {"prompt": instruction(record), **_ranked(record)},
+        ("prompt", "responses", "ranks"), OF_THE_RECORD, has_kinds=_are(str, "instruction"),
     ),
     Format(
         "Orca",

@@ -19,15 +19,25 @@ from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
-from heedful.data.chat import Renderer, RewardInputs, plain_text
+from heedful.data.chat import Renderer, RewardInputs, Written, plain_text
 from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, fitted, settle, too_long
 from heedful.data.messages import wrong
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, item_key, prompt_key, split_by_prompt
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
-from heedful.display import say
+from heedful.display import counted, say
 from heedful.errors import DataError
-from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking, Response, Text, plain_response
+from heedful.types import (
+    Conversation,
+    Demonstration,
+    Message,
+    Prompt,
+    Ranking,
+    Response,
+    Text,
+    last_answer,
+    plain_response,
+)
 
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
@@ -40,12 +50,14 @@ Row = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and a response as token ids; the loss covers only the response."""
+    """A prompt and a response as token ids; the loss covers only the response, or what is learned of it."""
 
     prompt: list[int]
     response: list[int]
     source: str = field(default="", compare=False)
     """Its place as ``file:line``, for messages."""
+    learned: list[bool] | None = None
+    """For each token of the response whether the loss covers it; None is all."""
 
     @property
     def length(self) -> int:
@@ -55,7 +67,13 @@ class Example:
     @property
     def num_tokens(self) -> int:
         """Number of tokens in the loss."""
-        return len(self.response)
+        return len(self.response) if self.learned is None else sum(self.learned)
+
+    def cut(self, length: int) -> "Example":
+        """The first ``length`` tokens of prompt and response."""
+        kept = max(0, length - len(self.prompt))
+        learned = None if self.learned is None else self.learned[:kept]
+        return replace(self, response=self.response[:kept], learned=learned)
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,7 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     prompts = len({item_key(item) for item in held_out})
     if 0 < prompts < FEW_PROMPTS:
         say(
-            f"only {prompts} held-out prompt{'s' * (prompts > 1)}: metrics of so few are noisy, as is the choice of best/; "
+            f"only {counted(prompts, 'held-out prompt')}: metrics of so few are noisy, as is the choice of best/; "
             f"hold out {FEW_PROMPTS} or more (--eval-fraction, --eval-data)"
         )
     records = len(train) + len(held_out) + refused["dropped_unusable"]
@@ -237,10 +255,10 @@ def encode_demonstrations(
                     f"{d.source}: a message has weight 0, train false or loss false, but --loss-on all also trains on "
                     "prompts, including this message. Use --loss-on response"
                 )
-    texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
+    texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if d.prompt == ""]
     pieces = [piece for cut in texts for piece in cut]
     answered, counts = encode_responses(
-        [d for d in demonstrations if d.prompt],
+        [d for d in demonstrations if d.prompt != ""],
         renderer,
         max_length=max_length,
         action=action,
@@ -307,19 +325,25 @@ def encode_responses(
     """Encode demonstrations or labelled responses with a prompt, each with its record; ``what`` names them in messages."""
 
     def encode(d: Answer) -> Example:
-        return Example(*renderer.written(d.prompt, d.response, truncated=d.truncated), d.source)
+        return as_example(renderer.written(d.prompt, d.response, truncated=d.truncated, prefill=d.prefill), d.source)
 
     records, pairs = each_rendered(records, encode, refused)
-    samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
+    samples = [Sample(*last_answer(d.prompt, d.response), d.source) for d in records if not d.truncated]
     check_rendering(renderer, samples)
     check_sampling(renderer, samples, learns=learns)
 
     def shortened(i: int) -> tuple[Answer, Example] | None:
-        pair, left = pairs[i], max_length - len(pairs[i].prompt)
-        return (records[i], Example(pair.prompt, pair.response[:left], pair.source)) if left > 0 else None
+        cut = pairs[i].cut(max_length)
+        return (records[i], cut) if cut.num_tokens else None
 
     lengths, both = [pair.length for pair in pairs], list(zip(records, pairs, strict=True))
     return fitted(both, lengths, [d.source for d in records], shortened, limit=max_length, action=action, what=what)
+
+
+def as_example(written: Written, source: str) -> Example:
+    """The example of a record's ids."""
+    prompt, response, learned = written
+    return Example(prompt, response, source, None if all(learned) else learned)
 
 
 # Rankings ---------------------------------------------------------------------------------------------------------------
@@ -351,7 +375,9 @@ def encode_rankings(
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     rankings, encoded = each_rendered(rankings, lambda ranking: encode(best_first(ranking)), refused)
     if inputs.renderer is not None:
-        samples = [Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses]
+        samples = [
+            Sample(*last_answer(r.prompt, text), r.source) for r in rankings if not r.truncated for text in r.responses
+        ]
         check_rendering(inputs.renderer, samples, read=not inputs.written)
         if inputs.written:
             check_sampling(inputs.renderer, samples)
@@ -427,7 +453,7 @@ def encode_prompts(
     Raises DataError also if a prompt cannot be truncated.
     """
     prompts, encoded = each_rendered(
-        prompts, lambda prompt: EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)), refused
+        prompts, lambda prompt: EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt, prompt.prefill)), refused
     )
     conversations = [prompt for prompt in prompts if not isinstance(prompt.prompt, str)]
     if conversations:
@@ -438,8 +464,9 @@ def encode_prompts(
     lengths, sources = [len(one.ids) for one in encoded], [prompt.source for prompt in prompts]
 
     def shortened(i: int) -> EncodedPrompt:
-        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=prompts[i].source)
-        return EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
+        prompt = prompts[i]
+        cut = cut_prompt(prompt.prompt, renderer, limit=max_length, source=prompt.source, prefill=prompt.prefill)
+        return EncodedPrompt(prompt, renderer.prompt_ids(cut, prompt.prefill))
 
     return fitted(encoded, lengths, sources, shortened, limit=max_length, action=action, what="prompts", remedy=remedy)
 
@@ -453,11 +480,11 @@ def answerable(
     """
     refused: list[Refusal] = []
     for renderer in renderers:
-        prompts, _ = each_rendered(prompts, lambda one: renderer.prompt_ids(one.prompt), refused)  # noqa: B023  called now
+        prompts, _ = each_rendered(prompts, lambda one: renderer.prompt_ids(one.prompt, one.prefill), refused)  # noqa: B023  called now
     counts = settle(refused, len(prompts), options)
     found: set[int] = set()
     for renderer, limit in zip(renderers, limits, strict=True):
-        lengths = [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+        lengths = [len(renderer.prompt_ids(prompt.prompt, prompt.prefill)) for prompt in prompts]
         sources = [prompt.source for prompt in prompts]
         found |= too_long(lengths, sources, limit=limit, action=options.too_long, what="prompts")
     if options.too_long == "drop":
@@ -466,7 +493,7 @@ def answerable(
     return list(prompts), {**counts, "truncated": len(found)}
 
 
-def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> Text:
+def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str, prefill: str = "") -> Text:
     """Return the prompt, shortened until it has at most ``limit`` tokens.
 
     The end of a prompt is kept, because the response continues it. Raw text loses its beginning but keeps a BOS token. A
@@ -478,7 +505,7 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     """
 
     def fits(candidate: Text) -> bool:
-        return len(renderer.prompt_ids(candidate)) <= limit
+        return len(renderer.prompt_ids(candidate, prefill)) <= limit
 
     if fits(prompt):
         return prompt
@@ -507,8 +534,8 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     rest = None if question is None else _longest_end(question.content, lambda end: fits(with_end(end)))
     if rest is None:
         raise DataError(
-            f"{source}: the prompt has {len(renderer.prompt_ids(prompt))} tokens and cannot be cut to {limit}: the system "
-            "message, the tools, the messages after the last user message and the chat template leave no room for it; "
+            f"{source}: the prompt has {len(renderer.prompt_ids(prompt, prefill))} tokens and cannot be cut to {limit}: the "
+            "system message, the tools, the messages after the last user message and the chat template leave no room for it; "
             f"{_REMEDY}"
         )
     return with_end(rest)

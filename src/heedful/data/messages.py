@@ -33,6 +33,8 @@ KEYS = {
     "tool": COMMON | {"tool_call_id"},
 }
 """The keys that a message of each role may have."""
+KEPT = {"role", "content", "from", "value"}
+"""Keys of a message whose empty values are not absent: a tool may return nothing."""
 METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status"}
 METADATA_ENDINGS = ("_id", "_at", "_time", "_ip", "_identifier")
 MEASURES = ("score", "rating", "reward", "quality", "rank", "votes", "likes", "tokens", "count")
@@ -92,8 +94,10 @@ def is_metadata(key: str, value: Any) -> bool:
 def read_tools(source: str, value: Any) -> str:
     """Return a record's tools as JSON text, ``""`` for none. Raises DataError for anything but a list of tools."""
     accepted = "a list of JSON schemas, each with the name of a function, or such a list as JSON text"
+    if is_empty(value):
+        return ""
     tools = _parsed(source, "tools", value, accepted) if isinstance(value, str) else value
-    if tools is None or tools == []:
+    if is_empty(tools):
         return ""
     if not isinstance(tools, list):
         raise wrong(source, f"`tools` is {shown(tools)}", accepted)
@@ -171,8 +175,8 @@ def read_message(source: str, name: str, item: Any) -> Message:
 
 def _fields(source: str, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message's fields under Hugging Face's names, without empty ones."""
-    # Parquet writes null for a key that a message does not have; OpenAI's API writes `annotations: []`.
-    fields = {key: value for key, value in item.items() if value is not None}
+    # OpenAI's API writes `annotations: []`, others `reasoning_content: ""`.
+    fields = {key: value for key, value in item.items() if not is_empty(value) or (key in KEPT and value is not None)}
     if "role" not in fields and "content" not in fields and "from" in fields:
         fields = {{"from": "role", "value": "content"}.get(key, key): value for key, value in fields.items()}
     role = fields.get("role")
@@ -188,9 +192,12 @@ def _fields(source: str, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
         fields |= {} if thinking is None else {"reasoning_content": thinking}
     if fields["role"] == "assistant" and "function_call" in fields and "tool_calls" not in fields:
         fields["tool_calls"] = [{"type": "function", "function": fields.pop("function_call")}]
-    return {
-        key: value for key, value in fields.items() if key in KEYS.get(fields["role"], ()) or value not in ("", [], {})
-    }
+    return fields
+
+
+def is_empty(value: Any) -> bool:
+    """Whether an optional field holds nothing (null, white space, no items), so that it counts as absent."""
+    return not value.strip() if isinstance(value, str) else value in (None, [], {})
 
 
 def _joined(source: str, name: str, parts: list[Any]) -> Any:
@@ -219,7 +226,7 @@ def _calls(source: str, name: str, value: Any) -> tuple[ToolCall, ...]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
             raise wrong(source, f"`{name}[{i}]` is {shown(item)}", accepted)
         place = f"{name}[{i}].function.arguments"
-        arguments = call.get("arguments", {})
+        arguments = {} if is_empty(call.get("arguments")) else call["arguments"]
         wanted = "an object of names and values, or such an object as JSON text"
         if isinstance(arguments, str):
             arguments = _parsed(source, place, arguments, wanted)
@@ -288,7 +295,9 @@ def _check_results(source: str, name: str, messages: Conversation) -> None:
 
 
 def _optional(source: str, name: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
+    if is_empty(value):
+        return None
+    if not isinstance(value, str):
         raise wrong(source, f"`{name}` is {shown(value)}", "a string")
     return value
 

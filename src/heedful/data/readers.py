@@ -18,7 +18,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -462,14 +462,14 @@ def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
     return _summed(path, _table_rows(path, "a saved data set", size, tables))
 
 
-def _table_rows(path: str, kind: str, size: int, batches: Iterator[Any]) -> Iterator[Row]:
+def _table_rows(path: str, kind: str, size: int, tables: Iterator[Any]) -> Iterator[Row]:
     """Yield the rows of tables, which may unpack to at most `PARQUET_RATIO` times their size."""
     number = 0
     growth = Growth(path, size, PARQUET_RATIO, "write it as .jsonl")
     try:
-        for batch in batches:
-            growth.add(batch.nbytes)
-            for row in batch.to_pylist():
+        for table in tables:
+            growth.add(table.nbytes)
+            for row in rows_of(table):
                 number += 1
                 yield f"{path}: row {number}", row
     except DataError:
@@ -478,6 +478,37 @@ def _table_rows(path: str, kind: str, size: int, batches: Iterator[Any]) -> Iter
         Exception
     ) as error:  # pyarrow's own, OSError, and those of values that Python cannot hold, such as a year 60000
         raise DataError(f"{path}: cannot be read as {kind} after row {number} ({error}). Write it again.") from error
+
+
+def rows_of(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of pyarrow, as `from_arrow` decodes them. A column that a row lacks is None."""
+    kinds = {field.name: field.type for field in table.schema if re.search("struct<|arrow.json", str(field.type))}
+    for row in table.to_pylist():
+        yield row | {name: from_arrow(row[name], kind, parse_json) for name, kind in kinds.items()}
+
+
+def from_arrow(value: Any, kind: Any = None, decode: Callable[[str], Any] = lambda value: value) -> Any:
+    """Return a value of a table without the nulls that the table added: a null in an object is no key.
+
+    In Arrow all objects of a column have the same keys, and those that a row lacks are null. A `datasets.Json` holds
+    objects with keys of their own, so its nulls stay.
+
+    Args:
+        value: the value, as `to_pylist` returns it.
+        kind: its type in Arrow; None if it is unknown.
+        decode: applied to each `datasets.Json`.
+    """
+    if value is None:
+        return None
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return decode(value)
+    kind = getattr(kind, "storage_type", kind)
+    if isinstance(value, dict):
+        fields = ((key, item, kind and kind.field(key).type) for key, item in value.items() if item is not None)
+        return {key: from_arrow(item, inner, decode) for key, item, inner in fields}
+    if isinstance(value, list):
+        return [from_arrow(item, getattr(kind, "value_type", None), decode) for item in value]
+    return value
 
 
 def _require_distinct_columns(names: list[str], path: str) -> None:
@@ -497,7 +528,7 @@ def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
     place = local_dataset(MODELSCOPE + name) if hub == "ModelScope" else name
     try:
         dataset = datasets.load_dataset(place, split=split, streaming=streaming and "[" not in split)
-        for number, row in enumerate(sum_rows(path, dataset), 1):
+        for number, row in enumerate(sum_rows(path, dataset_rows(dataset)), 1):
             yield f"{path}: row {number}", row
     except Exception as error:  # datasets raises its own, huggingface_hub's, requests', pyarrow's and OSError
         raise DataError(
@@ -506,6 +537,17 @@ def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
             f"data set needs `{login} login`. Or download it and give a .jsonl or .parquet file. If you meant a "
             "local file: there is none of that name."
         ) from error
+
+
+def dataset_rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a `datasets.Dataset` or `IterableDataset` in their order, as `from_arrow` decodes them."""
+    from datasets import Dataset
+
+    if isinstance(dataset, Dataset):
+        return (row for table in dataset.with_format("arrow").iter(PARQUET_ROWS) for row in rows_of(table))
+    # datasets has decoded these; what a generator or a function given to map yields has no known types.
+    kinds = {} if dataset.features is None else {field.name: field.type for field in dataset.features.arrow_schema}
+    return ({name: from_arrow(value, kinds.get(name)) for name, value in row.items()} for row in dataset)
 
 
 def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from heedful.types import (
     Ranking,
     Response,
     Text,
+    Turn,
     plain_response,
     split_thinking,
 )
@@ -60,7 +61,8 @@ PROMPTS = Task(
     "prompt",
     (("prompt",), ("messages",)),
     "`prompt`; or `messages`",
-    "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text",
+    "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns instruction=text (rendered by "
+    "the chat template), or --columns prompt=text (raw text)",
     "Reward functions receive them",
 )
 
@@ -83,8 +85,11 @@ def read_demonstrations(path: str, **options: Unpack[ReadOptions]) -> list[Demon
 
     Every assistant turn of ``messages``, except those with ``weight: 0``, ``train: false`` or ``loss: false``, becomes one
     demonstration, whose prompt is the conversation before it. With ``text`` the prompt is empty. ``completion`` is a
-    string, one assistant message, or the prompt's conversation again followed by one assistant message. A boolean
-    ``truncated`` says that the (last) response was cut off.
+    string, or messages that begin and end with the assistant's, such as a call, its result and an answer, perhaps after the
+    prompt's messages again; each of its assistant turns is one demonstration. A boolean ``truncated`` says that the (last)
+    response was cut off.
+
+    A prompt that ends with the assistant's words gives the beginning of the answer, which the completion continues.
     """
     turns = _read(path, DEMONSTRATIONS, _demonstrations, **options)
     return [demonstration for of_record in turns for demonstration in of_record]
@@ -93,11 +98,12 @@ def read_demonstrations(path: str, **options: Unpack[ReadOptions]) -> list[Demon
 def read_rankings(path: str, **options: Unpack[ReadOptions]) -> list[Ranking]:
     """Read rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair only.
 
-    A pair has ranks (0, 1) and may have a ``margin``. A response is a string, one assistant message, or the prompt's
-    conversation again followed by one assistant message. A boolean ``truncated`` says that the responses were cut off. If
-    ``prompt`` is ``""``, whole texts are compared.
+    A pair has ranks (0, 1) and may have a ``margin``. A response is a string, or messages that begin and end with the
+    assistant's, perhaps after the prompt's messages again. A prompt that ends with the assistant's words gives the beginning
+    of all responses. A boolean ``truncated`` says that the responses were cut off. If ``prompt`` is ``""``, whole texts are
+    compared.
 
-    A pair without ``prompt`` contains it. Two conversations must share all messages but the last; these are the prompt. Two
+    A pair without ``prompt`` contains it. Of two conversations it is what they share, up to an assistant's turn. Two
     strings must be Anthropic HH dialogues that agree up to and including their last ``"\\n\\nAssistant:"``; this part is the
     prompt, as raw text. The rest are the responses, with their leading space.
     """
@@ -116,6 +122,8 @@ def read_labelled(path: str, **options: Unpack[ReadOptions]) -> list[Labelled]:
 
 def read_prompts(path: str, **options: Unpack[ReadOptions]) -> list[Prompt]:
     """Read prompts from ``prompt`` or ``messages``. The record's other fields go to ``Prompt.columns`` under their names.
+
+    If ``prompt`` ends with an assistant turn, its text is the beginning of the answer, which the policy continues.
 
     If ``messages`` ends with an assistant turn, the prompt is what comes before it, and the turn's text goes to
     ``columns["completion"]`` as the reference answer.
@@ -150,41 +158,47 @@ def _read(
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
     shape = shape_of(record, mapping, DEMONSTRATIONS)
     truncated = is_truncated(record)
-    prompt: Text = ""
+    begun = ""
     if shape == ("messages",):
-        turns = _turns_to_learn(record)
+        turns = answers_in(record, read_conversation(record.source, "messages", record.fields["messages"]))
     elif shape == ("text",):
         turns = [("", text(record.source, "text", record.fields["text"]))]
     else:
-        prompt = prompt_of(record)
-        turns = [(prompt, response_of(record, "completion", record.fields["completion"], prompt))]
+        asked, begun = prompt_of(record)
+        response = response_of(record, "completion", record.fields["completion"], asked, begun)
+        turns = [(asked, response)]
+        if isinstance(response, tuple) and not isinstance(asked, str):
+            turns = answers_in(record, (*asked, *response), after=len(asked))
     learned = []
     for i, (prompt, response) in enumerate(turns):
         cut = truncated and i == len(turns) - 1
-        if prompt and not cut and split_thinking(plain_response(response))[1] is None:
+        if prompt != "" and not cut and split_thinking(plain_response(response))[1] is None:
             raise wrong(
                 record.source,
                 "a response that begins with <think> and has no </think>",
                 "both, or truncated: true",
                 cause="a thought without an end",
             )
-        learned.append(Demonstration(with_system(prompt, system_prompt, record), response, record.source, cut))
+        given = begun if i == 0 else ""
+        asked = with_system(prompt, system_prompt, record)
+        learned.append(Demonstration(asked, response, record.source, cut, prefill=given))
     return learned
 
 
-def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
-    turns = read_conversation(record.source, "messages", record.fields["messages"])
-    ends = [index for index, turn in enumerate(turns) if turn.role == "assistant" and turn.learned]
+def answers_in(record: Record, turns: Conversation, *, after: int = 0) -> list[tuple[Text, Response]]:
+    """Return each assistant turn to learn, from the place ``after`` on, with the conversation before it.
+
+    Raises DataError if there is none.
+    """
+    ends = [i for i, turn in enumerate(turns) if i >= after and turn.role == "assistant" and turn.learned]
     if not ends:
         masked = " with weight 0, train false or loss false" if "assistant" in roles(turns) else ""
         raise wrong(
             record.source,
-            f"`messages` has no assistant turn, only {roles(turns)}{masked}",
+            f"`{'completion' if after else 'messages'}` has no assistant turn, only {roles(turns[after:])}{masked}",
             "at least one to learn from",
             cause="no answer to learn from",
         )
-    for end in ends:
-        require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
     return [(turns[:end], reply_of(turns[end])) for end in ends]
 
 
@@ -195,23 +209,25 @@ def ranking_of(record: Record, mapping: Mapping[str, str], system_prompt: str | 
 
 
 def _pair(record: Record, shape: Shape, system_prompt: str | None) -> Ranking:
-    prompt = _ranked_prompt(record) if "prompt" in shape else _shared_prompt(record)
+    prompt, begun = _ranked_prompt(record) if "prompt" in shape else (_shared_prompt(record), "")
     responses: list[Response] = []
     for name in ("chosen", "rejected"):
         value = record.fields[name]
         if "prompt" not in shape and isinstance(prompt, str):
             responses.append(text(record.source, name, value[len(prompt) :]))
         else:
-            responses.append(response_of(record, name, value, prompt))
+            responses.append(response_of(record, name, value, prompt, begun))
     prompt = with_system(prompt, system_prompt, record)
-    return Ranking(prompt, tuple(responses), (0, 1), record.source, _margin(record), is_truncated(record))
+    return Ranking(
+        prompt, tuple(responses), (0, 1), record.source, _margin(record), is_truncated(record), prefill=begun
+    )
 
 
 def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Labelled]:
     shape = shape_of(record, mapping, LABELLED)
     if "label" not in shape:
         return _both_of_a_pair(record, shape, system_prompt)
-    label = is_good(record.source, record.fields["label"])
+    label, begun = is_good(record.source, record.fields["label"]), ""
     if shape == ("messages", "label"):
         turns = read_conversation(record.source, "messages", record.fields["messages"])
         if turns[-1].role != "assistant":
@@ -221,14 +237,13 @@ def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | N
                 "messages that end with the assistant's, which is labelled",
                 cause="no answer of the assistant",
             )
-        require_question(record, "`messages` before the last one", turns[:-1])
         prompt: Text = turns[:-1]
-        response = reply_of(turns[-1])
+        response: Response = reply_of(turns[-1])
     else:
-        prompt = prompt_of(record)
-        response = response_of(record, "completion", record.fields["completion"], prompt)
+        prompt, begun = prompt_of(record)
+        response = response_of(record, "completion", record.fields["completion"], prompt, begun)
     prompt = with_system(prompt, system_prompt, record)
-    return [Labelled(prompt, response, record.source, is_truncated(record), label=label)]
+    return [Labelled(prompt, response, record.source, is_truncated(record), label=label, prefill=begun)]
 
 
 def is_good(source: str, label: Any) -> bool:
@@ -245,7 +260,7 @@ def is_good(source: str, label: Any) -> bool:
 def _both_of_a_pair(record: Record, shape: Shape, system_prompt: str | None) -> list[Labelled]:
     pair = _pair(record, shape, system_prompt)
     chosen, rejected = pair.responses
-    if not pair.prompt:
+    if pair.prompt == "":
         raise wrong(record.source, "`prompt` is empty", "a prompt that the responses answer")
     if chosen == rejected:
         raise wrong(
@@ -255,13 +270,13 @@ def _both_of_a_pair(record: Record, shape: Shape, system_prompt: str | None) -> 
             cause="equal answers",
         )
     return [
-        Labelled(pair.prompt, response, pair.source, pair.truncated, label=label, of_a_pair=True)
+        Labelled(pair.prompt, response, pair.source, pair.truncated, prefill=pair.prefill, label=label, of_a_pair=True)
         for response, label in ((chosen, True), (rejected, False))
     ]
 
 
 def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
-    prompt, responses, ranks = _ranked_prompt(record), record.fields["responses"], record.fields["ranks"]
+    (prompt, begun), responses, ranks = _ranked_prompt(record), record.fields["responses"], record.fields["ranks"]
     if not isinstance(responses, list) or len(responses) < 2:
         raise wrong(record.source, f"`responses` is {shown(responses)}", "a list of two or more responses")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
@@ -279,15 +294,16 @@ def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
         )
     if record.fields.get("margin") is not None:
         raise wrong(record.source, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
-    texts = tuple(response_of(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
+    texts = tuple(response_of(record, f"responses[{i}]", value, prompt, begun) for i, value in enumerate(responses))
     prompt = with_system(prompt, system_prompt, record)
-    return Ranking(prompt, texts, tuple(ranks), record.source, truncated=is_truncated(record))
+    return Ranking(prompt, texts, tuple(ranks), record.source, truncated=is_truncated(record), prefill=begun)
 
 
 def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Prompt:
     if shape_of(record, mapping, PROMPTS) == ("prompt",):
         columns = {name: value for name, value in record.fields.items() if name != "prompt"}
-        return Prompt(with_system(prompt_of(record), system_prompt, record), record.source, columns)
+        asked, begun = prompt_of(record)
+        return Prompt(with_system(asked, system_prompt, record), record.source, columns, begun)
     turns = read_conversation(record.source, "messages", record.fields["messages"])
     columns = {name: value for name, value in record.fields.items() if name != "messages"}
     if turns[-1].role == "assistant":
@@ -296,29 +312,37 @@ def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | Non
                 record.source, "two reference answers: `messages` ends with one and `completion` is another", "only one"
             )
         turns, columns["completion"] = turns[:-1], plain_response(turns[-1])
-    require_question(record, "`messages`, without a last assistant turn,", turns)
+    if not turns:
+        raise wrong(
+            record.source,
+            "`messages` has only an assistant turn",
+            "a conversation to answer",
+            cause="an answer that follows no question",
+        )
     return Prompt(with_system(turns, system_prompt, record), record.source, columns)
 
 
-def _ranked_prompt(record: Record) -> Text:
+def _ranked_prompt(record: Record) -> tuple[Text, str]:
     """Return the prompt as `prompt_of` does, or ``""`` if whole texts are compared."""
-    return "" if record.fields["prompt"] == "" else prompt_of(record)
+    return ("", "") if record.fields["prompt"] == "" else prompt_of(record)
 
 
 def _shared_prompt(record: Record) -> Text:
     chosen, rejected = record.fields["chosen"], record.fields["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
         return _shared_dialogue(record, chosen, rejected)
-    before = [read_conversation(record.source, name, record.fields[name])[:-1] for name in ("chosen", "rejected")]
-    if before[0] != before[1]:
+    sides = [read_conversation(record.source, name, record.fields[name]) for name in ("chosen", "rejected")]
+    one, other = sides
+    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, sides)))
+    shared = min(shared, len(one) - 1, len(other) - 1)
+    if one[shared].role != "assistant" or other[shared].role != "assistant":
         raise wrong(
             record.source,
-            "without `prompt`, and `chosen` and `rejected` differ before their last message",
-            "two conversations that share all but the last message, or a `prompt`",
+            f"without `prompt`, and `chosen` ({roles(one)}) and `rejected` ({roles(other)}) differ before an answer",
+            "two conversations that are equal up to the assistant's turn in which they differ, or a `prompt`",
             cause="no shared prompt",
         )
-    require_question(record, "what `chosen` and `rejected` share (there is no `prompt`)", before[0])
-    return before[0]
+    return one[:shared]
 
 
 def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
@@ -348,22 +372,37 @@ def _margin(record: Record) -> float | None:
 # The parts of a record -------------------------------------------------------------------------------------------------
 
 
-def prompt_of(record: Record) -> Text:
-    """Return the column ``prompt``: text, or messages that end with a question. Raises DataError for anything else."""
+def prompt_of(record: Record) -> tuple[Text, str]:
+    """Return the column ``prompt``: text, or messages; and the beginning of the answer, if they end with one.
+
+    Raises DataError for anything else.
+    """
     value = record.fields["prompt"]
     if isinstance(value, str):
-        return text(record.source, "prompt", value)
+        return text(record.source, "prompt", value), ""
     if not isinstance(value, list):
         raise wrong(record.source, f"`prompt` is {shown(value)}", "a string or a list of messages")
     turns = read_conversation(record.source, "prompt", value)
-    require_question(record, "`prompt`", turns)
-    return turns
+    if turns[-1].role != "assistant":
+        return turns, ""
+    if turns[-1].tool_calls or turns[-1].thinking is not None or len(turns) == 1:
+        raise wrong(
+            record.source,
+            f"`prompt` has the turns {roles(turns)}, the last with "
+            f"{'nothing before it' if len(turns) == 1 else 'tool calls or separate thinking'}",
+            "a conversation that ends with a user, system or tool turn, or with the first words of the answer",
+            cause="an answer that follows no question",
+        )
+    return turns[:-1], turns[-1].content
 
 
-def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response:
-    """Return a ``value`` of the column ``name`` as a response to the prompt. Raises DataError for anything else."""
+def response_of(record: Record, name: str, value: Any, prompt: Text, prefill: str = "") -> Response:
+    """Return a ``value`` of the column ``name`` as a response to the prompt, after the beginning that the prompt gives.
+
+    Raises DataError for anything else.
+    """
     if isinstance(value, str):
-        return text(record.source, name, value)
+        return prefill + text(record.source, name, value)
     if isinstance(prompt, str):
         raise wrong(
             record.source,
@@ -371,37 +410,29 @@ def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response
             "both strings, or both lists of messages",
         )
     turns = read_conversation(record.source, name, [value] if isinstance(value, dict) else value)
-    if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
+    if not prefill and len(turns) > len(prompt) and turns[: len(prompt)] == prompt:
+        turns = turns[len(prompt) :]
+    if turns[0].role != "assistant" or turns[-1].role != "assistant":
         raise wrong(
             record.source,
             f"`{name}` has the turns {roles(turns)} after a prompt of {roles(prompt)}",
-            "a string, one assistant message, or the prompt's messages again followed by one assistant message",
+            "a string, or messages that begin and end with the assistant's, perhaps after the prompt's messages again",
             cause="no shared prompt" if len(turns) > 1 else "no answer of the assistant",
         )
-    if not turns[-1].learned:
+    if not any(turn.learned for turn in turns if turn.role == "assistant"):
         raise wrong(
             record.source,
             f"`{name}` has weight 0, train false or loss false, but it is what is learned",
             "no such mark; or remove the record",
         )
-    return reply_of(turns[-1])
+    turns = (replace(turns[0], content=prefill + turns[0].content), *turns[1:]) if prefill else turns
+    return turns if len(turns) > 1 else reply_of(turns[0])
 
 
-def reply_of(message: Message) -> Response:
+def reply_of(message: Message) -> Turn:
     """Return an assistant's message as a response: as text, unless it has tool calls, separate thinking or a name."""
     plain = message.thinking is None and not message.tool_calls and message.name is None
     return message.content if plain else message
-
-
-def require_question(record: Record, what: str, turns: Conversation) -> None:
-    """Raise DataError unless the messages end with a user or tool turn; ``what`` names them in the message."""
-    if not turns or turns[-1].role not in ("user", "tool"):
-        raise wrong(
-            record.source,
-            f"{what} has the turns {roles(turns)}",
-            "a conversation that ends with a user or tool turn",
-            cause="an answer that follows no question",
-        )
 
 
 def with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text:
@@ -416,8 +447,10 @@ def with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text
         if tools:
             raise wrong(record.source, "`tools` beside raw text, which has no place for them", "`tools` with messages")
         return prompt
-    if system_prompt is not None and prompt[0].role != "system":
+    if system_prompt is not None and (not prompt or prompt[0].role != "system"):
         prompt = (Message("system", system_prompt), *prompt)
+    if tools and not prompt:
+        raise wrong(record.source, "`tools` beside a conversation that begins with an answer", "a turn before it")
     return (replace(prompt[0], tools=tools), *prompt[1:]) if tools else prompt
 
 

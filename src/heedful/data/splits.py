@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
+from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.types import Demonstration, Ranking, Text, plain_response
 
@@ -73,10 +74,11 @@ def _position(key: str) -> float:
 
 
 def _one_sided(train: list[Item], held_out: list[Item], eval_fraction: float) -> DataError:
-    prompts = len({item_key(item) for item in train + held_out})
+    prompts = counted(len({item_key(item) for item in train + held_out}), "different prompt")
     return DataError(
-        f"--eval-fraction {eval_fraction} leaves {len(train)} records to train on and {len(held_out)} to evaluate on: "
-        f"the data have {prompts} different prompts, and all records of a prompt stay together. Give more prompts, "
+        f"--eval-fraction {eval_fraction} leaves {counted(len(train), 'record')} to train on and {len(held_out)} to evaluate "
+        f"on: the data have {prompts.replace('1 different', 'a single')}, and all records of a prompt stay together. Give "
+        "more prompts, "
         "another --eval-fraction, or 0 and a separate evaluation file (--eval-data)"
     )
 
@@ -92,25 +94,38 @@ class BatchOrder:
         num_items: the number of items in the data.
         batch_size: items per batch.
         seed: of the shuffling.
+        shuffle: False keeps the order of the data in every epoch.
         batch_flag: the flag that sets ``batch_size``, named in messages.
+        items: what the items are, for messages.
 
     Raises ConfigError if a batch would be empty or larger than the data.
     """
 
-    def __init__(self, num_items: int, batch_size: int, seed: int, *, batch_flag: str = "--batch-size") -> None:
+    def __init__(
+        self,
+        num_items: int,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        batch_flag: str = "--batch-size",
+        items: str = "records",
+    ) -> None:
         if batch_size < 1:
             raise ConfigError(f"{batch_flag} is {batch_size}; it must be at least 1")
         if num_items < batch_size:
             raise ConfigError(
-                f"{batch_flag} is {batch_size}, but the data have only {num_items} items. Lower "
+                f"{batch_flag} is {batch_size}, but the data have only {num_items} {items}. Lower "
                 f"{batch_flag}, or give more data"
             )
         self.num_items = num_items
         self._batch_size = batch_size
         self._seed = seed
+        self._shuffle = shuffle
+        self._items = items
         self._epoch = 0
         self._cursor = 0
-        self._order = self._permutation(0)
+        self._order = self._order_of(0)
 
     def __iter__(self) -> "BatchOrder":
         return self
@@ -143,17 +158,18 @@ class BatchOrder:
         epoch, cursor = state.get("epoch", -1), state.get("cursor", -1)
         if epoch < 0 or not 0 <= cursor < self.num_items:
             raise CheckpointError(
-                f"the saved data position {dict(state)} does not fit data of {self.num_items} items: expected "
+                f"the saved data position {dict(state)} does not fit data of {self.num_items} {self._items}: expected "
                 f"epoch >= 0 and 0 <= cursor < {self.num_items}. Resume with the data that the run was started with"
             )
         self._move_to(epoch, cursor)
 
     def _move_to(self, epoch: int, cursor: int) -> None:
         self._epoch, self._cursor = epoch, cursor
-        self._order = self._permutation(epoch)
+        self._order = self._order_of(epoch)
 
-    def _permutation(self, epoch: int) -> list[int]:
+    def _order_of(self, epoch: int) -> list[int]:
         order = list(range(self.num_items))
-        # A string seed: neighbouring (seed, epoch) pairs give unrelated orders, which seed + epoch would not.
-        random.Random(f"{self._seed}:{epoch}").shuffle(order)
+        if self._shuffle:
+            # A string seed: neighbouring (seed, epoch) pairs give unrelated orders, which seed + epoch would not.
+            random.Random(f"{self._seed}:{epoch}").shuffle(order)
         return order

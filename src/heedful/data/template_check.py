@@ -9,7 +9,7 @@ from typing import NamedTuple
 from heedful.data.chat import Renderer
 from heedful.data.fitting import naming
 from heedful.errors import CheckpointError
-from heedful.types import THINK, THINK_END, Conversation, Message, Response, Text, plain_response, split_thinking
+from heedful.types import THINK, THINK_END, Conversation, Message, Text, Turn, plain_response, split_thinking
 
 FIRST = 3
 """Number of conversations to compare, besides the first of each kind."""
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     """A conversation that a template renders: a prompt and the response to it, not cut off."""
 
     prompt: Text
-    response: Response
+    response: Turn
     source: str
     """Where it was read."""
 
@@ -126,9 +126,9 @@ def ordinary_answers(renderer: Renderer, prompt: Text) -> list[str]:
     return [thought + word for word in words]
 
 
-def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Response, str]]:
+def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Turn, str]]:
     """Return the conversations to compare: the first ones, and the first of each kind."""
-    chosen: list[tuple[Conversation, Response, str]] = []
+    chosen: list[tuple[Conversation, Turn, str]] = []
     seen: set[str] = set()
     for prompt, response, source in samples:
         if isinstance(prompt, str):
@@ -150,7 +150,7 @@ def _agree(renderer: Renderer, ours: list[int], whole: list[int]) -> bool:
     return renderer.decode(whole).startswith(renderer.decode(ours[:-1]))
 
 
-def _is_meant(renderer: Renderer, prompt: Conversation, response: Response, ours: list[int], whole: list[int]) -> bool:
+def _is_meant(renderer: Renderer, prompt: Conversation, response: Turn, ours: list[int], whole: list[int]) -> bool:
     """True if the only difference is thinking that the template omits or writes with other white space."""
     end = renderer.decode([renderer.turn_end_id]) if renderer.ends_turns else ""
     thinking, answer = split_thinking(plain_response(response))
@@ -190,7 +190,7 @@ def _table(renderer: Renderer, left: list[int], right: list[int], names: tuple[s
     return at, "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _report(renderer: Renderer, ours: list[int], whole: list[int], response: Response) -> str:
+def _report(renderer: Renderer, ours: list[int], whole: list[int], response: Turn) -> str:
     at, table = _table(renderer, ours, whole, ("prompt, then response", "template's rendering"))
     thinks = split_thinking(plain_response(response))[0] is not None
     if renderer.opening and not thinks:

@@ -353,6 +353,14 @@ def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[
             [["heedful", "chat", "--model", model, *length] for model in (policy, start)],
         ),
         ("next_measure", [win_rate, kl]),
-        ("next_curves", [["tensorboard", "--logdir", out]]),
+        (
+            "next_curves",
+            [
+                ["heedful", "report", *(f"{out}/{run}" for run in RUNS)],
+                *([["heedful", "look", f"{out}/ppo"]] if ppo.rollouts == "all" else []),
+                ["tensorboard", "--logdir", out],
+            ],
+        ),
+        ("next_course", [["heedful", "course"]]),
         ("next_stages", stages),
     ]

@@ -13,7 +13,7 @@ from heedful.device_checks.result import RAGGED, LeftOutError, Measurement, Work
 from heedful.devices import device_module
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.engines.generate import sample
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.device import DtypeName
 from heedful.kernels.packing import positions
@@ -24,7 +24,7 @@ from heedful.types import MicroBatch
 SCORED = "log-probs of sampled tokens, from those of a pass over all tokens"
 
 
-def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Rollouts:
+def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Responses:
     """Greedy responses to all prompts, of which some end early."""
     options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
     rest: Any = {"pad_id": 0, "generator": torch.Generator(), "micro_batch": MicroBatch(10)}
@@ -37,7 +37,7 @@ def greedy_sampling(bench: Workbench) -> Measurement:
     for device in (None, "cpu"):
         policy = bench.policy(device=device)
         rollouts = sample(policy, RAGGED[:4], options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
-        found.append(rollouts.responses(with_stop=True))
+        found.append(rollouts.own_ids())
     return Measurement(differing(*found), 0, "responses that are not the CPU's")
 
 
@@ -49,11 +49,11 @@ def sampled_logprobs(bench: Workbench, dtype: DtypeName) -> Measurement:
     return Measurement(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
 
 
-def _off(policy: Policy, sampled: Rollouts) -> float:
+def _off(policy: Policy, sampled: Responses) -> float:
     """Largest difference of the sampler's log-probs from those of a pass over all tokens."""
     scored = token_outputs(policy, sampled.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
     mask = sampled.batch.response_mask
-    return furthest([(sampled.sampler_logprobs[mask], scored[mask])])
+    return furthest([(sampled.logprobs[mask], scored[mask])])
 
 
 def recorded_sampling(bench: Workbench, dtype: DtypeName) -> Measurement:
@@ -65,10 +65,10 @@ def recorded_sampling(bench: Workbench, dtype: DtypeName) -> Measurement:
     policy, all_responses, off = bench.policy(dtype, spread=0.1), [], []
     for _ in range(2):
         found = _sampled(policy, cuda_graphs=True)
-        responses = found.responses(with_stop=True)
+        responses = found.own_ids()
         all_responses.append(responses)
         if dtype == "float32":
-            apart = differing(responses, _sampled(policy).responses(with_stop=True))
+            apart = differing(responses, _sampled(policy).own_ids())
             expect(apart == 0, f"{apart} of {len(responses)} responses are not those without graphs")
         off.append(_off(policy, found))
         _change(policy.lm)

@@ -12,21 +12,17 @@ from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.errors import DataError, RefusedError
-from heedful.types import Conversation, Demonstration, Message, Ranking, Response
+from heedful.training.thresholds import (
+    FEW_ENDS,
+    MANY_CUT_RECORDS,
+    MANY_EQUAL,
+    MANY_SHARED,
+    MANY_STOPS,
+)
+from heedful.types import Demonstration, Ranking, Response, Text, Turn, as_message, last_answer
 
 SAMPLE = 2000
 """Rows that are looked at, spread evenly, where all of them would take seconds: a share of 1 in 500 is then seldom missed."""
-FEW_ENDS = 0.5
-"""Below this share of responses with an end, most of what the policy learns does not end. Above it, ending is what it
-learns to do most often."""
-MANY_STOPS = 0.05
-"""Above this share of responses that sampling would cut short, a policy that imitates them is cut noticeably often."""
-MANY_EQUAL = 0.05
-"""Above this share, equal pairs are no accident of two people writing the same (7 % in OpenRLHF#1311, all from cutting)."""
-MANY_CUT = 0.1
-"""The share that --max-dropped allows to be dropped; cut records count here too."""
-MANY_SHARED = 0.01
-"""Of the held-out prompts. Below it, numbers move by less than a hundredth, whatever was learned by heart."""
 RENDERED = 8
 """Conversations that are rendered with the template's markers; a template renders all of them alike."""
 MARKER = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
@@ -112,12 +108,13 @@ def generation_mask(records: Sequence[HasPrompt], renderer: Renderer) -> Finding
     parted: list[tuple[str, str, str]] = []
     looked_at = 0
     for record in records[:RENDERED]:
-        answer = _answer_of(record)
-        if isinstance(record.prompt, str) or answer is None:
+        response = _answer_of(record)
+        if isinstance(record.prompt, str) or response is None:
             continue
+        asked, answer = last_answer(record.prompt, response)
         with contextlib.suppress(DataError, RefusedError):  # it was dropped
-            learned = renderer.decode(renderer.response_ids(answer, prompt=record.prompt))
-            marked = _marked(record.prompt, answer, template)
+            learned = renderer.decode(renderer.response_ids(answer, prompt=asked))
+            marked = _marked(asked, answer, template)
             looked_at += 1
             if _bare(learned, renderer) != _bare(marked, renderer):
                 parted.append((record.source, learned, marked))
@@ -151,7 +148,7 @@ def equal_pairs(counts: Counts) -> Finding | None:
 def share_cut(counts: Counts) -> Finding | None:
     """How many records were cut or dropped because they are too long?"""
     cut, dropped = counts.get("truncated", 0), counts.get("dropped_too_long", 0)
-    if cut + dropped <= MANY_CUT * counts["records"]:
+    if cut + dropped <= MANY_CUT_RECORDS * counts["records"]:
         return None
     return finding(
         "share-cut",
@@ -201,9 +198,10 @@ def _with_signs(renderer: Renderer) -> ChatTemplate:
     return ChatTemplate(tokenizer)
 
 
-def _marked(prompt: Conversation, answer: Response, template: ChatTemplate) -> str:
+def _marked(prompt: Text, answer: Turn, template: ChatTemplate) -> str:
     """What the template marks as the last answer of a conversation, without the head of its turn."""
-    turn = Message("assistant", answer) if isinstance(answer, str) else answer
+    assert isinstance(prompt, tuple)
+    turn = as_message(answer)
     before, begin, rest = template.text((*prompt, turn), add_generation_prompt=False).rpartition(BEGIN)
     marked = rest.partition(END)[0] if begin else ""
     head = template.text(prompt, add_generation_prompt=True).removeprefix(before)

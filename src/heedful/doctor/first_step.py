@@ -1,35 +1,40 @@
 """Checks of what a policy writes and reads before its first step, and of what the run needs of the machine."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.masking import masked_mean
 from heedful.devices import total_memory
 from heedful.doctor.findings import Finding, finding
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
 from heedful.planning.memory import GB, Lengths, Trainer, plan_of
 from heedful.training.memory_preflight import main_memory, planned_as
 from heedful.training.non_finite import NonFiniteGuard
+from heedful.training.thresholds import (
+    CUT_AT_START,
+    EXPLORES,
+    FAR_REFERENCE,
+    FORGOTTEN,
+    FULL,
+    HALF_ROUNDING,
+    LARGE_MISMATCH,
+    MISMATCH,
+    ROUNDING,
+    STEP_SHARE,
+    UNLIKELY,
+)
+from heedful.types import Completion
 
-ROUNDING, HALF_ROUNDING = 1e-3, 0.05
-"""Nats per token that two passes over the same tokens may differ by on average: docs/metrics.md has 1e-5 in float32 and
-0.02 in bfloat16 as healthy. Beyond, noise is what is clipped."""
-FAR_REFERENCE = 1.0
-"""Nats per token. A reference that was named on purpose is another model, but one at this distance does not write such texts
-at all."""
-MISMATCH, LARGE_MISMATCH = 0.05, 0.5
-"""Mean difference, in nats, of a token's log-prob under sampler and policy: docs/metrics.md has 0.02 as healthy in bfloat16.
-From 0.5 on the ratios of tokens are off by a factor of 1.6 on average, so other weights have sampled."""
-MANY_CUT = 0.5
-"""Share of responses without an end above which more than half of what is scored are beginnings."""
-FULL = 0.9
-"""A plan may be a tenth off."""
+WEIGHTS = 512
+"""Values of each weight that are compared before and after a step."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +111,16 @@ def sampler_mismatch(passes: FirstPasses, config: RolloutConfig) -> Finding | No
     )
 
 
-def responses_cut(rollouts: Rollouts, config: RolloutConfig) -> Finding | None:
+def responses_cut(responses: Responses, config: RolloutConfig) -> Finding | None:
     """How many responses reach the limit without an end?"""
-    cut, number = int(rollouts.truncated.sum()), len(rollouts.truncated)
-    if config.response_length != "stop" or cut <= MANY_CUT * number:
+    cut, number = int(responses.truncated.sum()), len(responses)
+    if config.response_length != "stop" or cut <= CUT_AT_START * number:
         return None
     return finding(
         "responses-cut",
         "warn",
         f"{cut} of {number} sampled responses have no end within --max-new-tokens {config.max_new_tokens}",
-        f"mean length {float(rollouts.lengths.float().mean()):.0f} tokens",
+        f"mean length {float(responses.lengths.float().mean()):.0f} tokens",
     )
 
 
@@ -138,11 +143,89 @@ def memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtyp
     )
 
 
-def not_finite(skips: NonFiniteGuard, grad_scaler: object) -> Finding | None:
-    """Was the first step left out because its loss or gradient is not a number? In float16 the first ones may be."""
-    if not skips.in_a_row or grad_scaler is not None:
+def not_finite(skips: NonFiniteGuard) -> Finding | None:
+    """Was an update of the first step left out because its loss or gradient is not a number?
+
+    In float16 a gradient that overflows is not one: it lowers the loss scale.
+    """
+    if not skips.latest:
         return None
-    return finding("step-not-finite", "fail", "the first step makes no update: numbers are not finite", skips.latest)
+    whole = "the first step makes no update" if skips.in_a_row else "an update of the first step is left out"
+    return finding("step-not-finite", "fail", f"{whole}: numbers are not finite", skips.latest)
+
+
+def weights_before(model: nn.Module) -> list[Tensor]:
+    """Some values of each trained weight, spread evenly."""
+    return [_some(weight) for weight in model.parameters() if weight.requires_grad]
+
+
+def _some(weight: Tensor) -> Tensor:
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // WEIGHTS)].clone()
+
+
+def moved(model: nn.Module, before: Sequence[Tensor], learning_rate: float) -> Finding | None:
+    """Has the first step moved the weights by about the learning rate, as Adam's first step does?"""
+    largest = max(
+        (float((_some(w) - b).abs().max()) for w, b in zip(_trained(model), before, strict=True)), default=0.0
+    )
+    if not before or largest > STEP_SHARE * learning_rate:
+        return None
+    return finding(
+        "step-moves-nothing",
+        "fail",
+        f"the first step moves no weight by more than {largest:.1g}, and its learning rate is {learning_rate:.1g}",
+        "Adam's first step moves every weight that has a gradient by about the learning rate",
+    )
+
+
+def _trained(model: nn.Module) -> list[Tensor]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def unlikely(logprobs: Tensor, mask: Tensor, vocabulary: int) -> Finding | None:
+    """Is text of the data less likely than a uniform guess? Then the model reads other token ids than in its training."""
+    mean, uniform = -float(masked_mean(logprobs.float(), mask)), math.log(vocabulary)
+    if not mean > uniform + UNLIKELY:  # NaN is another finding
+        return None
+    return finding(
+        "text-unlikely",
+        "fail",
+        f"the data's tokens have {mean:.1f} nats each under the model, and a uniform guess has {uniform:.1f}",
+        f"{int(mask.sum()):,} tokens; the tokenizer's ids are not those that the model was trained with",
+    )
+
+
+def explores(passes: FirstPasses, completions: Sequence[Completion]) -> Finding | None:
+    """Do responses to the same prompt differ, or might they?"""
+    groups: dict[str, list[Sequence[int]]] = {}
+    for one in completions:
+        groups.setdefault(one.prompt.source, []).append(one.ids)
+    several = [group for group in groups.values() if len(group) > 1]
+    if several and all(ids == group[0] for group in several for ids in group):
+        what = f"all responses to each of {len(several)} prompts are the same"
+        evidence = f"{len(several[0])} responses to a prompt"
+    elif -passes.mean(passes.sampler) < EXPLORES:
+        what = f"sampled tokens have a probability of {math.exp(passes.mean(passes.sampler)):.4f} on average"
+        evidence = f"{-passes.mean(passes.sampler):.1g} nats per token"
+    else:
+        return None
+    return finding("no-exploration", "fail" if several else "warn", what, evidence)
+
+
+def discount(config: RolloutConfig, mean_length: float) -> Finding | None:
+    """Does the discount leave something of a score for the first token?"""
+    if not isinstance(config, OnlineConfig) or config.gamma == 1 or not config.estimator.per_token:
+        return None
+    left = config.gamma**mean_length
+    if left >= FORGOTTEN:
+        return None
+    return finding(
+        "discount",
+        "warn",
+        f"--gamma {config.gamma:g} leaves {left:.1g} of a score for the first of {mean_length:.0f} tokens",
+        "a response has one score, at its end",
+    )
 
 
 def step_time(seconds: float, steps: int) -> str:

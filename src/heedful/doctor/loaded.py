@@ -10,27 +10,23 @@ from heedful.configs.online import RolloutConfig
 from heedful.configs.options import ADAPTER_RATE, TrainingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.encoding import BYTES
+from heedful.data.learned import strings_for_chat
 from heedful.doctor.encoded import SAMPLE
-from heedful.doctor.findings import Finding, TokenRow, ending, finding, spread, token_texts
+from heedful.doctor.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
 from heedful.kernels.weights import SMALLEST_ROW
 from heedful.models.reward_model import RewardModel, padding_id
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
+from heedful.training.thresholds import (
+    ABOVE_MEASURED,
+    MEASURED_RATE,
+    NEAR_THE_MEAN,
+    SLOW_ADAPTERS,
+)
 from heedful.types import Text
 
-NEAR_THE_MEAN = 0.01
-"""A row that is closer to the mean of all rows than this times what is usual was put there by transformers'
-resize_token_embeddings, which draws new rows at about 1e-5 of the usual distance."""
 ROWS_FOR_MEDIAN = 4096
 """Rows of an embedding, spread evenly, that say what is usual: all of a large one would take a second."""
-MEASURED_RATE = {"sft": 0.48, "online": 0.23}
-"""The highest learning rate of all weights, times the model's hidden size, of the recipes that were measured: SFT of the demo
-(5e-3 * 96), PPO on numbers (3e-4 * 768). Rates that are stable fall about as 1 / width (Yang et al. 2022, muP). Learning
-from a policy's own responses, or against a reference, wants less than SFT."""
-ABOVE_MEASURED = 2.0
-"""A rate that is higher than this times the highest that was measured is remarked on."""
-SLOW_ADAPTERS = 2.0
-"""Adapters whose rate is at most this times the trainer's default for all weights have probably been given that rate."""
 
 
 def templates_differ(
@@ -53,6 +49,21 @@ def templates_differ(
                 f"{name} has the policy's vocabulary and another chat template",
                 f"from character {at} on: policy {str(ours)[at : at + 40]!r}, reward model {str(theirs)[at : at + 40]!r}",
             )
+    return None
+
+
+def raw_prompts(subject: Subject) -> Finding | None:
+    """Do strings meet a model, or else a reward model, that learned conversations?"""
+    if subject.config.raw_prompts:
+        return None
+    config = None if subject.reward_model is not None else subject.model.generation_config
+    readers = [("", subject.renderer, None if config is None else config.eos_token_id)]
+    readers += [(f"{name}: ", reward.inputs.renderer, None) for name, reward in model_rewards(subject.rewards)]
+    for name, renderer, generation_eos in readers:
+        found = None if renderer is None else strings_for_chat(renderer, subject.records[0], generation_eos)
+        if found is not None:
+            fix = found.fix(subject.config.columns)
+            return finding("raw-prompts", "warn", f"{name}{found.what}", found.evidence, fix=fix)
     return None
 
 

@@ -1,13 +1,16 @@
 """The cheap checks, which every training command makes of what it has just loaded, before anything is written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from heedful.configs.offline import SFTConfig
+from heedful.data.splits import HasPrompt
 from heedful.display import say
-from heedful.doctor import encoded, loaded
+from heedful.doctor import arithmetic, encoded, loaded, records, rendering
 from heedful.doctor.findings import Finding, Subject
+from heedful.doctor.rewards import own_answer
 from heedful.errors import ConfigError
 from heedful.rewards.models import model_rewards
+from heedful.types import Prompt
 
 FIRST = 8
 """Prompts to which a reward model is shown an answer: a template renders all of them alike."""
@@ -19,7 +22,19 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     """What is found without a pass through a model, failures first."""
     config, rows, tokenizer = subject.config, subject.rows, subject.tokenizer
     train, held_out = subject.records
+    steps = arithmetic.total_steps(config, len(train))
     found = [
+        loaded.raw_prompts(subject),
+        records.one_answer(train),
+        records.contradictions(train),
+        records.repeated(train),
+        records.unknown_tokens(rows, tokenizer),
+        records.held_out_most(subject.counts, config.eval_data),
+        arithmetic.lost_steps(config, subject.model.get_input_embeddings().weight, steps),
+        arithmetic.warm_up(config, steps),
+        arithmetic.sampling(config),
+        arithmetic.beta(config),
+        arithmetic.entropy_bonus(config),
         encoded.double_bos(rows, tokenizer),
         encoded.equal_pairs(subject.counts),
         encoded.share_cut(subject.counts),
@@ -36,11 +51,24 @@ def cheap_findings(subject: Subject) -> list[Finding]:
             found.append(encoded.stop_inside(answers, subject.stop_ids, tokenizer))
     if subject.renderer is not None:
         found.append(encoded.generation_mask(train, subject.renderer))
+        found += template_findings(train, subject)
     if subject.reward_model is not None:
         found.append(loaded.score_position(subject.reward_model, rows, tokenizer))
     if subject.rewards:
         found += reward_model_findings(subject)
+    if subject.rewards and not subject.resumes:
+        found.append(own_answer(subject.rewards, [one for one in (*train, *held_out) if isinstance(one, Prompt)]))
     return sorted((one for one in found if one is not None), key=lambda one: one.level)
+
+
+def template_findings(train: Sequence[HasPrompt], subject: Subject) -> list[Finding | None]:
+    """What the chat templates of the model and of reward models leave out, each once."""
+    of_rewards = [reward.inputs.renderer for _, reward in model_rewards(subject.rewards)]
+    found: list[Finding | None] = []
+    for renderer in [subject.renderer, *of_rewards]:
+        if renderer is not None:
+            found += [rendering.template_omits(train, renderer), rendering.roles_alike(renderer, train)]
+    return list(dict.fromkeys(found))
 
 
 def needed_end(subject: Subject) -> list[int]:

@@ -8,27 +8,28 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.agreement import correlation
 from heedful.data.chat import Renderer
 from heedful.doctor.findings import Finding, ending, finding
-from heedful.rewards import Reward
+from heedful.rewards import Ensemble, Reward
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
+from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.results import OneScore, Problem, Remote
-from heedful.rewards.scoring import call_rewards, sample
-from heedful.types import Completion
-
-SAMPLES = 64
-"""Responses that are sampled and scored. A correlation of 0.95 in them is at least 0.92 in all that the policy writes (95 %
-interval, Fisher's z), and a reward that fails on 1 response in 20 fails on at least one of them with 96 %."""
-FEWEST = 16
-"""Scores below which nothing is said of their distribution."""
-LENGTH_ALONE = 0.95
-"""Rank correlation from which on length explains nine tenths of the order (0.95 squared)."""
-SPACE_SIZE = 1.0
-"""White space that moves scores by as much as responses differ among themselves decides as much as they do."""
-SLOW_SHARE, SLOW_SECONDS = 0.5, 5.0
-"""Of a step, and at least so many seconds of it: below that nobody waits for a reward."""
+from heedful.rewards.scoring import call_rewards, combine_scores, sample
+from heedful.training.thresholds import (
+    FEWEST,
+    LENGTH_ALONE,
+    RANDOM,
+    SCALE,
+    SLOW_SECONDS,
+    SLOW_SHARE,
+    SPACE_SIZE,
+    STILL,
+    TIED,
+)
+from heedful.types import Completion, Prompt
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class RewardScores:
             for row, one in enumerate(self.scores)
             if one is not None and not isinstance(one, Problem)
         ]
+
+
+def own_answer(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Finding | None:
+    """Which answers of records can no response match?"""
+    found = unmatched_answers(rewards, prompts)
+    if not found:
+        return None
+    evidence = f"{found[0].source}: {found[0].because}"
+    return finding("own-answer", "fail", say_unmatched(found, prompts), evidence)
 
 
 def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:
@@ -89,6 +99,175 @@ def constant(scored: RewardScores, completions: Sequence[Completion]) -> Finding
     )
 
 
+def totals_of(rewards: Sequence[Reward], scored: Sequence[RewardScores]) -> list[float | None]:
+    """The combined score of each response, as training sees it; None where a reward fails or none applies."""
+    combination = rewards.combine if isinstance(rewards, Ensemble) else "sum"
+    by_reward = [{row: total for total, row in one.totals} for one in scored]
+    totals: list[float | None] = []
+    for row in range(len(scored[0].scores)):
+        is_failed = any(isinstance(one.scores[row], Problem) for one in scored)
+        weighted = [one.reward.weight * of[row] for one, of in zip(scored, by_reward, strict=True) if row in of]
+        totals.append(None if is_failed or not weighted else combine_scores(weighted, combination))
+    return totals
+
+
+def cancelled(scored: Sequence[RewardScores], totals: Sequence[float | None]) -> Finding | None:
+    """Do the weights make the same score of all responses, though a reward tells them apart?"""
+    differing = [one for one in scored if len({total for total, _ in one.totals}) > 1]
+    numbers = [total for total in totals if total is not None]
+    size = max((abs(one.reward.weight * total) for one in differing for total, _ in one.totals), default=0.0)
+    if len(numbers) < FEWEST or not differing or max(numbers) - min(numbers) > 1e-9 * size:
+        return None
+    weights = ", ".join(f"{one.reward.name} x {one.reward.weight:g}" for one in scored)
+    return finding(
+        "reward-constant",
+        "fail",
+        f"with these weights all {len(numbers)} sampled responses score {numbers[0]:g}, though {differing[0].reward.name} "
+        "tells them apart",
+        weights,
+        fix="correct --reward-weights",
+    )
+
+
+def ties(totals: Sequence[float | None], completions: Sequence[Completion]) -> Finding | None:
+    """Do the responses to each prompt score equally, though prompts differ?"""
+    groups: dict[str, list[tuple[float, str]]] = {}
+    for total, one in zip(totals, completions, strict=True):
+        if total is not None:
+            groups.setdefault(one.prompt.source, []).append((total, one.response))
+    several = [group for group in groups.values() if len({text for _, text in group}) > 1]
+    tied = [group for group in several if len({total for total, _ in group}) == 1]
+    if len(several) < 2 or len(tied) <= TIED * len(several) or len({group[0][0] for group in several}) == 1:
+        return None
+    return finding(
+        "reward-ties",
+        "warn",
+        f"all responses to {len(tied)} of {len(several)} prompts score equally",
+        "scores of the first prompts: " + ", ".join(f"{group[0][0]:.3g}" for group in several[:4]),
+    )
+
+
+def _asked_again(reward: Reward) -> bool:
+    """Whether a reward may be called once more. A server or judge is not: that may cost money."""
+    return not isinstance(reward.function, Remote) or isinstance(reward.function, FunctionProcess)
+
+
+def _score_again(scored: RewardScores, completions: Sequence[Completion]) -> dict[int, float]:
+    """The scores by row of the same reward for other completions, one for each."""
+    return {row: total for total, row in score_each([scored.reward], completions)[0].totals}
+
+
+def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
+    """Do the same responses score the same when they are scored again?
+
+    In another order: what a function draws begins with the same seed at each call.
+    """
+    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
+        return None
+    before, turned = {row: total for total, row in scored.totals}, _score_again(scored, completions[::-1])
+    after = {len(completions) - 1 - row: total for row, total in turned.items()}
+    moves = {row: abs(after[row] - before[row]) for row in before.keys() & after.keys()}
+    spread = statistics.pstdev(before.values())
+    if not moves or statistics.fmean(moves.values()) <= 1e-3 * spread or max(moves.values()) == 0:
+        return None
+    row = max(moves, key=moves.__getitem__)
+    return finding(
+        "reward-random",
+        "fail" if statistics.fmean(moves.values()) > RANDOM * spread else "warn",
+        f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again in "
+        "another order, "
+        f"and scores of different responses spread by {spread:.2g}",
+        f"{before[row]:.3g}, then {after[row]:.3g} for {completions[row].response[:60]!r}",
+    )
+
+
+def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
+    """Does a score stay the same when the response is that to another prompt?"""
+    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
+        return None
+    before = {row: total for total, row in scored.totals}
+    shift = next(
+        (at for at in range(1, len(completions)) if completions[at].prompt.source != completions[0].prompt.source), 0
+    )
+    others = [*completions[shift:], *completions[:shift]]
+    exchanged = [
+        replace(one, response=other.response, ids=other.ids, truncated=other.truncated)
+        for one, other in zip(completions, others, strict=True)
+    ]
+    differing = [row for row in before if exchanged[row].response != completions[row].response]
+    if not shift or len(set(before.values())) == 1 or len(differing) < FEWEST:
+        return None
+    after = _score_again(scored, exchanged)
+    if any(after.get(row) != before[row] for row in differing):
+        return None
+    row = differing[0]
+    return finding(
+        "reward-ignores-responses",
+        "fail",
+        f"{scored.reward.name} scores each of {len(differing)} responses as it scores another prompt's response in its place",
+        f"{before[row]:.3g} for {completions[row].prompt.source}, whatever the response",
+    )
+
+
+def fails_on_empty(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
+    """Does a reward fail on an empty response, which a policy may write?"""
+    if not _asked_again(scored.reward):
+        return None
+    empty = [replace(one, response="", ids=(), truncated=False) for one in completions[:1]]
+    (only,) = score_each([scored.reward], empty)[0].scores
+    if not isinstance(only, Problem):
+        return None
+    return finding(
+        "reward-fails", "warn", f"{scored.reward.name} fails on an empty response", f"it {only}; for {sample(empty[0])}"
+    )
+
+
+def outweighed(totals: Sequence[float | None], config: RolloutConfig, norm_std: float) -> Finding | None:
+    """Is the KL penalty worth more than any score?
+
+    With scores that are normal with standard deviation s, the best policy at the price beta is s^2 / (2 beta^2) nats per
+    response from the reference.
+    """
+    numbers = [total for total in totals if total is not None]
+    if (
+        not isinstance(config, OnlineConfig)
+        or not config.kl_coef
+        or config.kl_target is not None
+        or len(numbers) < FEWEST
+    ):
+        return None
+    is_scaled = config.kl_in == "loss" and (config.advantage == "grpo" or config.whiten_advantages)
+    spread = 1.0 if is_scaled else statistics.pstdev(numbers) / norm_std
+    best = spread**2 / (2 * config.kl_coef**2)
+    if best >= STILL or spread == 0:
+        return None
+    return finding(
+        "price-too-high",
+        "warn",
+        f"--kl-coef {config.kl_coef:g} is so high, for scores that spread by {spread:.2g}, that the best policy is "
+        f"{best:.1g} nats per response from the reference",
+        f"below {STILL:g} nats a policy has hardly moved",
+        fix="lower --kl-coef",
+    )
+
+
+def scale(totals: Sequence[float | None], config: RolloutConfig, norm_std: float) -> Finding | None:
+    """Are scores so large that a value head, which starts at 0, does not get there?"""
+    numbers = [total for total in totals if total is not None]
+    has_head = isinstance(config, OnlineConfig) and config.estimator.critic and config.critic != "reward"
+    if not has_head or config.score_norm_samples or len(numbers) < FEWEST:
+        return None
+    mean, spread = statistics.fmean(numbers) / norm_std, statistics.pstdev(numbers) / norm_std
+    if max(abs(mean), spread) <= SCALE:
+        return None
+    return finding(
+        "reward-scale",
+        "warn",
+        f"scores are {mean:.3g} on average and spread by {spread:.2g}, and the critic starts at 0",
+        f"above {SCALE:g} a value head does not get there at its learning rate",
+    )
+
+
 def length_alone(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
     """Does the score depend on length alone, in tokens or in characters?"""
     totals = [total for total, _ in scored.totals]
@@ -125,17 +304,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def white_space(scored: RewardScores, completions: Sequence[Completion], renderer: Renderer) -> Finding | None:
-    """How far do scores move with a space before a response and a line break behind it?
-
-    A server or judge is not asked again: that may cost money.
-    """
-    function = scored.reward.function
-    is_on_a_server = isinstance(function, Remote) and not isinstance(function, FunctionProcess)
-    if is_on_a_server or len(scored.totals) < FEWEST:
+    """How far do scores move with a space before a response and a line break behind it?"""
+    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
         return None
-    spaced = [_spaced(completion, renderer) for completion in completions]
     before = {row: total for total, row in scored.totals}
-    after = {row: total for total, row in score_each([scored.reward], spaced)[0].totals}
+    after = _score_again(scored, [_spaced(completion, renderer) for completion in completions])
     moves = {row: abs(after[row] - before[row]) for row in before.keys() & after.keys()}
     spread = statistics.pstdev(before.values())
     if not moves or spread == 0 or statistics.fmean(moves.values()) <= SPACE_SIZE * spread:

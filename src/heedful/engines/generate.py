@@ -13,7 +13,7 @@ from heedful.devices import capabilities, upload
 from heedful.distributed import ranks
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.draw import draw, draw_from, filter_logits
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.faults import hit
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
@@ -37,7 +37,7 @@ def sample(
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
     adaptive: AdaptiveMicroBatch | None = None,
-) -> Rollouts:
+) -> Responses:
     """Sample one response to each prompt.
 
     Every row has its own stream of uniform numbers, drawn from ``generator`` before the loop. So responses depend only
@@ -107,11 +107,11 @@ def sample(
         """Per-token numbers, cut to the longest response, and 0 outside of responses."""
         return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
 
-    return Rollouts(
+    return Responses(
         batch=batch,
-        lengths=counts,
         truncated=truncated,
-        sampler_logprobs=inside(logprobs),
+        logprobs=inside(logprobs),
+        temperature=sampling.temperature,
         kept_logprobs=None if kept is None else inside(kept),
     )
 

@@ -8,7 +8,8 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.engine import AnyPrompt, Responses, as_prompt
+from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
@@ -27,6 +28,7 @@ class LocalEngine:
         top_p: sample only from the smallest set of most likely tokens with this total probability.
         seed: seed of the random numbers.
         micro_batch_size: rows sampled at a time.
+        raw_prompts: prompts that are strings are meant as raw text, also by a policy that learned conversations; False warns.
 
     Raises CheckpointError if the policy has no tokenizer or cannot be sampled from, ConfigError for a number out of range.
     """
@@ -41,10 +43,12 @@ class LocalEngine:
         top_p: float = 1.0,
         seed: int = 0,
         micro_batch_size: int = 64,
+        raw_prompts: bool = False,
     ) -> None:
         if policy.tokenizer is None:
             raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
         options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+        self.raw_prompts = raw_prompts
         self.policy, self.generator = policy, torch.Generator().manual_seed(seed)
         self.sampler = make_sampler(
             options, Renderer(policy.tokenizer), policy, micro_batch=MicroBatch(micro_batch_size)
@@ -59,8 +63,9 @@ class LocalEngine:
         if isinstance(prompts, str) or not len(prompts):
             raise DataError(f"generate takes a list of prompts, got {prompts!r:.60}")
         encoded = [self._encoded(prompt, i) for i, prompt in enumerate(prompts)]
-        rollouts, completions = self.sampler.respond(self.policy, encoded, self.generator)
-        return Responses(rollouts, completions, self.sampler.options.temperature)
+        if not self.raw_prompts:
+            warn_of_strings(self.sampler.renderer, [one.prompt for one in encoded], self.policy)
+        return self.sampler.generate(self.policy, encoded, self.generator)
 
     def update_weights(self, policy: Policy) -> None:
         """Sample from another policy of the same shape from now on."""
@@ -71,7 +76,7 @@ class LocalEngine:
 
     def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
         asked = as_prompt(prompt, f"prompt {index}")
-        ids = self.sampler.renderer.prompt_ids(asked.prompt)
+        ids = self.sampler.renderer.prompt_ids(asked.prompt, asked.prefill)
         if len(ids) > self.room:
             raise DataError(
                 f"{asked.source} has {len(ids)} tokens, but the context has room for {self.room} besides max_new_tokens="

@@ -25,7 +25,7 @@ def connect(
         longest: maximum tokens of prompt and response together.
         is_known: whether the servers answered this run before; then unanswered requests are retried longer.
     """
-    kind = config.sampler[0].partition(":")[0]
+    kind = config.servers[0].partition(":")[0]
     if kind in KINDS:
         function = importlib.import_module(KINDS[kind]).connect
     else:
@@ -35,7 +35,7 @@ def connect(
         except (ImportError, AttributeError) as error:
             package = "" if found.dist is None else f" of the package {found.dist.name}"
             raise ConfigError(
-                f"--sampler {config.sampler[0]}: {found.value}{package} cannot be loaded: {error}; reinstall the package"
+                f"--sampler {config.servers[0]}: {found.value}{package} cannot be loaded: {error}; reinstall the package"
             ) from error
     remote: RemoteEngine = function(
         config, policy, stop_ids=stop_ids, pad_id=pad_id, longest=longest, is_known=is_known

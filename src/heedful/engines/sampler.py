@@ -1,7 +1,7 @@
 """Sample responses to encoded prompts and decode them to text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.distributed import ranks
-from heedful.engines.engine import Engine, RemoteEngine, Responses
+from heedful.engines.engine import Engine, RemoteEngine
 from heedful.engines.generate import MICRO_BATCH, sample
 from heedful.engines.probe import check_sampling
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows
-from heedful.types import Completion, MicroBatch
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,14 @@ class Sampler:
     engine: Engine | None = None
     """The user's engine that samples instead (``--sampler python:``)."""
 
-    def respond(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
-    ) -> tuple[Rollouts, list[Completion]]:
-        """Sample one response to each prompt. Returns them as tensors, and as text without the stop token."""
+    def generate(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Responses:
+        """Sample one response to each prompt."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
         if self.engine is not None:
             return self._ask(self.engine, policy, prompts)
         if self.remote is not None:
             return self.finish(self.begin(policy, prompts, generator), policy, prompts)
-        rollouts = sample(
+        responses = sample(
             policy,
             [prompt.ids for prompt in prompts],
             self.options,
@@ -57,20 +55,17 @@ class Sampler:
             micro_batch=self.micro_batch,
             adaptive=self.adaptive,
         )
-        return rollouts, self._completions(prompts, rollouts)
+        return self._with_texts(responses, prompts)
 
     def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Any:
         """Start sampling on servers with the policy's current weights; `finish` waits for the result."""
         assert self.remote is not None
         return self.remote.begin(policy, [prompt.ids for prompt in prompts], generator)
 
-    def finish(
-        self, ticket: Any, policy: Policy, prompts: Sequence[EncodedPrompt]
-    ) -> tuple[Rollouts, list[Completion]]:
-        """The result of `begin`, like that of `respond`. Raises SamplerError."""
+    def finish(self, ticket: Any, policy: Policy, prompts: Sequence[EncodedPrompt]) -> Responses:
+        """The result of `begin`, like that of `generate`. Raises SamplerError."""
         assert self.remote is not None
-        rollouts = self.remote.finish(ticket, policy.device)
-        return rollouts, self._completions(prompts, rollouts)
+        return self._with_texts(self.remote.finish(ticket, policy.device), prompts)
 
     def close(self) -> None:
         """Close the connection to servers, or the user's engine, if any."""
@@ -78,9 +73,7 @@ class Sampler:
             if one is not None:
                 one.close()
 
-    def _ask(
-        self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]
-    ) -> tuple[Rollouts, list[Completion]]:
+    def _ask(self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]) -> Responses:
         """Responses of the user's engine, on rank 0. Raises ConfigError if they do not fit the prompts."""
 
         def generate() -> Responses:
@@ -99,16 +92,12 @@ class Sampler:
                 f"--sampler: {name}.generate returned a response of {found.mask.shape[1]} tokens, above "
                 f"--max-new-tokens {longest}"
             )
-        return found.rollouts.to(policy.device), found.completions
+        return found.to(policy.device)
 
-    def _completions(self, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> list[Completion]:
-        rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
-        return [
-            Completion(
-                p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt, truncated=cut), ids, truncated=cut
-            )
-            for p, ids, cut in rows
-        ]
+    def _with_texts(self, responses: Responses, prompts: Sequence[EncodedPrompt]) -> Responses:
+        rows = zip(prompts, responses.own_ids(), responses.truncated.tolist(), strict=True)
+        completions = [self.renderer.completion(one.prompt, ids, truncated=cut) for one, ids, cut in rows]
+        return replace(responses, completions=completions)
 
 
 def make_sampler(

@@ -10,10 +10,12 @@ from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresCo
 from heedful.configs.options import MachineOptions
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, added, check_dropped, prompt_room
+from heedful.data.learned import ask
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
-from heedful.engines.rollouts import Rollouts
+from heedful.display import say
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import DataError, RewardError
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
@@ -23,7 +25,8 @@ from heedful.models.shape import context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
-from heedful.rewards.models import Machine, check_context
+from heedful.rewards.models import Machine, ask_reward_models, check_context
+from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.scoring import Scores
 from heedful.types import Prompt
@@ -97,7 +100,8 @@ def prompts_of(
 ) -> tuple[list[Prompt], Counts]:
     """Read the prompts that leave every model room for a response, and count dropped and truncated ones.
 
-    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
+    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response, DataError if a reward can match
+    too few of their answers.
     """
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
@@ -111,7 +115,22 @@ def prompts_of(
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for renderer in renderers:
         check_context(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
+    if isinstance(config, ScoresConfig):
+        _check_answers(rewards, prompts, config)
+    if not config.raw_prompts:
+        ask_reward_models(rewards, prompts, columns=config.columns)
     return prompts, counts
+
+
+def _check_answers(rewards: Sequence[Reward], prompts: Sequence[Prompt], config: ScoresConfig) -> None:
+    """Raise DataError if rewards can match fewer of the prompts' own answers than ``config.max_failed_rewards`` allows."""
+    found = unmatched_answers(rewards, prompts)
+    if not found:
+        return
+    what = f"{say_unmatched(found, prompts)}; {found[0].source}: {found[0].because}"
+    if len({one.source for one in found}) > config.max_failed_rewards * len(prompts):
+        raise DataError(f"{what}; correct these records, or raise --max-failed-rewards {config.max_failed_rewards:g}")
+    say(f"WARNING: {what}")
 
 
 @dataclass(frozen=True)
@@ -119,8 +138,12 @@ class Answered:
     """A policy and its responses to prompts. Responses to the same prompt are consecutive."""
 
     policy: Policy
-    rollouts: Rollouts
-    completions: list[Completion]
+    responses: Responses
+
+    @property
+    def completions(self) -> Sequence[Completion]:
+        """Prompts and responses as text."""
+        return self.responses.completions
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -129,13 +152,13 @@ class Answered:
 
     def select(self, rows: list[int]) -> "Answered":
         """Return the responses at these indices, in this order."""
-        return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
+        return Answered(self.policy, self.responses.select(rows))
 
     def shape(self) -> dict[str, float]:
         """Mean length of the responses, and the shares of responses with an end token and of empty ones."""
         return {
-            "response_length": float(self.rollouts.lengths.float().mean()),
-            "eos_frac": 1 - float(self.rollouts.truncated.float().mean()),
+            "response_length": float(self.responses.lengths.float().mean()),
+            "eos_frac": 1 - float(self.responses.truncated.float().mean()),
             "empty_frac": sum(not c.response.strip() for c in self.completions) / len(self.completions),
         }
 
@@ -153,12 +176,13 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     source = resolve(name, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     policy = load_frozen(source, config)
+    if not config.raw_prompts:
+        ask(name, renderer, prompts, policy.lm.generation_config.eos_token_id, columns=config.columns)
     longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
-    rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
-    return Answered(policy, rollouts, completions)
+    return Answered(policy, sampler.generate(policy, encoded, torch.Generator().manual_seed(config.seed)))
 
 
 def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:

@@ -19,6 +19,7 @@ from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.batches import collate, in_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
+from heedful.data.learned import ask
 from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import ConfigError, DataError
@@ -227,7 +228,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     reference = load_frozen(resolve(config.reference, config), config)
     logprobs, ref_logprobs = (
         token_outputs(
-            model, answered.rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
+            model, answered.responses.batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
         for model in (answered.policy, reference)
     )
@@ -235,7 +236,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     return {
         "kl": sum(per_response) / len(per_response),
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
-        "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
+        "kl_per_token": sum(per_response) / int(answered.responses.lengths.sum()),
         **answered.shape(),
         **counted(prompts, answered.completions, counts),
         "samples": [sample(answered.completions[row], kl=per_response[row]) for row in shown_rows(prompts, config)],
@@ -251,6 +252,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     records, counts = held_out(read_to_learn(config.loss_on), config)
     policy = load_frozen(source, config)
+    if not config.raw_prompts:
+        ask(config.model, renderer, records, policy.lm.generation_config.eos_token_id, columns=config.columns)
     refused: list[Refusal] = []
     examples, done = encode_demonstrations(
         records,

@@ -7,6 +7,7 @@ from heedful.core.agreement import ordered_pairs
 from heedful.core.intervals import share_interval
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Refusal, added, check_dropped, settle
+from heedful.data.learned import ask
 from heedful.data.loading import encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.errors import DataError
@@ -38,10 +39,13 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     tokenizer = load_chat_tokenizer(source, config)
     model = load_reward_model(source, tokenizer, **frozen_place(device, config.dtype))
     freeze(model)
+    inputs = RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens)
+    if not config.raw_prompts and inputs.renderer is not None:
+        ask(config.reward_model, inputs.renderer, rankings, columns=config.columns)
     refused: list[Refusal] = []
     encoded, left = encode_rankings(
         rankings,
-        RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens),
+        inputs,
         max_length=model.max_length,
         action=config.too_long,
         equal_pairs="drop",

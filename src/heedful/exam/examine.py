@@ -10,6 +10,7 @@ from heedful.exam import measures, probes, search
 from heedful.exam.material import ScoredPairs, answers_of, load_scorers, prompts_of, read_pairs
 from heedful.exam.measures import Record
 from heedful.redact import redact
+from heedful.rewards.models import ask_reward_models
 
 WORST = 10
 MOST_OF_A_KIND = 2
@@ -46,6 +47,8 @@ def examine(
     scorer, trusted, others = load_scorers(
         config, config.reward if reward is None else reward, [*config.judge, *judge], [*config.second, *second]
     )
+    for one in filter(None, () if config.raw_prompts else (scorer, trusted, *others)):
+        ask_reward_models(one.rewards, [pair.prompt for pair in pairs], columns=config.columns)
     scored = scorer.of_pairs(pairs)
     parts: dict[str, Record] = {}
     if config.data:

@@ -157,7 +157,11 @@ def read_pairs(config: ExamConfig) -> tuple[list[ChosenRejected], Counts]:
         prompts = [Prompt((Message("user", asked),), "built-in question") for asked, _, _ in QUESTIONS]
         return [ChosenRejected(p, good, bad) for p, (_, good, bad) in zip(prompts, QUESTIONS, strict=True)], {}
     rankings, counts = held_out(read_rankings, config)
-    found = [(one, two) for one in rankings for two in ordered_pairs(one.ranks, range(len(one.ranks)))]
+    of_one_answer = [one for one in rankings if not any(isinstance(response, tuple) for response in one.responses)]
+    if not of_one_answer:
+        raise DataError(f"{config.data}: all responses have several turns; the exam is for single answers")
+    counts |= {"dropped_several_turns": len(rankings) - len(of_one_answer)}
+    found = [(one, two) for one in of_one_answer for two in ordered_pairs(one.ranks, range(len(one.ranks)))]
     columns = _columns(config)
     drawn = random.Random(f"pairs {config.seed}").sample(found, min(config.pairs, len(found)))
     found_pairs = []
@@ -186,12 +190,12 @@ def prompts_of(pairs: Sequence[ChosenRejected], count: int) -> list[ChosenReject
     return list(first.values())[:count]
 
 
-def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[list[Completion]]:
+def answers_of(config: ExamConfig, pairs: Sequence[ChosenRejected]) -> list[Sequence[Completion]]:
     """Draw ``config.n`` answers of the policy to the prompt of each pair."""
     named = (
         "data", "eval_fraction", "max_new_tokens", "response_length", "temperature", "top_k", "top_p", "seed", "device",
         "dtype", "micro_batch_size", "micro_batch_tokens", "trust_remote_code", "special_tokens", "chat_template", "thinking",
-        "chat_template_kwargs", "system_prompt",
+        "chat_template_kwargs", "system_prompt", "columns", "raw_prompts",
     )  # fmt: skip
     sampled = SampledOptions(model=config.policy, **{name: getattr(config, name) for name in named})
     drawn = answer(sampled, config.policy, [pair.prompt for pair in pairs], best_of=config.n).completions

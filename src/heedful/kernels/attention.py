@@ -5,9 +5,10 @@ On a CPU plain products are faster than torch's fused kernel for short texts and
 
 import contextlib
 import functools
+import inspect
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -92,6 +93,10 @@ class Segments:
         return upload(places, self.device)
 
 
+class OwnMaskError(Exception):
+    """A model whose layers make masks of their own: it cannot read packed texts."""
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -120,7 +125,8 @@ def attention(
     training in bfloat16. All other cases use the fused one, including many scores and options that only it supports.
     """
     if segments is not None:
-        assert attention_mask is None, "packed rows have no padding, and models with other masks are not packed"
+        if attention_mask is not None:
+            raise OwnMaskError
         segments.uses += 1
         if _has_kernel(module, query, is_causal, options):
             return _packed_by_kernel(query, key, value, segments, scaling), None
@@ -173,11 +179,21 @@ def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segme
     """`_packed` with torch's kernel for texts of any length."""
     dtype = _compute_dtype(query)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
-    longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
-    edges = segments.edges
-    mixed = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped)
+    edges, longest, groups = segments.edges, max(segments.lengths), query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if _shares_key_heads(varlen_attn):
+        options["enable_gqa"] = groups > 1
+    elif groups > 1:
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    mixed = varlen_attn(q, k, v, edges, edges, longest, longest, **options)
     assert isinstance(mixed, Tensor)
     return mixed.unsqueeze(0)
+
+
+@functools.cache
+def _shares_key_heads(kernel: Callable[..., Any]) -> bool:
+    """Whether query heads may share a key head, as not yet in the kernel of torch 2.11."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:

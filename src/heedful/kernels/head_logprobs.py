@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.core.masking import at_least_float32
+from heedful.core.masking import at_least_float32, one_per_row
 from heedful.kernels.cpu.products import linear, product
 
 CHUNK = 2**22
@@ -60,6 +60,7 @@ def head_logprobs(
         with_entropy: compute the entropy; else it is zeros.
         compute_dtype: dtype of the matrix products; None is that of ``hidden``. The rest is in at least float32.
     """
+    one_per_row(ids=ids, hidden=hidden)
     options = _Options(temperature, cap, with_entropy, compute_dtype or hidden.dtype)
     numbers: tuple[Tensor, Tensor] = _HeadLogprobs.apply(hidden, weight, bias, ids, options)
     return numbers

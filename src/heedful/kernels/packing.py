@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from heedful.devices import on_host, upload
 from heedful.errors import is_out_of_memory
-from heedful.kernels.attention import Segments, without_padding
-from heedful.kernels.cpu.layers import only_last_mlp_of, take
+from heedful.kernels.attention import ATTENTION, OwnMaskError, Segments, without_padding
+from heedful.kernels.cpu.layers import only_last_mlp_of, take, warn_slower
 from heedful.kernels.cpu.products import filling
 
 MOST_REAL = 0.9
@@ -164,7 +164,9 @@ def can_pack(trunk: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _try_packing(trunk: PreTrainedModel) -> bool:
     config = trunk.config.get_text_config()
-    if any(getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")):
+    if config._attn_implementation != ATTENTION or any(
+        getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")
+    ):
         return False
     ids = torch.tensor([1, 2, 3, 4, 4, 3, 2], device=next(trunk.parameters()).device)
     segments = Segments([4, 3], ids.device)
@@ -173,9 +175,12 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     try:
         apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
         together = _states(trunk, ids, segments, torch.arange(len(ids), device=ids.device))
-    except Exception as error:  # unsupported arguments, shapes or kernels, and models' assertions about masks
+    except OwnMaskError:
+        return False
+    except Exception as error:  # unsupported shapes or kernels
         if is_out_of_memory(error):
             raise
+        warn_slower(f"{type(trunk).__name__} pads its batches", error)
         return False
     finally:
         trunk.train(was_training)

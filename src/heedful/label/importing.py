@@ -14,7 +14,7 @@ from heedful.data.formats import Task as Shapes
 from heedful.data.formats import in_known_shape, shape_of
 from heedful.data.messages import as_dict, read_conversation, shown, wrong
 from heedful.data.readers import Record, parse_columns, read_records
-from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, require_question, response_of, with_system
+from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, response_of, roles, with_system
 from heedful.errors import ConfigError, DataError
 from heedful.label.answers import CANDIDATES, JUDGED, check_suggestion, dense_ranks, from_screen
 from heedful.label.people import IMPORT, is_import
@@ -390,22 +390,35 @@ def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Can
         raise wrong(record.source, f"`{lone[0]}` by itself", "`chosen` and `rejected` together, or neither")
     if "chosen" in shape:
         ranking = ranking_of(record, mapping, None)
-        return plain(ranking.prompt), tuple(Candidate(plain(one)) for one in ranking.responses), ("pair",)
+        candidates = tuple(Candidate(_one_answer(record, one)) for one in ranking.responses)
+        return plain(ranking.prompt), candidates, ("pair",)
     if shape == ("messages",):
         turns = read_conversation(record.source, "messages", record.fields["messages"])
         last = turns[-1] if turns[-1].role == "assistant" else None
         turns = turns if last is None else turns[:-1]
-        require_question(record, "`messages`, without a last assistant turn,", turns)
+        if not turns:
+            raise wrong(record.source, "`messages` has only an assistant turn", "a conversation to answer")
         answers = () if last is None else (Candidate(plain(reply_of(last))),)
         return _prompt(record, turns), answers, OF_AN_ANSWER if answers else OF_A_PROMPT
-    prompt: Text = "" if "responses" in shape and record.fields["prompt"] == "" else prompt_of(record)
+    is_whole = "responses" in shape and record.fields["prompt"] == ""
+    prompt, begun = ("", "") if is_whole else prompt_of(record)
+    if begun and shape == ("prompt",):
+        raise wrong(
+            record.source,
+            f"`prompt` ends with the beginning of an answer ({begun[:40]!r})",
+            "a conversation that ends with a user, system or tool turn: people write the whole answer",
+        )
     if shape == ("prompt",):
         return _prompt(record, prompt), (), OF_A_PROMPT
     if "completion" in shape:
-        answer = response_of(record, "completion", record.fields["completion"], prompt)
+        answer = response_of(record, "completion", record.fields["completion"], prompt, begun)
         rated = record.fields.get("label") is not None or record.fields.get("rating") is not None
-        return _prompt(record, prompt), (Candidate(plain(answer)),), ("rating",) if rated else OF_AN_ANSWER
-    candidates = _candidates(record, prompt)
+        return (
+            _prompt(record, prompt),
+            (Candidate(_one_answer(record, answer)),),
+            ("rating",) if rated else OF_AN_ANSWER,
+        )
+    candidates = _candidates(record, prompt, begun)
     tasks = OF_AN_ANSWER if len(candidates) == 1 else ("ranking", "rating", "correction")
     if len(candidates) == 2 and record.fields.get("ranks") is None:
         tasks = ("pair", *tasks)
@@ -425,7 +438,18 @@ def plain(text: Text | Response) -> Any:
     return as_dict(text) if isinstance(text, Message) else [as_dict(turn) for turn in text]
 
 
-def _candidates(record: Record, prompt: Text) -> tuple[Candidate, ...]:
+def _one_answer(record: Record, response: Response) -> Any:
+    """A response as JSON. Raises DataError for one of several turns, which the page cannot show."""
+    if isinstance(response, tuple):
+        raise wrong(
+            record.source,
+            f"a response has the turns {roles(response)}",
+            "one answer; put what comes before the last one into the prompt",
+        )
+    return plain(response)
+
+
+def _candidates(record: Record, prompt: Text, begun: str) -> tuple[Candidate, ...]:
     """The column ``responses``: each a response, or an object with ``response`` and ``source``."""
     values = record.fields["responses"]
     if not isinstance(values, list) or not values:
@@ -438,8 +462,8 @@ def _candidates(record: Record, prompt: Text) -> tuple[Candidate, ...]:
         if has_source and (value.keys() - {"response", "source"} or not isinstance(source, dict | None)):
             raise wrong(record.source, f"`{name}` is {shown(value)}", "{response, source: {...}}")
         message_alone = isinstance(response, dict)
-        read = response_of(record, name, [response] if message_alone else response, prompt)
-        found.append(Candidate(plain(read), source))
+        read = response_of(record, name, [response] if message_alone else response, prompt, begun)
+        found.append(Candidate(_one_answer(record, read), source))
     return tuple(found)
 
 

@@ -1,13 +1,12 @@
 """project.yaml: the settings of a project, written once and read back strictly."""
 
 import re
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from heedful.configs.label import ProjectSettings
-from heedful.configs.parse import YamlFlag, read_yaml_flags, to_yaml
+from heedful.configs.parse import Given, read_keys, to_yaml, value_of
+from heedful.configs.settings import flag, types_of
 from heedful.errors import ConfigError
 from heedful.files import write_text
 from heedful.label.state import NewerError
@@ -44,52 +43,33 @@ def read_settings(folder: Path) -> ProjectSettings:
         raise ConfigError(
             f"{folder} is not a labelling project: it has no {SETTINGS}; make one with `heedful label new {folder}`"
         )
-    hints = typing.get_type_hints(ProjectSettings)
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    flags = read_yaml_flags(path, ProjectSettings)
-    if not flags:
+    hints = types_of(ProjectSettings)
+    given = read_keys(path, ProjectSettings)
+    if not given:
         raise ConfigError(f"{path}: it has no settings; restore it, or make another project with `heedful label new`")
-    _check_format(flags)
-    for flag in flags:
-        if flag.key == "format":
+    _check_format(given)
+    values = {}
+    for one in given:
+        if one.key == "format":
             continue
-        if flag.key not in hints:
-            raise ConfigError(f"{flag.place}: {flag.key} is not a setting of a project; it has {', '.join(hints)}")
-        if hints[flag.key] is bool:
-            values[flag.key] = not flag.arguments[0].startswith("--no-")
-        elif typing.get_origin(hints[flag.key]) is tuple:
-            values[flag.key] = flag.arguments[1:]
-        else:
-            values[flag.key] = _value(flag.place, flag.key, hints[flag.key], flag.arguments[0].partition("=")[2])
-        places[flag.key] = flag.place
+        if one.key not in hints:
+            raise ConfigError(f"{one.place}: {one.key} is not a setting of a project; it has {', '.join(hints)}")
+        values[one.key] = value_of(one.value, hints[one.key])
     try:
         return ProjectSettings(**values)
     except ConfigError as error:
-        wrong = next(
-            (place for key, place in places.items() if f"--{key.replace('_', '-')} " in f"{error} "), str(path)
-        )
+        wrong = next((one.place for one in given if f"{flag(one.key)} " in f"{error} "), str(path))
         raise ConfigError(f"{wrong}: {error}") from error
 
 
-def _check_format(flags: Sequence[YamlFlag]) -> None:
+def _check_format(given: Sequence[Given]) -> None:
     """Refuse an unknown format, before its keys are reported as unknown."""
-    for flag in flags:
-        if flag.key == "format":
-            given = int(_value(flag.place, "format", int, "".join(flag.arguments).partition("=")[2]))
-            if given > FORMAT:
-                raise NewerError(f"{flag.place}: format {given} is not known; this heedful knows {FORMAT}")
-            if given < 1:
-                raise ConfigError(f"{flag.place}: format must be 1 to {FORMAT}, got {given}")
-
-
-def _value(place: str, key: str, hint: Any, text: str) -> Any:
-    if typing.get_origin(hint) is Literal:
-        if text not in typing.get_args(hint):
-            raise ConfigError(f"{place}: {key} must be one of {', '.join(typing.get_args(hint))}, got {text!r:.80}")
-        return text
-    try:
-        return hint(text)
-    except ValueError as error:
-        kind = "a whole number" if hint is int else "a number"
-        raise ConfigError(f"{place}: {key} must be {kind}, got {text!r:.80}") from error
+    for one in given:
+        if one.key == "format":
+            number = value_of(one.value, int)
+            if not isinstance(number, int):
+                raise ConfigError(f"{one.place}: format must be a whole number, got {number!r:.80}")
+            if number > FORMAT:
+                raise NewerError(f"{one.place}: format {number} is not known; this heedful knows {FORMAT}")
+            if number < 1:
+                raise ConfigError(f"{one.place}: format must be 1 to {FORMAT}, got {number}")

@@ -119,6 +119,19 @@ class Policy(nn.Module):
             head = ValueHead(self.lm.get_output_embeddings().weight.shape[1])
             self.value_head = head.to(self.lm.device, torch.promote_types(self.lm.dtype, torch.float32))
 
+    def save(self, folder: str | Path) -> None:
+        """Write weights, config and tokenizer to a folder in Hugging Face format, with the value head if there is one.
+
+        `from_pretrained` and every command of heedful read it; so does transformers, without the value head.
+
+        Raises CheckpointError if the policy has no tokenizer, or if it cannot be saved.
+        """
+        from heedful.models.save import save_as_it_is
+
+        if self.tokenizer is None:
+            raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
+        save_as_it_is(self, self.tokenizer, Path(folder))
+
     def frozen_copy(self) -> "Policy":
         """A frozen copy of the current policy, for use as reference."""
         return freeze(copy.deepcopy(self))  # type: ignore[return-value]  # a copy of self

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from heedful.files import complete_or_absent
+from heedful.types import LEARNED
 
 Architecture = Literal["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"]
 PAD, END_OF_TEXT, TURN_END, CLS, SEP = "<|pad|>", "<|endoftext|>", "<|end|>", "<|cls|>", "<|sep|>"
@@ -68,6 +69,7 @@ def byte_tokenizer(*, encoder: bool = False, texts: Iterable[str] = (), vocab_si
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=[TURN_END, *ROLES], **names)
     if not encoder:
         fast.chat_template = CHAT_TEMPLATE
+    fast.init_kwargs[LEARNED] = []
     return fast
 
 

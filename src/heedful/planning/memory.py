@@ -231,7 +231,7 @@ class _Run:
             self.has_value_head = config.critic == "shared"
             self.critic = None if self.has_value_head else self._critic(config)
         scorers = () if self.online is None else (*self.online.rewards, *self.online.selection_rewards)
-        names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
+        names = [one.removeprefix("model:") for one in scorers if isinstance(one, str) and one.startswith("model:")]
         self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
 
     def _has_reference(self, config: DPOConfig | KTOConfig | RolloutConfig) -> bool:

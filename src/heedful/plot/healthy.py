@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from heedful.training import thresholds
+
 
 class Band(NamedTuple):
     """The healthy values of a metric. They are a rule of thumb: a value outside is a reason to look, not an error."""
@@ -17,20 +19,24 @@ class Band(NamedTuple):
 
 HEALTHY: Mapping[str, Band] = {
     "policy/approx_kl": Band(
-        None, 0.05, 'Spinning Up: a target of "usually small, 0.01 or 0.05"; the demo: at most 0.0017'
+        None, thresholds.APPROX_KL, 'Spinning Up: a target of "usually small, 0.01 or 0.05"; the demo: at most 0.0017'
     ),
-    "policy/clip_frac": Band(None, 0.3, "the example log of Stable-Baselines3's PPO has 0.24; the demo: at most 0.009"),
-    "policy/ratio_max": Band(None, 4.0, "the demo: at most 2.3"),
-    "policy/effective_frac": Band(0.9, 1.0, "the demo: at least 0.996"),
+    "policy/clip_frac": Band(
+        None, thresholds.CLIPPED, "the example log of Stable-Baselines3's PPO has 0.24; the demo: at most 0.009"
+    ),
+    "policy/ratio_max": Band(None, thresholds.RATIO, "the demo: at most 2.3"),
+    "policy/effective_frac": Band(thresholds.EFFECTIVE, 1.0, "the demo: at least 0.996"),
     "value/explained_variance": Band(
-        0.0, 1.0, "OpenAI Baselines: below 0 is worse than predicting zero; the demo rises from 0 to at least 0.53"
+        thresholds.EXPLAINED,
+        1.0,
+        "OpenAI Baselines: below 0 is worse than predicting zero; the demo rises from 0 to at least 0.53",
     ),
     "rollout/eos_frac": Band(
-        0.9, 1.0, "a run warns when a tenth of the responses is cut (alarms); the demo: at least 0.996"
+        1 - thresholds.CUT, 1.0, "a run warns when a tenth of the responses is cut (alarms); the demo: at least 0.996"
     ),
     "reference/kl": Band(
         None,
-        20.0,
+        thresholds.KL_MOST,
         "the limit of the demo's test in nats per response; eight seeds of the demo end at 0.94 to 1.19 "
         "(results/demo.md)",
     ),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.names import was_default
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.parse import plain_value
@@ -181,8 +180,7 @@ def changed_settings(run: RunRecord) -> dict[str, tuple[Any, Any]]:
         if name in FREE:
             continue
         if name not in fields:
-            if not was_default(name, value):
-                found[name] = (value, None)
+            found[name] = (value, None)
             continue
         default = fields[name].default
         default = None if default is dataclasses.MISSING else plain_value(default)

@@ -237,7 +237,7 @@ def serve(channel: int, heedful: int) -> None:
         except EOFError:
             return
         with _ended_after(timeout):
-            answer = _called(function, arguments, spec)
+            answer = _called(function, arguments)
         if os.getpid() != me:  # the function forked, and the child came back as well
             os._exit(0)
 
@@ -261,7 +261,7 @@ def _ended_after(timeout: float) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) -> dict[str, Any]:
+def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Call the function with random generators seeded by the arguments: the same responses get the same scores."""
     seed = zlib.crc32(repr(arguments).encode(errors="backslashreplace"))
     random.seed(seed)
@@ -275,7 +275,7 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) 
     except ResultError as error:
         return {"wrong": str(error)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: only the function can raise them here
-        return {"raised": f"raised {user_code.describe(error, spec)}"}
+        return {"raised": f"raised {user_code.describe(error)}"}
     finally:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the function, say
             sys.stdout.flush()

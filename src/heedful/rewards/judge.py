@@ -380,7 +380,7 @@ def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
 
 def check_comparing(
     wanted: Sequence[object],
-    selection_rewards: Sequence[str],
+    selection_rewards: Sequence[object],
     options: RewardOptions,
     *,
     holds_out: bool,

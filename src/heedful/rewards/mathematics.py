@@ -8,11 +8,13 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from heedful.errors import ConfigError
+from heedful.rewards.answers import FINAL, PLAIN, AnswerError, after_marker, listed, without_words
 from heedful.rewards.results import OneScore, Problem, RewardFunction
-from heedful.rewards.rules import PLAIN, answer_text
+from heedful.rewards.rules import answer_text
 
 LONGEST = 3
 """Time limit in seconds for parsing one answer, and for one comparison."""
@@ -34,23 +36,55 @@ JOINED = re.compile(r"\$?\s*(?:,?\s*(?:and|or)\b|[,、和与或])\s*\$?")
 """Separators between the parts of one answer."""
 
 
+FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|csc|log|ln|exp|pi|theta|alpha|beta|infty"
+TYPED = (
+    (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf)(?![A-Za-z])"), r"\\infty "),
+    (re.compile(rf"(?<![\\A-Za-z])({FUNCTIONS})(?![A-Za-z])"), r"\\\1 "),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"√\s*(\w)"), r"\\sqrt{\1}"),
+    (re.compile("√"), "sqrt"),
+    (re.compile("²"), "^{2}"),
+    (re.compile("³"), "^{3}"),
+    (re.compile("°"), r"^\\circ "),
+    (re.compile("·"), r"\\cdot "),
+    (re.compile("≤"), r"\\leq "),
+    (re.compile("≥"), r"\\geq "),
+    (re.compile("≠|!="), r"\\neq "),
+    (re.compile("∞"), r"\\infty "),
+    (re.compile("∪"), r"\\cup "),
+    (re.compile("∈"), r"\\in "),
+    (re.compile("∅"), r"\\emptyset "),
+    (re.compile(r"\\langle"), "("),
+    (re.compile(r"\\rangle"), ")"),
+    (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1*10^{\2}"),
+    (re.compile(r"\^([-+]?\d+)"), r"^{\1}"),
+    (re.compile(r"(?<![\d.,/}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])"), r"\1\\frac{\2}{\3}"),
+    (re.compile(r"(?<=\d)(?:\\[,! ]|\{,\}| )(?=\d{3}(?!\d))"), ""),
+)
+"""What people type in place of LaTeX, and LaTeX that the library reads as something else (``1 2/3`` as 1)."""
+THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3})((?:,\d{3})+)(?!\d|,\d)")
+
+
 def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[OneScore | Problem]:
-    """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
+    """Score 1 if the final answer of the response equals the record's ``answer``, or one of those that it lists, else 0.
 
     The final answer is the content of the last ``\\boxed{}`` with closed braces, else the last formula (between dollars,
     ``\\(`` and ``\\)``, or ``\\[`` and ``\\]``), else the last number; several with only "and", "or" or a comma between them
     are one. ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits
     are read.
 
+    The record's answer is read whole, as one formula: ``1, 2`` are two solutions, and 2 alone is wrong.
+
     Args:
         completions: the responses.
-        answer: the records' column of that name; None, if a record has none, gives None (no score).
+        answer: the records' column of that name: texts, numbers, or lists of them; None, if a record has none, gives None
+            (no score).
 
-    An answer that cannot be parsed or compared, or takes longer than `LONGEST` seconds, gives a `Problem`. A response without
+    An answer that cannot be read or compared, or takes longer than `LONGEST` seconds, gives a `Problem`. A response without
     any number or formula is wrong (0).
     """
     return [
-        None if wanted is None else _compared(answer_text(completion), str(wanted))
+        None if wanted is None else _compared(answer_text(completion), wanted)
         for completion, wanted in zip(completions, answer, strict=True)
     ]
 
@@ -69,16 +103,24 @@ def make_verifier(name: str) -> RewardFunction:
     return VERIFIERS[name]
 
 
-def _compared(response: str, wanted: str) -> float | Problem:
+def _compared(response: str, wanted: Any) -> float | Problem:
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
     try:
-        right = _read(wanted)
-        if not right:
-            return Problem(f"cannot read the record's answer {wanted!r:.80}: it holds no number and no formula")
-        found = parse(_final(response.translate(PLAIN)), parsing_timeout=LONGEST, raise_on_error=True)
-        return float(verify(right, found, timeout_seconds=LONGEST, raise_on_error=True))
+        answers = [formula_of(one) for one in listed(wanted)]
+    except AnswerError as error:
+        return Problem(f"cannot read the record's answer {wanted!r:.80}: it {error}; {FINAL}")
+    try:
+        final = _final(response.translate(PLAIN))
+        if final is None:
+            found = parse(
+                re.sub("(?i)answer", " ", response.translate(PLAIN)), parsing_timeout=LONGEST, raise_on_error=True
+            )
+        else:
+            core = without_words(final)
+            found = [] if core is None else [_parsed(core)]
+        return float(any(verify(_parsed(one), found, timeout_seconds=LONGEST, raise_on_error=True) for one in answers))
     except TimeoutException:
         return Problem(f"took longer than {LONGEST} s to compare {response[-80:]!r} with {wanted!r:.80}")
     except Exception as error:  # a computer algebra system may raise anything on arbitrary text
@@ -86,17 +128,70 @@ def _compared(response: str, wanted: str) -> float | Problem:
         return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
 
 
-def _final(text: str) -> str:
-    """The part of a response with its final answer, in a form that the library reads whole.
+def formula_of(answer: str) -> str:
+    """The formula that a record's answer is, as text: of its last box, else all of it, but for words around.
+
+    Raises AnswerError if there is none.
+    """
+    text = after_marker(answer)
+    boxes = _boxes(text)
+    if boxes:
+        text = ", ".join(_last_joined(text, boxes))
+    core = without_words(_as_latex(text))
+    if core is None:
+        raise AnswerError("has words among its numbers or formulas")
+    if not re.search(r"\w", core):
+        raise AnswerError("holds no number, no letter and no formula")
+    return core
+
+
+def _final(text: str) -> str | None:
+    """The final answer in a response: its last boxes, else its last formulas; None if it has neither.
 
     The library itself would prefer any number or formula within 50 characters after the word "answer".
     """
-    boxes, formulas = _boxes(text), _formulas(text)
-    if boxes:
-        return " and ".join(f"$\\boxed{{{box}}}$" for box in _last_joined(text, boxes))
-    if formulas:
-        return " and ".join(_last_joined(text, formulas))
-    return re.sub("(?i)answer", " ", text)
+    pieces = _boxes(text) or _formulas(text)
+    return _as_latex(", ".join(_last_joined(text, pieces))) if pieces else None
+
+
+def _as_latex(text: str) -> str:
+    """A text as one formula, with LaTeX's commands and without dollars, be they around formulas or amounts."""
+    text = re.sub(r"\\?\$", "", FORMULA.sub(lambda found: f" {_inside(found)} ", text))
+    for pattern, latex in TYPED:
+        text = pattern.sub(latex, text)
+    return text
+
+
+def _inside(found: re.Match[str]) -> str:
+    """The formula in a match of `FORMULA`, with the percent sign behind it."""
+    *parts, percent = found.groups()
+    return next(part for part in parts if part) + (r"\%" if percent else "")
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """A formula as the library's expression; as text, without spaces, if it is none that the library knows.
+
+    The library's `parse` is for prose: where it cannot read a formula, it takes a number in it.
+    """
+    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, latex2sympy, normalize_latex
+    from math_verify.grader import should_treat_as_complex
+    from math_verify.utils import timeout
+
+    if not re.search(r"[(\[{]", text):
+        text = THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    if not re.search(r"[A-Za-z\\<>≤≥]", text):  # 3 + 4 = 7 says that the answer is 7
+        text = text.rpartition("=")[2]
+    config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    latex = normalize_latex(text, config)
+    if re.search(r"\d\s+\d", latex) and "\\" not in latex:  # which the library adds
+        return re.sub(r"\s", "", latex)
+    try:
+        return timeout(LONGEST)(latex2sympy)(
+            latex, is_real=not should_treat_as_complex(latex), convert_degrees=False, normalization_config=None
+        )
+    except Exception:  # the parser raises just that
+        return re.sub(r"\s", "", latex)
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
@@ -115,11 +210,8 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
-    """Every formula between double dollars, with its place."""
-    return [
-        (match.start(), match.end(), f"$${next(part for part in match.groups() if part)}$${match['percent'] or ''}")
-        for match in FORMULA.finditer(text)
-    ]
+    """Every formula, with its place."""
+    return [(match.start(), match.end(), _inside(match)) for match in FORMULA.finditer(text)]
 
 
 def _last_joined(text: str, pieces: list[tuple[int, int, str]]) -> list[str]:
@@ -128,14 +220,3 @@ def _last_joined(text: str, pieces: list[tuple[int, int, str]]) -> list[str]:
     while first and JOINED.fullmatch(text, pieces[first - 1][1], pieces[first][0]):
         first -= 1
     return [piece for _, _, piece in pieces[first:]]
-
-
-def _read(wanted: str) -> list[Any]:
-    """Parse a record's answer: the text after the last ``####`` (GSM8K), a formula with or without dollars, or a number."""
-    from math_verify import parse
-
-    text = wanted.translate(PLAIN).rpartition("####")[2].strip()
-    found: list[Any] = parse(text, parsing_timeout=LONGEST, raise_on_error=True)
-    if "$" not in text and ("\\" in text or not found):
-        found = parse(f"${text}$", parsing_timeout=LONGEST, raise_on_error=True) or found
-    return found

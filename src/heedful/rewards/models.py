@@ -9,7 +9,9 @@ import torch
 from heedful.core.agreement import agreement
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs, plain_text
+from heedful.data.learned import ask
 from heedful.data.messages import from_dict
+from heedful.data.splits import HasPrompt
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
 from heedful.errors import ConfigError, RewardError
@@ -158,6 +160,13 @@ def model_rewards(rewards: Sequence[Reward]) -> Iterator[tuple[str, ModelReward]
             yield reward.name, reward.function
 
 
+def ask_reward_models(rewards: Sequence[Reward], records: Sequence[HasPrompt], *, columns: str = "") -> None:
+    """Print a warning for each reward model that learned conversations and is to read strings (`heedful.data.learned`)."""
+    for name, reward in model_rewards(rewards):
+        if reward.inputs.renderer is not None:
+            ask(name, reward.inputs.renderer, records, columns=columns)
+
+
 def check_context(
     rewards: Sequence[Reward],
     prompts: Sequence[Prompt],
@@ -184,7 +193,7 @@ def check_context(
     """
     for name, reward in model_rewards(rewards):
         inputs, limit = reward.inputs, reward.model.max_length
-        lengths = [len(inputs.encode(prompt.prompt, "", truncated=True)["input_ids"]) for prompt in prompts]
+        lengths = [len(inputs.encode(prompt.prompt, prompt.prefill, truncated=True)["input_ids"]) for prompt in prompts]
         longest = max(lengths)
         ratio = _tokens_for_one(inputs, renderer, prompts[:MEASURED])
         response = math.ceil(ratio * max_new_tokens)
@@ -193,7 +202,7 @@ def check_context(
         fitting = int((limit - longest) / ratio)
         ways = [f"lower --max-new-tokens to {fitting}"] if fitting > 0 else []
         beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + response > limit]
-        kept = min(len(renderer.prompt_ids(prompt.prompt)) for prompt in beyond) - 1
+        kept = min(len(renderer.prompt_ids(prompt.prompt, prompt.prefill)) for prompt in beyond) - 1
         if can_leave_out and kept > 0:
             drop = f"--max-prompt-tokens {kept} --too-long drop"
             ways.append(

@@ -1,8 +1,9 @@
 """Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://...``, ``judge:http://...``."""
 
+import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -25,10 +26,17 @@ FORMS = (
     "judge:http://HOST:PORT/v1#MODEL (a language model)"
 )
 AnyReward = str | Reward | RewardFunction
+AnyRewards = AnyReward | Sequence[AnyReward]
+"""One reward or several."""
 TOKEN = "HEEDFUL_REWARD_TOKEN"
 """The environment variable with the token of http rewards."""
 IN_PROCESS = ("python:", "rule:regex:", "verify:")
 """Prefixes of rewards that run in a process of their own, because a user's code or a model's text may block them forever."""
+
+
+def listed(rewards: AnyRewards) -> list[AnyReward]:
+    """Rewards as a list, also a single one."""
+    return [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
 
 
 def is_address(reward: str) -> bool:
@@ -39,16 +47,17 @@ def is_address(reward: str) -> bool:
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError."""
     if not wanted:
-        raise ConfigError(f"--rewards is missing: {FORMS}")
+        raise ConfigError(f"--rewards is missing: {FORMS}; in Python, rewards= takes functions too")
     for reward in wanted:
         if isinstance(reward, str):
             check_reward_string(reward)
     weights = options.reward_weights
+    flag = "--reward-" if all(isinstance(reward, str) for reward in wanted) else "reward_"  # a setting of Python
     if weights and len(weights) != len(wanted):
         raise ConfigError(
-            f"--reward-weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
-            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of --rewards come before "
-            "those given in Python)"
+            f"{flag}weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
+            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of the settings come "
+            "before those given in Python)"
         )
     for reward in wanted:
         if isinstance(reward, Reward) and not math.isfinite(reward.weight):
@@ -56,12 +65,12 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
     if weights and own:
         raise ConfigError(
-            f"--reward-weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
+            f"{flag}weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
         )
     if len(wanted) == 1 and options.reward_combine != "sum":
         raise ConfigError(
-            f"--reward-combine {options.reward_combine} combines several rewards, but there is only one; add more to "
-            "--rewards, or leave it out"
+            f"{flag}combine {options.reward_combine} combines several rewards, but there is only one; add more, or leave "
+            "it out"
         )
 
 
@@ -101,12 +110,19 @@ def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine:
     return Ensemble(tuple(rewards), options.reward_combine, max_failed=options.max_failed_rewards)
 
 
+@contextlib.contextmanager
+def named_by(name: str) -> Iterator[None]:
+    """Errors of rewards begin with this name of what gave them, in the place of --rewards."""
+    try:
+        yield
+    except (ConfigError, RewardError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('--rewards: ')}") from error
+
+
 def load_judges(flag: str, wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
     """Load rewards for judging (``flag``). Raises ConfigError and RewardError that name ``flag``, and CheckpointError."""
-    try:
+    with named_by(flag):
         judges = resolve_rewards(wanted, options, **machine)
-    except (ConfigError, RewardError) as error:
-        raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
     return Ensemble(tuple(judges), max_failed=options.max_failed_rewards)
 
 
@@ -131,12 +147,10 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
-        elif isinstance(reward, str) and reward.startswith(user_code.IN_PYTHON):
-            named = Reward(reward.removeprefix(user_code.IN_PYTHON), user_code.load("--rewards", reward))
         elif isinstance(reward, str):
             named = Reward(redact(reward), _function_of(reward, limits, machine))
         else:
-            named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
+            named = Reward(user_code.name_of(reward), reward)
         same = names.count(named.name)
         names.append(named.name)
         resolved.append(replace(named, name=f"{named.name}#{same + 1}") if same else named)
@@ -164,6 +178,8 @@ def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> Reward
 def check_reward_string(reward: str) -> None:
     """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
+    if reward.startswith(user_code.IN_PYTHON):
+        user_code.load("--rewards", reward)  # refused: it was an object
     if is_judge(reward):
         check_judge_string(reward)
         return

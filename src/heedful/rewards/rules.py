@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.results import RewardFunction
+from heedful.rewards.answers import FINAL, PLAIN, UNSPACED, AnswerError, after_marker, listed, without_words
+from heedful.rewards.results import Problem, RewardFunction
 from heedful.types import split_thinking
 
-PUNCTUATION = str.maketrans("", "", " \n\t。，、；：！？“”,.!?:\"'")
+PUNCTUATION = re.compile(r"""(?<!\d)\.|\.(?!\d)|[ \n\t。，、；：！？“”,!?:"']""")
+"""Spaces and punctuation but for the point of 3.5."""
 WHOLE_NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 """A whole number; ASCII word boundaries, so that digits between Chinese characters count."""
-PLAIN = str.maketrans("０１２３４５６７８９．－−＋", "0123456789.--+")
-"""Maps full-width digits and signs, and the typographic minus, to plain ones."""
 NUMBER = re.compile(
     r"((?<![A-Za-z0-9_)\]])[-+])?"  # a sign; after a letter, digit or bracket it is a hyphen or an operator
     r"(?:\\?[$€£¥￥])?"
@@ -25,8 +25,6 @@ NUMBER = re.compile(
 )
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 """The content of LaTeX's boxed answer, with at most one level of braces inside."""
-UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Kana and Chinese characters: text without spaces between words."""
 UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 """A character of such text, a word of other text, or a punctuation mark: the units of `repetition`."""
 
@@ -41,28 +39,43 @@ def answer_text(completion: Any) -> str:
     return split_thinking(response_text(completion))[1] or ""
 
 
-def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: Any) -> list[float | None]:
-    """Score 1 if the response contains the record's ``expected`` text or number, else -1, minus 0.002 per character.
+def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: Any) -> list[float | Problem | None]:
+    """Score 1 if the response contains the record's ``expected`` text or number, or one of several, else -1, minus 0.002 per
+    character.
 
     Case, spaces and common punctuation, including Chinese, are removed from both before they are compared and before the
-    length is counted.
+    length is counted; the point in 3.5 stays. A number is not found in a longer one, such as 4 in 14 or 4.5.
 
     Args:
         completions: the responses.
-        expected: the records' column of that name; None, if a record has none, gives None (no score).
+        expected: the records' column of that name: texts, numbers, or lists of them; None, if a record has none, gives None
+            (no score).
 
-    Raises ValueError if an expected text has only spaces and punctuation.
+    Anything else, and a text that has only spaces and punctuation, gives a `Problem`.
     """
-    scores: list[float | None] = []
-    for completion, wanted in zip(completions, expected, strict=True):
-        if wanted is None:
-            scores.append(None)
-            continue
-        response, searched = _normalised(answer_text(completion)), _normalised(str(wanted))
-        if not searched:
-            raise ValueError(f"the expected text {wanted!r} is nothing but spaces and punctuation")
-        scores.append((1.0 if searched in response else -1.0) - 0.002 * len(response))
-    return scores
+    return [
+        None if wanted is None else _contains(answer_text(completion), wanted)
+        for completion, wanted in zip(completions, expected, strict=True)
+    ]
+
+
+def _contains(response: str, expected: Any) -> float | Problem:
+    try:
+        wanted = [pattern_of(one) for one in listed(expected)]
+    except AnswerError as error:
+        return Problem(f"cannot read the record's expected {expected!r:.80}: it {error}")
+    is_hit = any(one.search(response.lower()) for one in wanted)
+    return (1.0 if is_hit else -1.0) - 0.002 * len(_normalised(response))
+
+
+def pattern_of(expected: str) -> re.Pattern[str]:
+    """What finds a text with other spaces and punctuation in it. Raises AnswerError if there is no text."""
+    text = _normalised(expected)
+    if not text:
+        raise AnswerError("is nothing but spaces and punctuation, which every response contains")
+    before = r"(?<![0-9])(?<![0-9]\.)" if text[0].isdecimal() else ""
+    behind = r"(?!\.?[0-9])" if text[-1].isdecimal() else ""
+    return re.compile(before + f"(?:{PUNCTUATION.pattern})*+".join(map(re.escape, text)) + behind)
 
 
 def digits(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -94,22 +107,45 @@ def _decimal(found: re.Match[str]) -> Decimal:
     return Decimal(sign + digits.replace(",", "") + exponent)
 
 
-def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | None]:
-    """Score 1 if the final number of the response equals that of the record's ``answer`` exactly, else 0.
+def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | Problem | None]:
+    """Score 1 if the final number of the response equals the record's ``answer``, or one of those that it lists, else 0.
+
+    The record's answer is the text after the last ``####``, else the content of the last ``\\boxed{}``, else all of it. It
+    must be one number, with words, a unit or ``x =`` around it at most: 1/2, ``1, 2`` and 2x are none.
 
     Args:
         completions: the responses.
-        answer: the records' column of that name; None, if a record has none, gives None (no score).
+        answer: the records' column of that name: texts, numbers, or lists of them; None, if a record has none, gives None
+            (no score).
 
-    Raises ValueError if an answer contains no number.
+    Any other answer gives a `Problem`.
     """
-    scores: list[float | None] = []
-    for completion, wanted in zip(completions, answer, strict=True):
-        expected = None if wanted is None else final_number(str(wanted))
-        if wanted is not None and expected is None:
-            raise ValueError(f"the answer {wanted!r} contains no number")
-        scores.append(None if expected is None else float(final_number(answer_text(completion)) == expected))
-    return scores
+    return [
+        None if wanted is None else _has_number(answer_text(completion), wanted)
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def _has_number(response: str, answer: Any) -> float | Problem:
+    try:
+        wanted = [only_number(one) for one in listed(answer)]
+    except AnswerError as error:
+        return Problem(f"cannot read the record's answer {answer!r:.80}: it {error}; {FINAL}")
+    return float(final_number(response) in wanted)
+
+
+def only_number(answer: str) -> Decimal:
+    """The number that a record's answer is. Raises AnswerError if it is none."""
+    text = after_marker(answer)
+    boxed = BOXED.findall(text)
+    text = (boxed[-1] if boxed else text).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    if not NUMBER.search(text):
+        raise AnswerError("contains no number")
+    core = without_words(re.sub(r"\s*\\?%$", "", text.strip()))
+    found = None if core is None else re.fullmatch(rf"(?:[A-Za-z]\w*\s*=\s*)?{NUMBER.pattern}(?:\s*\\?%)?", core)
+    if found is None:
+        raise AnswerError("is not one number alone; verify:math reads formulas and lists")
+    return _decimal(found)
 
 
 # Rules with an argument take it only by position, so that no column of the data can take its place.
@@ -224,7 +260,7 @@ WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
 
 
 def _normalised(text: str) -> str:
-    return text.strip().lower().translate(PUNCTUATION)
+    return PUNCTUATION.sub("", text.strip().lower())
 
 
 def _is_json(text: str, keys: frozenset[str]) -> bool:

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from heedful import user_code
 from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
@@ -421,7 +422,7 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
             raise
         if isinstance(function, Distributed) and ranks.size() > 1:  # others may wait for this rank's part
             raise
-        raise CallError(f"raised {type(error).__name__}: {error}") from error
+        raise CallError(f"raised {user_code.describe(error)}") from error
 
 
 def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:

@@ -39,11 +39,11 @@ from heedful.algorithms.reward_model import start as start_reward
 from heedful.algorithms.reward_model import train_reward
 from heedful.configs.evaluate import KLConfig, WinRateConfig
 from heedful.configs.help import settings as known_settings
-from heedful.configs.names import answer, was_default
+from heedful.configs.names import answer
 from heedful.configs.offline import RewardConfig
 from heedful.configs.online import PPOConfig
 from heedful.configs.options import RunOptions
-from heedful.configs.parse import is_plain, parse, plain_value, read_yaml_flags
+from heedful.configs.parse import parse, plain_value, read_keys
 from heedful.configs.rounds import RoundConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import flag
@@ -204,19 +204,13 @@ def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundCon
     path, known = config.project / "rounds.json", {one.name: one for one in known_settings(RoundConfig)}
     last: dict[str, Any] = {"project": config.project}
     for name, value in settings.items():
-        if was_default(name, value):
-            continue
         if name not in known:
             raise DataError(f"{path}: {name} is not a setting of heedful round{answer(name, known)}; {REMEDY}")
-        if not is_plain(value, known[name].hint):
-            raise DataError(
-                f"{path}: {name} must be {known[name].values or 'true or false'}, got {value!r:.80}; {REMEDY}"
-            )
-        last[name] = tuple(value) if isinstance(value, list) else value
+        last[name] = value
     try:
         before = RoundConfig(**last)
     except ConfigError as error:
-        raise DataError(f"{path}: {error}; {REMEDY}") from error
+        raise DataError(f"{path}: {str(error).removesuffix('.')}; {REMEDY}") from error
     called = {
         name: getattr(config, name)
         for name, one in known.items()
@@ -551,7 +545,7 @@ def ppo_config(config: RoundConfig, notes: RoundNotes, rewards: Sequence[str]) -
         "--rewards",
         *rewards,
     ]
-    chosen = [] if config.ppo_config is None else [one.key for one in read_yaml_flags(config.ppo_config, PPOConfig)]
+    chosen = [] if config.ppo_config is None else [one.key for one in read_keys(config.ppo_config, PPOConfig)]
     if len(rewards) > 1 and "reward_combine" not in chosen:
         flags.append("--reward-combine=mean")
     return _read(PPOConfig, "ppo", config.ppo_config, flags)

@@ -30,6 +30,7 @@ from heedful.configs.parse import parse
 from heedful.configs.tools import AnswerOptions, SampleConfig, SampleWorkerConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import added, check_dropped, prompt_room
+from heedful.data.learned import ask
 from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.messages import as_dict, read_conversation
 from heedful.data.readers import fault_in, parse_json
@@ -122,6 +123,7 @@ def sampled_rows(
 ) -> tuple[list[Row], dict[str, int]]:
     """The lines of the file, and the counts returned by `sample`."""
     rows = []
+    _ask(writers, prompts, config, columns=config.columns)
     written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
     for prompt, answers in zip(prompts, written, strict=True):
         kept = [answer for answer in answers if answer["response"].strip()]
@@ -161,6 +163,13 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
     return writers
 
 
+def _ask(writers: Sequence[Writer], prompts: Sequence[Prompt], options: AnswerOptions, *, columns: str = "") -> None:
+    """Warn once for each writer that learned conversations and is to answer strings."""
+    for one in writers if not options.raw_prompts else ():
+        generation_eos = one.policy.lm.generation_config.eos_token_id
+        ask(one.name, one.sampler.renderer, prompts, generation_eos, columns=columns)
+
+
 def write_answers(
     writers: Sequence[Writer], prompts: Sequence[Prompt], options: AnswerOptions, *, answers: int, seed: int
 ) -> list[list[Answer]]:
@@ -177,9 +186,9 @@ def write_answers(
             prompts, renderer, max_length=writer.longest_prompt, action="truncate", learns=False
         )
         generator = torch.Generator().manual_seed((seed + place) % 2**63)
-        _, completions = writer.sampler.respond(writer.policy, [one for one in encoded for _ in places], generator)
+        responses = writer.sampler.generate(writer.policy, [one for one in encoded for _ in places], generator)
         rows = ((row, at) for row in range(len(prompts)) for at in places)
-        for (row, at), completion in zip(rows, completions, strict=True):
+        for (row, at), completion in zip(rows, responses.completions, strict=True):
             written[row][at] = {
                 "response": completion.response,
                 "source": {
@@ -214,6 +223,8 @@ def serve(config: SampleWorkerConfig, requests: IO[str], answers: IO[str]) -> in
             request = parse_json(line)
             identity = request.get("id") if isinstance(request, dict) else None
             prompts, count = _read_request(request)
+            if number == 0:
+                _ask(writers, prompts, config)
             _say(
                 answers, {"id": identity, "answers": write_answers(writers, prompts, config, answers=count, seed=seed)}
             )

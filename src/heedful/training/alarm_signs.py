@@ -1,7 +1,7 @@
 """What alarms see: functions of the metrics of a run so far, which return what is wrong, or None.
 
-They are silent unless they are sure. Their thresholds are the constants above them; docs/clinic.md measures how often they
-are right. What each means, and what to do about it, is in `heedful.training.alarms`.
+They are silent unless they are sure. Their thresholds are in `heedful.training.thresholds`; docs/clinic.md measures how
+often they are right. What each means, and what to do about it, is in `heedful.training.alarms`.
 """
 
 import math
@@ -11,8 +11,58 @@ from itertools import pairwise
 from statistics import fmean, variance
 from typing import NamedTuple
 
+from heedful.training.thresholds import (
+    CHOSEN_NATS,
+    CHOSEN_STEPS,
+    COLLAPSE,
+    COLLAPSE_STEPS,
+    CUT,
+    DEAD,
+    DEAD_AFTER,
+    DEAD_STEPS,
+    DIVERGES,
+    DIVERGES_STEPS,
+    DRIFT,
+    DRIFT_STEPS,
+    DRIFT_TOKENS,
+    ENDS_LOST,
+    ENDS_STEPS,
+    FALL,
+    FALL_ERRORS,
+    FALL_STEPS,
+    JUDGE_EVALUATIONS,
+    JUDGE_SHARE,
+    JUMP,
+    JUMP_AFTER,
+    KL_MOST,
+    KL_PER_TOKEN,
+    KL_STEPS,
+    LIGHT,
+    LIGHT_STEPS,
+    LOOPS,
+    LOOPS_MORE,
+    LOOPS_STEPS,
+    MISMATCH_LEAST,
+    MISMATCH_MOST,
+    MISMATCH_STEPS,
+    MISMATCH_TIMES,
+    REFERENCE_SHARE,
+    REFERENCE_STEPS,
+    SKIPPED,
+    SKIPPED_OF,
+    STILL,
+    STILL_STEPS,
+    TAIL,
+    TAIL_STEPS,
+    TIED,
+    TIED_STEPS,
+)
+
 FIRST, RECENT = 10, 40
-"""How many of a run's first and of its latest steps alarms can see."""
+"""How many of a run's first and of its latest values alarms can see."""
+LEAST, LEAST_EQUAL, LEAST_GROUPS = 8, 4, 2
+"""A value is a mean over at least so many responses (for scores that are equal: so many), or groups of them: of one step, or
+of several that have fewer. An evaluation counts from as many prompts as groups."""
 WATCHED = (
     "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/unfilled_frac", "rollout/masked_frac",
     "rollout/sampler_mismatch", "rollout/staleness_mean", "reward/score_mean", "reward/score_std", "reward/tied_frac",
@@ -22,6 +72,12 @@ WATCHED = (
 """The metrics of a step that alarms read."""
 JUDGED = ("eval/judge_mean", "eval/score_mean")
 """Those of an evaluation."""
+MEANS = (
+    "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/masked_frac",
+    "rollout/sampler_mismatch", "reward/score_mean", "reward/score_std", "reference/kl", "policy/entropy",
+    "policy/approx_kl", "value/explained_variance", "importance/weight_mean",
+)  # fmt: skip
+"""Metrics of a step that are means over its responses. ``reward/tied_frac`` is one over its groups."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +95,12 @@ class Limits:
     """Servers sample with top-k or top-p: their log-probs are of what is kept, and so differ from the policy's."""
     beta: float | None = None
     """Of DPO: implicit rewards are this times a log-ratio."""
+    responses: int = 64
+    """Of a step."""
+    groups: int = 64
+    """Of a step: of responses that are compared with each other."""
+    held_out: int = 64
+    """Prompts of an evaluation."""
 
 
 @dataclass
@@ -48,36 +110,45 @@ class History:
     limits: Limits
     step: int = 0
     first: list[dict[str, float]] = field(default_factory=list)
-    """Of the first `FIRST` steps."""
+    """The first steps: `FIRST` values."""
     recent: list[dict[str, float]] = field(default_factory=list)
-    """Of the last `RECENT` steps."""
+    """The last steps: `RECENT` values."""
     evaluations: list[dict[str, float]] = field(default_factory=list)
     """Of the last `RECENT` evaluations."""
     largest_scores: float = 0.0
-    """The largest root mean square of the scores of a step before the last one."""
+    """The largest root mean square of the scores of a step (or of as many `steps` as scores are judged over) before the last
+    one."""
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add what a step measured."""
-        if self.recent:
-            self.largest_scores = max(self.largest_scores, score_size(self.recent[-1]))
         kept = {name: float(metrics[name]) for name in WATCHED if name in metrics}
-        self.step, self.first = step, [*self.first, kept][:FIRST]
-        self.recent = [*self.recent, kept][-RECENT:]
+        steps = self.steps("reward/score_mean", 1)
+        self.step, self.first = step, [*self.first, kept][: FIRST * steps]
+        self.recent = [*self.recent, kept][-RECENT * steps :]
+        if len(self.recent) >= 2 * steps:
+            self.largest_scores = max(self.largest_scores, score_size(self.recent[-2 * steps : -steps]))
 
     def add_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add what an evaluation measured."""
         kept = {name: float(metrics[name]) for name in JUDGED if name in metrics}
         self.evaluations = [*self.evaluations, kept][-RECENT:]
 
+    def steps(self, name: str, count: int) -> int:
+        """How many steps ``count`` values of a metric are of."""
+        if name == "reward/tied_frac":
+            return count * math.ceil(LEAST_GROUPS / self.limits.groups)
+        least = {"reward/score_std": LEAST_EQUAL}.get(name, LEAST if name in MEANS else 1)
+        return count * math.ceil(least / self.limits.responses)
+
     def last(self, name: str, count: int) -> list[float]:
         """The last ``count`` values of a metric, the oldest first; none if fewer are there."""
-        values = _measured(self.recent, name)[-count:]
-        return values if len(values) == count else []
+        steps = self.steps(name, count)
+        return _means(_measured(self.recent, name)[-steps:], steps, count)
 
     def start(self, name: str, count: int) -> list[float]:
         """The first ``count`` values of a metric; none if fewer are there."""
-        values = _measured(self.first, name)[:count]
-        return values if len(values) == count else []
+        steps = self.steps(name, count)
+        return _means(_measured(self.first, name)[:steps], steps, count)
 
 
 class Sign(NamedTuple):
@@ -93,21 +164,19 @@ def _measured(steps: Sequence[Mapping[str, float]], name: str) -> list[float]:
     return [value for step in steps if not math.isnan(value := step.get(name, math.nan))]
 
 
-def score_size(metrics: Mapping[str, float]) -> float:
-    """Root mean square of the scores of a step."""
-    return math.hypot(metrics.get("reward/score_mean", 0.0), metrics.get("reward/score_std", 0.0))
+def _means(values: Sequence[float], steps: int, count: int) -> list[float]:
+    """``count`` means over equal parts of ``steps`` values; none if fewer are there."""
+    size = steps // count
+    return [fmean(values[i : i + size]) for i in range(0, steps, size)] if len(values) == steps else []
+
+
+def score_size(steps: Sequence[Mapping[str, float]]) -> float:
+    """Root mean square of the scores of some steps."""
+    squares = (step.get(f"reward/score_{which}", 0.0) ** 2 for step in steps for which in ("mean", "std"))
+    return math.sqrt(math.fsum(squares) / len(steps))
 
 
 # The responses -----------------------------------------------------------------------------------------------------------
-
-ENDS_LOST, ENDS_STEPS = 0.3, 3
-"""So much less of the responses end by themselves than in the first steps, in each of so many steps."""
-CUT = 0.1
-"""Share of the responses that are cut by their length."""
-DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
-"""Responses are so many times longer, or shorter, than in the first steps, in each of so many steps, by so many tokens."""
-LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
-"""So much of the 4-grams repeat, so much more than in the first steps, in each of so many steps."""
 
 
 def end_token_lost(history: History) -> Sign | None:
@@ -117,7 +186,8 @@ def end_token_lost(history: History) -> Sign | None:
     if history.limits.max_new_tokens is None or not start or not last or fmean(start) - max(last) < ENDS_LOST:
         return None
     return Sign(
-        f"{last[-1]:.0%} of the responses end by themselves; in the first {ENDS_STEPS} steps it was {fmean(start):.0%}",
+        f"{last[-1]:.0%} of the responses end by themselves; in the first {history.steps(name, ENDS_STEPS)} steps it was "
+        f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -125,8 +195,8 @@ def end_token_lost(history: History) -> Sign | None:
 def responses_cut(history: History) -> Sign | None:
     """A tenth of the responses run into the limit of their length."""
     name, limit = "rollout/eos_frac", history.limits.max_new_tokens
-    last = history.last(name, 1)
-    if limit is None or not last or 1 - last[0] < CUT:
+    last, responses = history.last(name, 1), history.steps(name, 1) * history.limits.responses
+    if limit is None or not last or 1 - last[0] < max(CUT, 1.5 / responses):
         return None
     return Sign(
         f"{1 - last[0]:.0%} of the responses were cut at --max-new-tokens {limit}, before their end, and are scored as "
@@ -146,7 +216,7 @@ def length_drift(history: History) -> Sign | None:
     if not (is_longer or is_shorter) or min(abs(value - first) for value in last) < DRIFT_TOKENS:
         return None
     return Sign(
-        f"responses have {last[-1]:.3g} tokens on average; in the first 3 steps they had {first:.3g}",
+        f"responses have {last[-1]:.3g} tokens on average; in the first {history.steps(name, 3)} steps they had {first:.3g}",
         {name: last[-1], f"{name} at first": first},
     )
 
@@ -158,25 +228,13 @@ def repetition(history: History) -> Sign | None:
     if not start or not last or min(last) < max(LOOPS, fmean(start) + LOOPS_MORE):
         return None
     return Sign(
-        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first 3 steps it was {fmean(start):.0%}",
+        f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
 
 # The policy --------------------------------------------------------------------------------------------------------------
-
-COLLAPSE, COLLAPSE_STEPS = 0.1, 5
-"""The entropy is this share of that of the first steps, or less, in each of so many steps."""
-KL_STEPS = 3
-"""KL is above a limit in so many steps in a row: that of one step is a noisy estimate."""
-KL_MOST, KL_PER_TOKEN = 20.0, 0.5
-"""Without a limit of the settings: nats per response, and per token of the mean response; both must be exceeded."""
-TAIL, TAIL_STEPS = 20.0, 2
-"""The largest probability ratio of a step, in each of so many steps."""
-MISMATCH_TIMES, MISMATCH_LEAST, MISMATCH_MOST, MISMATCH_STEPS = 10.0, 1e-3, 0.3, 3
-"""The mismatch of sampler and learner is so many times that of the first step and at least so large; or this large anyway."""
-REFERENCE_SHARE, REFERENCE_STEPS = 0.01, 10
-"""KL to the reference is this share, or less, of what the updates moved the policy by, over so many steps."""
 
 
 def entropy_collapse(history: History) -> Sign | None:
@@ -186,7 +244,8 @@ def entropy_collapse(history: History) -> Sign | None:
     if not start or not last or max(last) > COLLAPSE * fmean(start):
         return None
     return Sign(
-        f"policy/entropy is {last[-1]:.2g} nats per token; in the first 3 steps it was {fmean(start):.2g}",
+        f"policy/entropy is {last[-1]:.2g} nats per token; in the first {history.steps(name, 3)} steps it was "
+        f"{fmean(start):.2g}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
@@ -202,7 +261,7 @@ def kl_budget(history: History) -> Sign | None:
             return None
         return Sign(
             f"reference/kl, {last[-1]:.4g} nats per response at step {history.step}, has been above --max-kl {limit:g} in "
-            f"{KL_STEPS} steps in a row: the policy is too far from its reference",
+            f"{history.steps(name, KL_STEPS)} steps in a row: the policy is too far from its reference",
             {name: last[-1], "max_kl": limit},
         )
     lengths = history.last("rollout/response_length", KL_STEPS)
@@ -264,30 +323,43 @@ def reference_moves(history: History) -> Sign | None:
 
 # The critic --------------------------------------------------------------------------------------------------------------
 
-DEAD, DEAD_STEPS = 0.02, 20
-"""The critic explains no more than this share of the returns' variance, in each of so many steps."""
-DIVERGES, DIVERGES_STEPS = -1.0, 5
-"""The critic's error has twice the variance of the returns, in each of so many steps."""
+
+def _scores_differ(history: History, count: int) -> bool:
+    """Whether the scores of each of the last steps differ. Returns of equal scores, or of one, are noise, which says
+    nothing of a critic."""
+    spreads = history.last("reward/score_std", count)
+    return bool(spreads) and 0.0 not in spreads
 
 
 def critic_dead(history: History) -> Sign | None:
     """The critic has learned nothing of the returns."""
     name = "value/explained_variance"
     last = history.last(name, DEAD_STEPS)
-    if history.step < FIRST + DEAD_STEPS or not last or max(last) > DEAD or min(last) < -DEAD:
+    if (
+        history.step < DEAD_AFTER
+        or not _scores_differ(history, DEAD_STEPS)
+        or not last
+        or max(last) > DEAD
+        or min(last) < -DEAD
+    ):
         return None
     return Sign(
-        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in {DEAD_STEPS} steps: the critic has "
-        "learned nothing of the returns",
+        f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in "
+        f"{history.steps(name, DEAD_STEPS)} steps: the critic has learned nothing of the returns",
         {name: last[-1]},
     )
 
 
 def critic_diverging(history: History) -> Sign | None:
-    """The critic is much worse than a constant. Returns of equal scores are noise, which says nothing of it."""
+    """The critic is much worse than a constant."""
     name = "value/explained_variance"
-    last, spreads = history.last(name, DIVERGES_STEPS), history.last("reward/score_std", DIVERGES_STEPS)
-    if history.step <= DIVERGES_STEPS or not last or max(last) > DIVERGES or 0.0 in spreads:
+    last = history.last(name, DIVERGES_STEPS)
+    if (
+        history.step <= DIVERGES_STEPS
+        or not _scores_differ(history, DIVERGES_STEPS)
+        or not last
+        or max(last) > DIVERGES
+    ):
         return None
     return Sign(
         f"value/explained_variance is {last[-1]:.3g}: the values are worse than a constant, and advantages are noise",
@@ -297,13 +369,6 @@ def critic_diverging(history: History) -> Sign | None:
 
 # The scores --------------------------------------------------------------------------------------------------------------
 
-TIED, TIED_STEPS = 0.9, 3
-"""Mean share of prompts whose responses tie, over so many steps."""
-JUMP, JUMP_AFTER = 10.0, 5
-"""The root mean square of the scores is this many times the largest so far, after so many steps."""
-JUDGE_EVALUATIONS, JUDGE_SHARE = 3, 0.2
-"""Evaluations in a row in which the judge falls, by this share of its range so far at least."""
-
 
 def scores_tied(history: History) -> Sign | None:
     """There is nothing to learn from scores that do not differ."""
@@ -312,11 +377,13 @@ def scores_tied(history: History) -> Sign | None:
     if last and fmean(last) > TIED and not any(unfilled):
         which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
         return Sign(
-            f"all responses to {which} scored equally in the last {TIED_STEPS} steps, which teaches nothing",
+            f"all responses to {which} scored equally in the last {history.steps(name, TIED_STEPS)} steps, which teaches "
+            "nothing",
             {name: last[-1]},
         )
-    means, spreads = (history.last(f"reward/score_{which}", TIED_STEPS) for which in ("mean", "std"))
-    if not means or not spreads or any(std > 1e-6 * abs(mean) for mean, std in zip(means, spreads, strict=True)):
+    spreads = history.last("reward/score_std", TIED_STEPS)
+    means = _measured(history.recent, "reward/score_mean")[-history.steps("reward/score_std", TIED_STEPS) :]
+    if not means or not spreads or max(spreads) > 1e-6 * min(map(abs, means)):
         return None
     return Sign(
         f"all responses of a step scored equally ({means[-1]:.4g}): there is nothing to learn",
@@ -338,8 +405,9 @@ def ties_unfilled(history: History) -> Sign | None:
 
 def scores_jump(history: History) -> Sign | None:
     """The reward has changed its scale, or was hacked."""
-    size = score_size(history.recent[-1]) if history.recent else 0.0
-    if history.step <= JUMP_AFTER or not 0 < JUMP * history.largest_scores < size:
+    steps = history.steps("reward/score_mean", 1)
+    size = score_size(history.recent[-steps:]) if history.recent else 0.0
+    if history.step <= max(JUMP_AFTER, 2 * steps) or not 0 < JUMP * history.largest_scores < size:
         return None
     return Sign(
         f"the scores are {size / history.largest_scores:.3g} times as large as in any step before (root mean square "
@@ -362,7 +430,7 @@ def scores_unread(history: History) -> Sign | None:
 def judge_falling(history: History) -> Sign | None:
     """The reward rises while a judge that the policy does not learn from falls."""
     both = [one for one in history.evaluations if set(JUDGED) <= set(one)]
-    if len(both) <= JUDGE_EVALUATIONS:
+    if len(both) <= JUDGE_EVALUATIONS or history.limits.held_out < LEAST_GROUPS:
         return None
     before = [one["eval/judge_mean"] for one in both]
     judge, score = ([one[name] for one in both[-JUDGE_EVALUATIONS - 1 :]] for name in JUDGED)
@@ -377,18 +445,6 @@ def judge_falling(history: History) -> Sign | None:
 
 
 # The updates -------------------------------------------------------------------------------------------------------------
-
-SKIPPED, SKIPPED_OF = 6, 10
-"""Steps with an update that was left out, of so many."""
-LIGHT, LIGHT_STEPS = 0.1, 2
-"""Mean importance weight, in each of so many steps."""
-STILL, STILL_STEPS = 0.01, 10
-"""Mean KL to the reference over the last so many steps, in nats per response."""
-FALL, FALL_ERRORS, FALL_STEPS = 0.2, 6.0, 8
-"""The scores of the last so many steps are lower than those of the first by this share of their standard deviation (the
-larger of the two), and by so many standard errors, which the means of the steps tell."""
-CHOSEN_NATS, CHOSEN_STEPS = 50.0, 10
-"""DPO's chosen responses have become less likely by so many nats, in each of so many steps."""
 
 
 def skipped_updates(history: History) -> Sign | None:
@@ -408,7 +464,7 @@ def responses_masked(history: History) -> Sign | None:
     if not last or last[0] < 1:
         return None
     return Sign(
-        "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing",
+        "every response was cut at --max-new-tokens, so with --mask-truncated nothing is learned",
         {"rollout/masked_frac": last[0]},
     )
 
@@ -431,20 +487,21 @@ def nothing_learned(history: History) -> Sign | None:
     if history.step == history.limits.steps and kl and abs(fmean(kl)) < STILL and reference_moves(history) is None:
         rate = history.limits.learning_rate
         return Sign(
-            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last {STILL_STEPS} steps): "
-            f"the policy has hardly moved, so it has learned next to nothing. Raise --learning-rate (it was {rate:g}; try "
-            f"{10 * rate:g}) or --steps",
+            f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last "
+            f"{history.steps('reference/kl', STILL_STEPS)} steps): the policy has hardly moved, so it has learned next to "
+            f"nothing. Raise --learning-rate (it was {rate:g}; try {10 * rate:g}) or --steps",
             {"reference/kl": fmean(kl)},
         )
     start, last = (see("reward/score_mean", FALL_STEPS) for see in (history.start, history.last))
     spreads = [see("reward/score_std", FALL_STEPS) for see in (history.start, history.last)]
-    if history.step < 2 * FALL_STEPS or not start or not last or not all(spreads):
+    steps = history.steps("reward/score_mean", FALL_STEPS)
+    if history.step < 2 * steps or not start or not last or not all(spreads):
         return None
     fall, error = fmean(start) - fmean(last), math.sqrt((variance(start) + variance(last)) / FALL_STEPS)
     if fall <= max(FALL * max(map(fmean, spreads)), FALL_ERRORS * error):
         return None
     return Sign(
-        f"reward/score_mean fell from {fmean(start):.4g} in the first {FALL_STEPS} steps to {fmean(last):.4g} in the last: "
+        f"reward/score_mean fell from {fmean(start):.4g} in the first {steps} steps to {fmean(last):.4g} in the last: "
         "the policy learns the opposite of its reward",
         {"reward/score_mean": fmean(last), "reward/score_mean at first": fmean(start)},
     )

@@ -9,15 +9,17 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.configs.names import answer
 from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
+from heedful.configs.settings import types_of
 from heedful.data.in_memory import Records, write_records
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
@@ -32,7 +34,7 @@ from heedful.training.rank_consistency import meet
 
 C = TypeVar("C", bound=TrainingOptions)
 AnyModel: TypeAlias = Policy | RewardModel | PreTrainedModel
-OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.parquet)?|\.heedful-\w+")
+OURS = re.compile(r"(model|data|eval-data)-[0-9a-f]{12}(\.jsonl|\.arrow)?|\.heedful-\w+")
 """Names of written inputs; all else in the folder belongs to the user."""
 
 
@@ -45,14 +47,14 @@ class Objects(TypedDict, total=False):
     tokenizer: PreTrainedTokenizerBase
     """Tokenizer of a transformers model in memory; a `Policy` has its own."""
     data: Records | str | Path
-    """A `datasets.Dataset`, or a list of dicts with the columns of a file, of texts or of conversations; or a value of
-    the setting."""
+    """A `datasets.Dataset` or `IterableDataset`, a DataFrame, or a list of dicts with the columns of a file, of texts or of
+    conversations; or a value of the setting."""
     eval_data: Records | str | Path
     """Held-out data, in the same forms."""
     on_step: OnMetrics
-    """Called with each step and its metrics, on rank 0."""
+    """Called with each step and its metrics, on rank 0. `heedful.STOP` as its result ends the run."""
     on_evaluation: OnMetrics
-    """Called with the step of each evaluation and its metrics."""
+    """Called with the step of each evaluation and its metrics. `heedful.STOP` as its result ends the run."""
     on_save: OnSave
     """Called with a step and the folder of a written checkpoint or model."""
 
@@ -68,6 +70,7 @@ def in_files(
     on_step: OnMetrics | None = None,
     on_evaluation: OnMetrics | None = None,
     on_save: OnSave | None = None,
+    **unknown: object,
 ) -> Iterator[tuple[C, Callbacks]]:
     """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
@@ -76,6 +79,7 @@ def in_files(
 
     Raises ConfigError, DataError, CheckpointError.
     """
+    refuse_unknown(config, unknown)
     callbacks = Callbacks(on_step, on_evaluation, on_save)
     given = {"model": model, "data": data, "eval_data": eval_data}
     check_given(config, given)
@@ -93,6 +97,19 @@ def in_files(
     finally:
         if ranks.is_first():
             _remove_unused(real_path(Path(written["output"])))
+
+
+def refuse_unknown(config: TrainingOptions, names: Iterable[str]) -> None:
+    """Raise ConfigError for an argument that trainers do not have, with the probable one, or the setting."""
+    kind = type(config).__name__
+    known = [*Objects.__annotations__, *(["rewards"] if isinstance(config, RolloutConfig) else [])]
+    for name in names:
+        advice = answer(name, known, in_python=True)
+        if name in types_of(type(config)):
+            advice = f"; it is a setting: {kind}({name}=...)"
+        elif not advice and (setting := answer(name, types_of(type(config)), in_python=True)):
+            advice = f"{setting}, a setting of {kind}"
+        raise ConfigError(f"there is no argument {name!r}{advice}")
 
 
 def check_given(config: TrainingOptions, given: Mapping[str, object]) -> None:
@@ -168,7 +185,7 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
 def as_given(message: str, paths: Mapping[str, str]) -> str:
     """A message with objects as they were passed in place of their files."""
     for name, path in paths.items():
-        rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of Parquet, of JSON Lines
+        rows = rf"{re.escape(path)}(?:: row |:)\d+\b"  # of tables, of JSON Lines
         for place in set(re.findall(rows, message)):
             number = int(place.removeprefix(path).strip(": row"))
             message = re.sub(rf"{re.escape(place)}\b", f"{name}[{number - 1}]", message)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.names import REMOVED
 from heedful.configs.options import RunOptions
 from heedful.configs.settings import flag
 from heedful.errors import ConfigError
@@ -141,11 +140,7 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
     changes = differences(saved_settings(output), settings_of(config))
     refused = {name: values for name, values in changes.items() if name not in config.allow_change}
     if refused:
-        listing = "\n".join(
-            f"  {flag(name)}: {old!r} in the run, "
-            + (f"but the setting was removed: {REMOVED[name].use}" if name in REMOVED else f"{new!r} now")
-            for name, (old, new) in refused.items()
-        )
+        listing = "\n".join(f"  {flag(name)}: {old!r} in the run, {new!r} now" for name, (old, new) in refused.items())
         raise ConfigError(
             f"--output {output} has an unfinished run with other settings, so it cannot resume with these:\n{listing}\n"
             f"Use the run's settings, choose another folder, add --overwrite to replace it, or allow the change with "

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heedful import redact
-from heedful.configs.names import was_default
+from heedful import __version__, redact
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_plain
 from heedful.devices import device_names
@@ -24,7 +23,7 @@ from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.adapters import adapter_chain
 from heedful.models.save import VALUE_HEAD
 
-LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 """Suffixes of model files."""
 IN_PYTHON = "what rewards are functions given in Python"
@@ -43,7 +42,7 @@ INPUTS = (
     "judge_rubric",
 )
 """Settings that may be a path."""
-TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
+TRACKING = ("track", "track_project", "track_offline")
 OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
 """Settings of a single command call, not of the run."""
 FREE = (
@@ -54,11 +53,10 @@ FREE = (
     "distributed_timeout_minutes",
     "memory_check",
     "allow",
+    "raw_prompts",
     "judge_cache",
-    "judge_key_env",
     "reward_concurrency",
     "reward_retry_minutes",
-    "reward_token_env",
     "rollouts",
     "sampler_retry_minutes",
     "shard",
@@ -68,8 +66,6 @@ FREE = (
     *TRACKING,
 )
 """Settings that may change on resuming: no number depends on them."""
-EARLIER_COMPILE = [(False, "auto"), (False, "off"), (True, "on")]
-"""Values of ``--compile`` in earlier versions, and what means the same now: a run is compiled, or not, to its end."""
 ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
 """Advice on an unusable file of an unfinished run."""
 
@@ -101,7 +97,7 @@ def environment(
         "command": f"heedful {command}",
         "seed": config.seed,
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": versions(),
         "revision": _git_revision(),
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
@@ -126,7 +122,7 @@ def inputs(config: RunOptions) -> list[Path]:
     """Files and folders in a configuration; some do not exist, such as names on the Hub."""
     paths = [getattr(config, name, None) for name in INPUTS]
     for reward in (*getattr(config, "rewards", ()), *getattr(config, "selection_rewards", ())):
-        kind, _, rest = reward.partition(":")
+        kind, _, rest = reward.partition(":") if isinstance(reward, str) else ("", "", "")
         paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
     return [Path(part) for path in paths if path for part in with_bases(path)]
 
@@ -183,8 +179,9 @@ def file_sum(path: Path) -> str:
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in LIBRARIES}
+def versions() -> dict[str, str]:
+    """Versions of heedful and its libraries. A checkout on the path has no metadata, so heedful's own is in its source."""
+    return {"heedful": __version__} | {name: version(name) for name in LIBRARIES}
 
 
 @functools.cache
@@ -212,12 +209,7 @@ def settings_of(config: RunOptions) -> dict[str, Any]:
 
 
 def saved_settings(output: Path) -> dict[str, Any]:
-    """`settings_of` the run in a folder, with removed settings that were not at their default. Raises ConfigError."""
-    return {name: value for name, value in written_settings(output).items() if not was_default(name, value)}
-
-
-def written_settings(output: Path) -> dict[str, Any]:
-    """`settings_of` the run in a folder, as its heedful version wrote them. Raises ConfigError."""
+    """`settings_of` the run in a folder. Raises ConfigError."""
     saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
     marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
     return _marked({name: value for name, value in saved.items() if name not in FREE}, marks)
@@ -225,8 +217,7 @@ def written_settings(output: Path) -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings whose values differ, with both values; None for a missing one."""
-    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
-    return {name: pair for name, pair in pairs.items() if name != "compile" or pair not in EARLIER_COMPILE}
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
 def secret_marks(config: RunOptions) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Checks that all ranks of a run have the same settings, data, models, versions and weights."""
 
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from heedful.distributed.ranks import local_device
 from heedful.distributed.sharding import is_divided
 from heedful.errors import TrainingError
 from heedful.kernels.device import resolve_device
-from heedful.training.provenance import LIBRARIES, content_hashes, digest, file_sum, inputs, settings_of
+from heedful.training.provenance import content_hashes, digest, file_sum, inputs, settings_of, versions
 
 REMEDY = {
     "settings": "start every rank with the same flags and the same YAML file",
@@ -49,7 +48,7 @@ def _facts(config: RunOptions) -> dict[str, str]:
         "output": str(config.folder.absolute()),
         **{f"data {path}": number[:12] for path, number in files.items()},
         **{f"models {path}": number[:12] for path, number in models.items()},
-        "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
+        "versions": " ".join(f"{name} {version}" for name, version in versions().items()),
         "code": digest([[path.name, file_sum(path)] for path in code])[:12],
     }
 

@@ -14,6 +14,7 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.save import VALUE_HEAD
 from heedful.models.tokenizer import load_tokenizer
 from heedful.training.output_folder import logged
+from heedful.training.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +44,12 @@ class TrainingResult:
         for record in logged(self.folder):
             rows.setdefault(record["step"], {}).update(record)
         return pandas.DataFrame(list(rows.values())).set_index("step")
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the run made its model better on held-out prompts, with a 95 % interval of the change; None if nothing was
+        held out. ``print(result.verdict)`` says it in a line."""
+        return Verdict.read(self.summary)
 
     @functools.cached_property
     def policy(self) -> Policy:

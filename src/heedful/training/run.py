@@ -13,6 +13,7 @@ return run.summary
 """
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +21,10 @@ from types import TracebackType
 from typing import Any
 
 from heedful.configs.options import TrainingOptions
-from heedful.display import Display
+from heedful.display import Display, counted
 from heedful.distributed import ranks
 from heedful.distributed.rank_failures import all_stop
-from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
+from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, Terminated, TrainingError
 from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.signals import Stops
@@ -45,6 +46,7 @@ from heedful.training.output_folder import drop_replaced
 from heedful.training.provenance import Artifact
 from heedful.training.rank_consistency import check_same_weights
 from heedful.training.run_folder import RunFolder
+from heedful.training.verdict import Shares, Yardstick, judge
 
 Numbers = Mapping[str, float]
 
@@ -75,7 +77,7 @@ class Run:
         facts: facts for the summary that are known in advance, such as counts of records.
         notes: further lines to display at the start.
         more_data: inputs besides ``data`` and ``eval_data``, mostly files.
-        can_evaluate: whether there is held-out data.
+        yardstick: the metric of evaluations by which the run is judged at its end; None if nothing is held out.
         callbacks: the user's functions to call after steps, evaluations and saves.
         alarms: the alarms that watch the metrics; None for none.
 
@@ -97,23 +99,26 @@ class Run:
         facts: Mapping[str, Any],
         notes: Sequence[str] = (),
         more_data: Sequence[str | Artifact] = (),
-        can_evaluate: bool,
+        yardstick: Yardstick | None,
         callbacks: Callbacks = NO_CALLBACKS,
         alarms: Alarms | None = None,
     ) -> None:
-        if config.early_stopping_patience and not can_evaluate:
+        if config.early_stopping_patience and yardstick is None:
             raise ConfigError(
                 "--early-stopping-patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data"
             )
         self.config, self.learner, self.total_steps, self.objective = config, learner, total_steps, objective
         self.summary: dict[str, Any] = {"algorithm": algorithm, **facts}
-        self._callbacks = callbacks
+        self._callbacks, self._yardstick = callbacks, yardstick
         self.done = 0
         self._looked_at = -1
         """The last step with samples and evaluation done; 0 is the initial model."""
         self._stopping = EarlyStopping(config.early_stopping_patience, higher_is_better=higher_is_better)
         self._first_evaluation: Numbers | None = None
         self._last_evaluation: Numbers = {}
+        self._shares: list[Shares] = []
+        """What the held-out records added to the yardstick in the first and in the last evaluation."""
+        self._stopped_by: str | None = None
         self._last_step: Numbers = {}
         self._has_final = False
         self._already_reported: list[str] = []
@@ -138,7 +143,7 @@ class Run:
 
         self.path, self._unchanged, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
-        self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *folder_notes]
+        self._opening = [*(f"{name}: {_in_words(fact)}" for name, fact in facts.items()), *notes, *folder_notes]
 
     def __enter__(self) -> "Run":
         self._display.__enter__()
@@ -177,6 +182,11 @@ class Run:
             self.done, self._looked_at = run["done"], run["looked_at"]
             self._first_evaluation, self._last_evaluation = run["first_evaluation"], run["last_evaluation"]
             self._last_step, self._already_reported = run["last_step"], list(run["suppressed"])
+            self._stopped_by = run["stopped_by"]
+            if self._yardstick is not None and run["held_out"] == self._yardstick.identity:
+                self._shares = run["shares"]
+            else:
+                self._yardstick = None  # the first evaluation is of other prompts
             self._stopping.load_state_dict(run["patience"])
             if "alarms" in run:  # no earlier version kept them
                 self._alarms.load_state_dict(run["alarms"])
@@ -206,7 +216,10 @@ class Run:
                 "looked_at": self._looked_at,
                 "first_evaluation": self._first_evaluation,
                 "last_evaluation": self._last_evaluation,
+                "shares": self._shares,
+                "held_out": self._yardstick.identity if self._yardstick else None,
                 "last_step": self._last_step,
+                "stopped_by": self._stopped_by,
                 "suppressed": list(self._already_reported),
                 "patience": self._stopping.state_dict(),
                 "alarms": self._alarms.state_dict(),
@@ -221,17 +234,15 @@ class Run:
         return round(self._seconds_before + time.monotonic() - self._started, 2)
 
     def steps(self) -> Iterator[int]:
-        """0 for the initial model, then 1, 2, ... up to the last, or until evaluations stop improving.
+        """0 for the initial model, then 1, 2, ... up to the last, or until evaluations stop improving or a callback stops.
 
         A resumed run begins after its last step, or with it, if it was interrupted during that step's evaluation.
         """
         first = self.done if self._looked_at < self.done else self.done + 1
         for step in range(first, self.total_steps + 1):
-            if self._stopping.exhausted:
-                self._display.note(
-                    f"stopped at step {self.done}: {self.config.early_stopping_patience} evaluations in a row "
-                    "without improvement"
-                )
+            stopped_by = self._stopped_by or self._out_of_patience()
+            if stopped_by is not None:
+                self._display.note(f"stopped at step {self.done} by {stopped_by}")
                 break
             yield step
             self._looked_at = step
@@ -240,6 +251,10 @@ class Run:
             self._stops.poll(ranks.largest)
         self._save_final()
         hit("run.learned")
+
+    def _out_of_patience(self) -> str | None:
+        patience = counted(self.config.early_stopping_patience, "evaluation")
+        return f"early stopping: {patience} in a row without improvement" if self._stopping.exhausted else None
 
     def needs_update(self, step: int) -> bool:
         """True if a step still needs its update; False for 0, and for one that only needs its evaluation."""
@@ -261,7 +276,7 @@ class Run:
                     self._mark()
         self._stops.poll(ranks.largest)
         if self.done != before:
-            self._callbacks.step(self.done, self._last_step)
+            self._stopped_by = self._callbacks.step(self.done, self._last_step) or self._stopped_by
             self._alarms.check()
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
@@ -290,7 +305,8 @@ class Run:
         return step == 0 or self._due(step, self.config.eval_every)
 
     def _due(self, step: int, every: int) -> bool:
-        return step == self.total_steps or (every > 0 and step % every == 0)
+        is_last = step == self.total_steps or self._stopped_by is not None
+        return is_last or (every > 0 and step % every == 0)
 
     def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write and display a table of samples."""
@@ -299,10 +315,11 @@ class Run:
                 self._folder.log_samples(step, rows)
             self._display.table(f"step {step}", rows)
 
-    def evaluate(self, step: int, metrics: Numbers) -> None:
+    def evaluate(self, step: int, metrics: Numbers, shares: Shares) -> None:
         """Write metrics on held-out data, and save the model as ``best/`` if none was better before.
 
-        Does nothing without metrics (nothing is held out). Raises TrainingError if an alarm ends the run.
+        ``shares`` is what each record adds to the yardstick. Does nothing without metrics (nothing is held out). Raises
+        TrainingError if an alarm ends the run.
         """
         if not metrics:
             return
@@ -312,6 +329,7 @@ class Run:
         if self._first_evaluation is None:
             self._first_evaluation = dict(metrics)
         self._last_evaluation = dict(metrics)
+        self._shares = [*self._shares[:1], shares]
         self._write(step, metrics)
         self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         if self._stopping.update(metrics[self.objective], step):
@@ -320,7 +338,7 @@ class Run:
             self._callbacks.save(step, self.path / "best")
         self._report(self._alarms.see_evaluation(step, metrics))
         hit("evaluated")
-        self._callbacks.evaluation(step, metrics)
+        self._stopped_by = self._callbacks.evaluation(step, metrics) or self._stopped_by
         self._alarms.check()
 
     def _report(self, raised: Sequence[Raised]) -> None:
@@ -375,13 +393,16 @@ class Run:
             self._folder.close(error)
 
     def _finish(self) -> None:
+        verdict = judge(self._yardstick, *self._shares) if self._yardstick and len(self._shares) == 2 else None
         self.summary |= {
             "steps": self.done,
             "stopped_early": self.done < self.total_steps,
+            "stopped_by": self._stopped_by or self._out_of_patience(),
             "seconds": self._seconds(),
             "first_evaluation": dict(self._first_evaluation or {}),
             "last_evaluation": dict(self._last_evaluation),
             "best": {"step": self._stopping.best_step, self.objective: self._stopping.best},
+            "verdict": verdict and verdict._asdict(),
             "last_step": dict(self._last_step),
             "alarms": [{"step": one.step, "alarm": one.alarm} for one in self._alarms.raised],
         }
@@ -390,9 +411,12 @@ class Run:
         hit("run.finished")
 
     def _report_end(self, error: BaseException, what_is_left: str) -> None:
-        self._display.note(
-            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; {what_is_left}"
-        )
+        name = type(error).__name__
+        if isinstance(error, KeyboardInterrupt):
+            name = "Ctrl-C"
+        elif isinstance(error, Terminated):
+            name = signal.Signals(error.status - 128).name
+        self._display.note(f"stopped by {name} after step {self.done} of {self.total_steps}; {what_is_left}")
 
     def _where_it_continues(self) -> str:
         last = self._last_checkpoint()
@@ -472,3 +496,12 @@ class Run:
                 if self._folder:
                     drop_replaced(self.path)
             self._callbacks.save(self.done, self.path / "final")
+
+
+def _in_words(fact: Any) -> str:
+    """A fact of the summary without the signs of JSON."""
+    if isinstance(fact, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_in_words(value)}" for name, value in fact.items())
+    if isinstance(fact, list):
+        return ", ".join(map(_in_words, fact))
+    return f"{fact:,.4g}" if isinstance(fact, float) else f"{fact:,}" if isinstance(fact, int) else str(fact)

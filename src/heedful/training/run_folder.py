@@ -52,8 +52,8 @@ from heedful.training.provenance import (
     check_same_sources,
     environment,
     made_from,
+    saved_settings,
     settings_of,
-    written_settings,
 )
 
 NO_LOCKS = (
@@ -140,7 +140,7 @@ class RunFolder:
         before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
         self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
         if not has_changes and all(before.get(kind) == self._environment[kind] for kind in SOURCES):
-            earlier = [*before.get("unchanged", []), made_from(written_settings(self.path), before)]
+            earlier = [*before.get("unchanged", []), made_from(saved_settings(self.path), before)]
             self.unchanged = list(dict.fromkeys([self.made_from, *earlier]))
             self._environment["unchanged"] = self.unchanged
         self._goes_back = config.resume not in ("auto", "never")

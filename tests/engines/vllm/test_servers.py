@@ -22,7 +22,7 @@ def assert_same(found, expected):
     """The same rollouts, row for row."""
     assert torch.equal(found.batch.ids, expected.batch.ids)
     assert torch.equal(found.lengths, expected.lengths)
-    torch.testing.assert_close(found.sampler_logprobs, expected.sampler_logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5)
 
 
 def forced(policy, rollouts, temperature=1.0):
@@ -50,13 +50,13 @@ def expected(server, connected, policy, draw):
 def test_log_probs_are_those_of_the_policy(one, policy, prompts):
     """Not of the weights that the server began with; the prompts come back as they were, and every row has its response."""
     _, servers, found = one(temperature=0.7)
-    torch.testing.assert_close(found.sampler_logprobs, forced(policy, found, 0.7), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.logprobs, forced(policy, found, 0.7), rtol=1e-5, atol=1e-5)
     longest = found.batch.ids.shape[1] - found.batch.response_mask.shape[1]
     rows = zip(found.batch.ids[:, :longest], found.batch.attention_mask[:, :longest], strict=True)
     assert [ids[mask].tolist() for ids, mask in rows] == prompts
     assert found.lengths.tolist() == found.batch.response_mask.sum(dim=1).tolist()
     other = Policy(load_causal_lm(servers.config.model))
-    assert float((forced(other, found, 0.7) - found.sampler_logprobs).abs().max()) > 0.1, "the test tells them apart"
+    assert float((forced(other, found, 0.7) - found.logprobs).abs().max()) > 0.1, "the test tells them apart"
 
 
 def test_several_servers_draw_what_one_does(server, connected, policy, draw, expected):
@@ -79,7 +79,7 @@ def test_weights_are_given_when_they_change_and_only_then(one, policy, draw):
     moved = draw(servers)
     seen = first.seen()
     assert (seen["loads"], seen["resets"]) == (1, 1)
-    torch.testing.assert_close(moved.sampler_logprobs, forced(policy, moved), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(moved.logprobs, forced(policy, moved), rtol=1e-5, atol=1e-5)
     assert [path.name for path in servers.folder.iterdir()] == ["v-000002"], "old weights are removed"
 
 
@@ -123,7 +123,7 @@ def test_others_draw_the_rows_of_a_server_that_dies(server, connected, policy, d
     loads = drawn = 0
     for _ in range(20):  # the other may be faster than the news
         found = draw(servers)
-        torch.testing.assert_close(found.sampler_logprobs, forced(policy, found), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.logprobs, forced(policy, found), rtol=1e-5, atol=1e-5)
         seen = dying.seen()
         loads, drawn = loads + seen["loads"], drawn + len(seen["completions"])
         if drawn:
@@ -271,7 +271,7 @@ def test_lengths(kind, one):
     lengths = found.lengths.tolist()
     if kind == "fixed":
         assert set(lengths) == {8}
-    ends = [ids[-1] in servers.stop_ids for ids in found.responses(with_stop=True)]
+    ends = [ids[-1] in servers.stop_ids for ids in found.own_ids()]
     assert found.truncated.tolist() == ([not end for end in ends] if kind == "stop" else [True] * 24)
 
 
@@ -281,7 +281,7 @@ def test_adapters_are_merged(server, connected, tiny, draw):
     LoraModel(lm, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False), "default")
     adapted = Policy(lm)
     found = draw(connected(server(), policy=adapted), adapted)
-    torch.testing.assert_close(found.sampler_logprobs, forced(adapted, found), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.logprobs, forced(adapted, found), rtol=1e-4, atol=1e-4)
 
 
 def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, draw, expected):
@@ -291,7 +291,7 @@ def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, dra
     assert_same(draw(servers), expected)
     with torch.no_grad():
         next(policy.parameters()).add_(0.5)
-    assert draw(servers).sampler_logprobs is not None, "it wakes before it is given new weights"
+    assert draw(servers).logprobs is not None, "it wakes before it is given new weights"
     seen = first.seen()
     assert (seen["orders"], seen["loads"]) == (["/wake_up", "/sleep"] * 3, 2)
     first.set_faults(about={"can_sleep": False})

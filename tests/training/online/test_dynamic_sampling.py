@@ -67,22 +67,23 @@ def test_a_batch_of_several_rounds_is_one_batch(begin):
     """Tensors, texts and scores of a row belong together, whatever round it is from."""
     learner = begin(only_for(2, 7), dynamic_sampling_rounds=30)
     drawn = refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
-    rollouts, renderer = drawn.rollouts, learner.sampler.renderer
+    rollouts, renderer = drawn.responses, learner.sampler.renderer
     assert set(numbers_of(drawn)) == {2, 7}
     assert rollouts.batch.response_mask.any(dim=0).all(), "no column is only padding"
     assert rollouts.batch.attention_mask.any(dim=0).all()
-    responses = rollouts.responses(with_stop=False)
+    responses = rollouts.own_ids()
     for row, completion in enumerate(drawn.completions):
         prompt = renderer.prompt_ids(completion.prompt.prompt)
         length = rollouts.batch.ids.shape[1] - rollouts.batch.response_mask.shape[1]
         inside = rollouts.batch.attention_mask[row, :length]
         assert rollouts.batch.ids[row, :length][inside].tolist() == prompt
-        assert responses[row] == list(completion.ids)
+        assert responses[row][: len(completion.ids)] == list(completion.ids)
+        assert len(responses[row]) == len(completion.ids) + (not completion.truncated)
         assert int(rollouts.batch.response_mask[row].sum()) == int(rollouts.lengths[row])
         assert bool(rollouts.truncated[row]) == completion.truncated
         assert drawn.given.totals[row] == float(sum(completion.ids) % 13)
     forced = learner.policy(rollouts.batch.ids, rollouts.batch.attention_mask, rollouts.batch.response_mask)
-    torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rollouts.logprobs, forced.logprobs.detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_what_cannot_be_refilled_is_bounded_counted_and_said_once(config, capsys):

@@ -217,13 +217,12 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
         return given([Reward("planned", lambda completions, **_: scores)], completions)
 
     monkeypatch.setattr(rollout_module, "score_tokens", equal)
-    sample = Sampler.respond
+    sample = Sampler.generate
 
     def cut(*arguments):
-        rollouts, completions = sample(*arguments)
-        return replace(rollouts, truncated=torch.arange(16) == 9), completions
+        return replace(sample(*arguments), truncated=torch.arange(16) == 9)
 
-    monkeypatch.setattr(Sampler, "respond", cut)
+    monkeypatch.setattr(Sampler, "generate", cut)
     e = experience_of(learner)
     assert e.metrics["reward/tied_frac"] == pytest.approx(2 / 4)
     assert not e.advantages[4:8].any()

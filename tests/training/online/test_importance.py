@@ -55,7 +55,7 @@ def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_le
     learner = make_learner(config(GRPOConfig, ppo_epochs=2, temperature=0.5, **filters))
     scored = rollout(learner, next(learner.prompts))
     old_logprobs = make_experience(learner, scored).old_logprobs
-    rollouts, mask = scored.rollouts, scored.rollouts.batch.response_mask
+    rollouts, mask = scored.responses, scored.responses.batch.response_mask
     logits = logits_of(learner, rollouts)
     filtered = filter_logits(logits.flatten(0, 1), **{"top_k": 0, "top_p": 1.0} | filters).view_as(logits)
     ids = rollouts.batch.ids[:, -mask.shape[1] :]
@@ -70,9 +70,9 @@ def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_le
 
 def test_without_a_filter_nothing_is_recorded_beside_the_log_probs(config, make_learner):
     learner = make_learner(config(GRPOConfig, ppo_epochs=2))
-    rollouts = rollout(learner, next(learner.prompts)).rollouts
+    rollouts = rollout(learner, next(learner.prompts)).responses
     assert rollouts.kept_logprobs is None
-    assert rollouts.drawn_logprobs is rollouts.sampler_logprobs
+    assert rollouts.drawn_logprobs is rollouts.logprobs
 
 
 @pytest.mark.parametrize(("kind", "importance"), pairs_often(KINDS, IMPORTANCE, OFTEN))
@@ -90,14 +90,14 @@ def test_advantages_are_weighed(config, make_learner, experience_of, kind, impor
     asked = [p for p in plain.prompts.prompts for _ in range(plain.config.samples_per_prompt)]
     scored = rollout(replace(plain, generator=torch.Generator().manual_seed(0)), asked)
     mask, old_logprobs = scored.batch.response_mask, make_experience(plain, scored).old_logprobs
-    log_ratio = torch.where(mask, old_logprobs - scored.rollouts.drawn_logprobs, 0.0)
+    log_ratio = torch.where(mask, old_logprobs - scored.responses.drawn_logprobs, 0.0)
     ratios = (log_ratio if level == "token" else log_ratio.sum(dim=1, keepdim=True).expand_as(mask)).exp()[mask]
     low, high = (float(ratios.quantile(q)) for q in (0.2, 0.7))  # so that some are beyond each
     bounds = {"importance_high": high} | ({"importance_low": low} if bound == "mask" else {})
     weighed, plain = experience_of(learner_with(importance=importance, **bounds)), experience_of(plain)
     found = core.importance_weights(
         old_logprobs,
-        scored.rollouts.drawn_logprobs,
+        scored.responses.drawn_logprobs,
         mask,
         level=level,
         bound=bound,

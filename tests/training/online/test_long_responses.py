@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, train_grpo, train_ppo
-from heedful.algorithms.online.rollout import shape
+from heedful.algorithms.online.rollout import shape_scores
 from heedful.algorithms.ppo import learn
 from heedful.core import ScoreNorm
 from jsonl import read_metrics
@@ -49,7 +49,7 @@ def test_the_penalty_is_taken_off_normalised_and_clipped_scores(some_are_cut, ex
         truncated = cut
 
     Sampled.lengths = lengths
-    found = shape(torch.tensor(experience.scores), Sampled, ScoreNorm(4.0, 2.0), learner.config)
+    found = shape_scores(torch.tensor(experience.scores), Sampled, ScoreNorm(4.0, 2.0), learner.config)
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
@@ -148,4 +148,4 @@ def test_what_makes_no_sense_is_refused(config, changes, said):
 def test_the_penalty_works_for_pairs_too(make_learner, config):
     settings = config(OnlineDPOConfig, overlong_buffer=12)
     rollouts = type("Sampled", (), {"truncated": torch.tensor([True]), "lengths": torch.tensor([12])})
-    assert shape(torch.tensor([3.0]), rollouts, ScoreNorm(), settings).tolist() == [2.0]
+    assert shape_scores(torch.tensor([3.0]), rollouts, ScoreNorm(), settings).tolist() == [2.0]

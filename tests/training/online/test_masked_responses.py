@@ -91,7 +91,7 @@ def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, name):
     learner = make_learner(config(kind, **changes, **IN_THE_LOSS), noise=0.1)
     object.__setattr__(learner.sampler, "stop_ids", tuple(range(0, 256, 6)))
     scored = rollout(learner, [p for p in learner.prompts.prompts for _ in range(learner.config.samples_per_prompt)])
-    experience, rollouts = make_experience(learner, scored), scored.rollouts
+    experience, rollouts = make_experience(learner, scored), scored.responses
     assert 0 < len(experience.completions) < len(rollouts.lengths)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_kl_and_entropy_are_those_of_all_responses(config, make_learner, name):
     metrics = learn(learner, experience).metrics
     assert metrics["reference/kl"] == pytest.approx(float(differences.sum(dim=1).mean()), rel=1e-5)
     assert metrics["policy/entropy"] == pytest.approx(float(ours.entropy[mask].mean()), rel=1e-5)
-    mismatch = (rollouts.sampler_logprobs - ours.logprobs).abs()[mask].mean()
+    mismatch = (rollouts.logprobs - ours.logprobs).abs()[mask].mean()
     assert metrics["rollout/sampler_mismatch"] == pytest.approx(float(mismatch), abs=1e-9)
 
 

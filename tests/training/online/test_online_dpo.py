@@ -119,7 +119,7 @@ def test_at_the_start_it_is_the_gradient_of_the_log_odds(pairs_config):
     pairs = best_and_worst(scored.shaped, 3)
     ours, metrics = gradient(learner, make_experience(learner, scored), pairs)
     assert metrics["loss/dpo"] == pytest.approx(0.693147, abs=1e-5)
-    batch = scored.rollouts.batch
+    batch = scored.responses.batch
     learner.policy.zero_grad()
     logprobs = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs.sum(dim=1)
     (-0.25 * sum(logprobs[best] - logprobs[worst] for best, worst in pairs) / len(pairs)).backward()

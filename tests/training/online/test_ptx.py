@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful import ConfigError, DataError, train_ppo
-from heedful.algorithms.online.ptx import load_mix
+from heedful.algorithms.online import ptx
 from heedful.data.chat import Renderer
 from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
@@ -29,7 +29,8 @@ def double_policy(folder):
 
 
 def mix_of(config):
-    return load_mix(config, resolve(config.model), Renderer(load_tokenizer(config.model)))
+    renderer = Renderer(load_tokenizer(config.model))
+    return ptx.mix_of(ptx.encode_mix(config, resolve(config.model), renderer), config, renderer)
 
 
 @pytest.mark.parametrize(("size", "tokens", "times"), [(1, None, 4), (3, None, 2), (4, None, 1), (4, 1, 4)])
@@ -93,7 +94,9 @@ def test_columns_are_those_of_the_prompts_alone(settings, tmp_path, length):
 
 
 def test_too_few_records_are_refused(settings, length):
-    with pytest.raises(ConfigError, match=r"--minibatch-size \(records of --ptx-data .* only 5 items"):
+    with pytest.raises(
+        ConfigError, match=r"learns 6 records of --ptx-data \(--minibatch-size\), which has 5 records. Set"
+    ):
         train_ppo(settings(rollout_batch_size=6, minibatch_size=6), rewards=[length])
 
 

@@ -21,7 +21,7 @@ from heedful.algorithms.online.loop import alarms_of
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
-from heedful.training.alarm_signs import STILL_STEPS
+from heedful.training.thresholds import STILL_STEPS
 from jsonl import read_jsonl, read_metrics
 from trainers import ONLINE
 

@@ -53,8 +53,8 @@ def test_metrics_of_clipping(settings):
     def metrics(scores, norm, clip):
         nothing = torch.zeros(len(scores))
         given = Scores(scores, None, {"one": 0.0})
-        drawn = SampledBatch(None, [], given, 0.0, 0)
-        scored = ScoredBatch(None, [], given, norm, nothing, drawn, 0.0)
+        drawn = SampledBatch(None, given, 0.0, 0)
+        scored = ScoredBatch(None, given, norm, nothing, drawn, 0.0)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 
     assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}
@@ -158,7 +158,7 @@ def test_strings_and_functions_keep_the_order_that_weights_have(settings, length
 
 def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, length):
     config = settings(PPOConfig, model="没有", reward_weights=(1.0,))
-    with pytest.raises(ConfigError, match="--reward-weights has 1 number for 2 rewards"):
+    with pytest.raises(ConfigError, match="reward_weights has 1 number for 2 rewards"):
         train_ppo(config, rewards=[length, Reward("l", letters)])
 
 

@@ -150,3 +150,79 @@ def test_the_reduction_of_a_policy_loss_is_that_of_the_whole_minibatch(settings,
     parts = settings(policy_loss="@clipped", advantage="dr_grpo", micro_batch_size=1, output=tmp_path / "parts")
     for name, value in weights(train_grpo(parts)).items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5)
+
+
+def scaled(factor):
+    def loss(logprobs, old_logprobs, advantages, response_mask, *, config, reduction):
+        surrogate, metrics = heedful.core.ppo_policy_loss(
+            logprobs, old_logprobs, advantages, response_mask, clip_range=config.clip_range, reduction=reduction
+        )
+        return factor * surrogate, metrics
+
+    return loss
+
+
+def test_functions_of_one_name_are_each_their_own(settings, tmp_path):
+    """Made before either is used, by the same factory."""
+    ours = weights(train_grpo(settings(advantage="dr_grpo")))
+    up, down = (
+        settings(advantage="dr_grpo", policy_loss=scaled(sign), output=tmp_path / str(sign)) for sign in (1.0, -1.0)
+    )
+    assert up != heedful.GRPOConfig(**vars(up) | {"policy_loss": down.policy_loss})
+    assert up.policy_loss is not down.policy_loss
+    assert same(ours, weights(train_grpo(up)))
+    assert not same(ours, weights(train_grpo(down)))
+
+
+def test_rewards_of_one_name_that_choose_the_best_are_each_their_own(settings, tmp_path):
+    def counting(number):
+        return lambda completions, **_: [number] * len(completions)
+
+    chosen = {"eval_fraction": 0.5, "rollout_batch_size": 4, "samples_per_prompt": 2}
+    configs = [settings(**chosen, selection_rewards=(counting(n),), output=tmp_path / str(n)) for n in (2.0, 3.0)]
+    assert [train_grpo(one).summary["last_evaluation"]["eval/judge_mean"] for one in configs] == [2.0, 3.0]
+
+
+def test_a_run_resumes_with_the_same_function_only(settings):
+    """Another object of the same source and closure is the same; another value in the closure is another function."""
+
+    def interrupt(step, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_grpo(settings(policy_loss=scaled(1.0)), on_step=interrupt)
+    loss = r"'python:in Python:loss \(source \w{12}\)'"
+    said = f"--policy-loss: {loss} in the run, {loss} now"
+    with pytest.raises(ConfigError, match=said):
+        train_grpo(settings(policy_loss=scaled(-1.0)))
+    assert train_grpo(settings(policy_loss=scaled(1.0))).summary["steps"] == 2
+
+
+def test_a_file_that_changed_is_read_again_by_the_next_run(settings, folder, tmp_path):
+    """As somebody does in a notebook."""
+    own, changes = (
+        tmp_path / "损失.py",
+        {"advantage": "dr_grpo", "policy_loss": f"python:{tmp_path / '损失.py'}:clipped"},
+    )
+    own.write_text(CODE, encoding="utf-8")
+    ours = weights(train_grpo(settings(**changes)))
+    own.write_text(CODE.replace("    return heedful.core.ppo", "    return -1 * heedful.core.ppo"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="--policy-loss"):
+        train_grpo(settings(**changes, output=tmp_path / "broken"))
+    own.write_text(CODE, encoding="utf-8")
+    assert same(ours, weights(train_grpo(settings(**changes, output=tmp_path / "again"))))
+
+
+def test_an_engines_class_is_given_by_itself(settings, tmp_path):
+    class Local:
+        def __init__(self, policy, config):
+            self.inner = heedful.LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=7)
+            self.generate, self.update_weights = self.inner.generate, self.inner.update_weights
+
+        def close(self):
+            pass
+
+    named = weights(train_grpo(settings(sampler="@Local")))
+    config = heedful.GRPOConfig(**vars(settings(output=tmp_path / "class")) | {"sampler": Local})
+    assert config.sampler == (Local,)
+    assert same(named, weights(train_grpo(config)))

@@ -4,7 +4,7 @@
 pure functions of `heedful.core`; `heedful.configs.online.ESTIMATORS` lists its requirements.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
+from heedful.models.policy import Policy
 from heedful.training.metric_sums import read
+from heedful.types import Prompt
 
 FLAG = "--advantage"
 
@@ -32,6 +34,10 @@ class Rewards(NamedTuple):
     values: Float[Tensor, "batch time"] | None
     """The critic's values of the states before each token; None without a critic."""
     response_mask: Bool[Tensor, "batch time"]
+    prompts: Sequence[Prompt] = ()
+    """The prompt of each row, for a baseline of your own, such as the score of a greedy response."""
+    policy: Policy | None = None
+    """The policy that sampled, without a gradient."""
 
 
 class Estimate(NamedTuple):
@@ -104,7 +110,7 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
     Raises ConfigError if a user's function raises, or returns neither a number per token nor one per response.
     """
-    if not user_code.is_named(config.advantage):
+    if isinstance(config.advantage, str) and config.advantage in ADVANTAGES:
         return ADVANTAGES[config.advantage](rewards, config)
     found = user_code.call(FLAG, config.advantage, rewards, config)
     shape = None if not isinstance(found, Tensor) else found.shape
@@ -114,7 +120,7 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
         return Estimate(torch.where(rewards.response_mask, found, 0.0))
     wanted = f"advantages of shape {list(rewards.response_mask.shape)} or {list(rewards.per_response.shape)}"
     got = type(found).__name__ if shape is None else f"a tensor of shape {list(shape)}"
-    raise ConfigError(f"{FLAG} {config.advantage} returned {got}, not {wanted}")
+    raise ConfigError(f"{config.advantage_flag} returned {got}, not {wanted}")
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
@@ -133,7 +139,7 @@ def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
 
 
 def weigh(
-    advantages: Tensor, old_logprobs: Tensor | None, rollouts: Rollouts, config: OnlineConfig
+    advantages: Tensor, old_logprobs: Tensor | None, responses: Responses, config: OnlineConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.
 
@@ -143,15 +149,15 @@ def weigh(
     if config.importance == "none":
         return advantages, {}
     assert old_logprobs is not None
-    mask = rollouts.batch.response_mask
+    mask = responses.mask
     if config.mask_truncated:  # masked responses get no weight
-        mask = mask & ~rollouts.truncated.unsqueeze(1)
+        mask = mask & ~responses.truncated.unsqueeze(1)
         if not mask.any():
             return advantages, {}
     level: Literal["token", "sequence"] = "token" if config.importance.startswith("token") else "sequence"
     found = core.importance_weights(
         old_logprobs,
-        rollouts.drawn_logprobs,
+        responses.drawn_logprobs,
         mask,
         level=level,
         bound="truncate" if config.importance.endswith("truncate") else "mask",

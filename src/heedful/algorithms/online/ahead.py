@@ -10,10 +10,9 @@ import torch
 
 from heedful.algorithms.online.prompts import Prompts
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.sampler import Sampler
 from heedful.models.policy import Policy
-from heedful.types import Completion
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Ahead:
         self.async_steps, self.steps, self.seed = async_steps, steps, seed
         self._waiting: deque[PendingBatch] = deque()
 
-    def respond(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], *, done: int
-    ) -> tuple[Rollouts, list[Completion], int]:
+    def generate(self, policy: Policy, prompts: Sequence[EncodedPrompt], *, done: int) -> tuple[Responses, int]:
         """The responses of this step and the version of the weights that sampled them; starts later batches.
 
         ``done`` is the number of rollout batches that the policy was trained on. Raises SamplerError.
@@ -63,10 +60,10 @@ class Ahead:
             self._waiting.clear()
             self._begin(policy, prompts, step=step, version=done)
         taken = self._waiting.popleft()
-        rollouts, completions = self.sampler.finish(taken.ticket, policy, prompts)
+        responses = self.sampler.finish(taken.ticket, policy, prompts)
         for later in range(step + 1 + len(self._waiting), min(step + self.async_steps, self.steps) + 1):
             self._begin(policy, self.prompts.ahead(later - step), step=later, version=done)
-        return rollouts, completions, taken.version
+        return responses, taken.version
 
     def _begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], *, step: int, version: int) -> None:
         seed = random.Random(f"{self.seed}:{step}").getrandbits(63)

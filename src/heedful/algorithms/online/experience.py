@@ -1,6 +1,6 @@
 """`Experience`: an update's data as tensors; `Counts`: the divisors of its losses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Experience:
     """The coefficient of the KL penalty in this step."""
     entropy_coef: float
     """The coefficient of the entropy bonus."""
-    completions: list[Completion]
+    completions: Sequence[Completion]
     scores: list[float]
     """Raw scores, before normalisation and penalties."""
     metrics: dict[str, float]
@@ -63,6 +63,13 @@ class Experience:
     """False where a response's rewards, log-probs or values are not finite; for messages."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Of the policy that sampled, in nats; None if ``old_logprobs`` is. To be looked at."""
+
+    def __repr__(self) -> str:
+        """A line for each field: the shape and type of a tensor, the number of texts."""
+        batch = {name: getattr(self.batch, name) for name in ("ids", "attention_mask", "response_mask")}
+        fields = batch | {name: value for name, value in vars(self).items() if name != "batch"}
+        width = max(map(len, fields))
+        return "\n".join(["Experience", *(f"  {name:{width}}  {_summary(value)}" for name, value in fields.items())])
 
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
@@ -112,6 +119,12 @@ class Experience:
         (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return f"{len(value)} of them" if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,47 +22,90 @@ from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
-from heedful.rewards.resolve import AnyReward
+from heedful.models.value_model import ValueHead
+from heedful.rewards.resolve import AnyRewards
+from heedful.training.callbacks import STOP, OnMetrics, call
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
 
 
 def ppo_steps(
-    config: OnlineConfig, policy: Policy, prompts: Records | str | Path, rewards: Sequence[AnyReward] = ()
+    config: OnlineConfig,
+    model: Policy | str | Path | None = None,
+    data: Records | str | Path | None = None,
+    rewards: AnyRewards = (),
+    *,
+    on_step: OnMetrics | None = None,
 ) -> Iterator[tuple[int, Experience, dict[str, float]]]:
     """The steps of `train_ppo` one at a time, on a policy in memory, trained in place.
 
-    >>> for step, experience, metrics in heedful.ppo_steps(config, policy, prompts, rewards=[brevity]):
+    >>> for step, experience, metrics in heedful.ppo_steps(config, model=policy, data=prompts, rewards=brevity):
     ...     if metrics["reference/kl"] > 5: break
 
     Nothing is written, held out or evaluated. After each step, also before a ``break``, the policy has its updated
     weights. The numbers are those of `train_ppo` with the same settings and ``eval_fraction=0``.
 
     Args:
-        config: the settings, without ``model`` and ``data``; their class is the preset.
-        policy: the policy to train, with its tokenizer; gets a value head if the settings need one.
-        prompts: a `datasets.Dataset`, a list of texts, conversations or dicts with the columns of a file, or a file's
-            path.
-        rewards: added to the config's: functions, `Reward` objects or strings.
+        config: the settings; their class is the preset.
+        model: the policy to train, with its tokenizer, or the name or folder of one to load; the setting of that name if
+            None. It gets a value head if the settings need one, and keeps one that they do not.
+        data: prompts: a `datasets.Dataset` or `IterableDataset`, a DataFrame, a list of texts, conversations or dicts with
+            the columns of a file, or a file's path; the setting of that name if None. They are shuffled unless
+            ``config.shuffle`` is False.
+        rewards: added to the config's: functions, `Reward` objects or strings, or one of them.
+        on_step: called with each step's number and metrics before they are yielded; `heedful.STOP` as its result makes this
+            step the last.
 
     Yields the step's number, its `Experience`, and its metrics (docs/metrics.md).
 
     Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
     """
-    with described(config, policy, prompts) as settings:
+    check_given(config, {"model": model, "data": data})
+    policy = as_policy(config, model)
+    head = policy.value_head
+    if not has_head(config):
+        policy.value_head = None
+    with described(config, policy, config.data if data is None else data) as settings:
         learner, alarms = start(settings, rewards, policy).learner, alarms_of(config)
     compile_networks(learner)
-    with contextlib.closing(learner.sampler):
+    with contextlib.closing(learner.sampler), kept(policy, head):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
+            stops = on_step is not None and call("on_step", on_step, step, dict(metrics)) is STOP
             yield step, experience, metrics
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
                     say(alarm.text)
             learner.skips.check()
             alarms.check()
+            if stops:
+                return
+
+
+def as_policy(config: RolloutConfig, model: Policy | str | Path | None) -> Policy:
+    """The policy in memory, or one loaded by its name. Raises ConfigError for anything else."""
+    if isinstance(model, Policy):
+        return model
+    name = config.model if model is None else model
+    if not isinstance(name, str | Path):
+        raise ConfigError(
+            f"model is a {type(name).__name__}; make a policy of it: heedful.Policy.from_pretrained(model, tokenizer)"
+        )
+    return Policy.from_pretrained(
+        name, value_head=has_head(config), device=config.device, dtype=config.dtype, chat_template=config.chat_template
+    )
+
+
+@contextlib.contextmanager
+def kept(policy: Policy, head: ValueHead | None) -> Iterator[None]:
+    """Give a policy its value head back that these settings have no use for."""
+    try:
+        yield
+    finally:
+        if policy.value_head is None:
+            policy.value_head = head
 
 
 @contextlib.contextmanager
@@ -73,7 +116,6 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
 
     Raises ConfigError, DataError, CheckpointError.
     """
-    check_given(config, {"model": policy, "data": prompts})
     check_policy(config, policy)
     if policy.tokenizer is None:
         raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
@@ -81,7 +123,7 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
         folder = Path(name)
         save_all_but_weights(policy, policy.tokenizer, folder / "model")
         is_named = isinstance(prompts, str | Path)
-        data = prompts if is_named else write_records(prompts, folder, "prompts", asks=True)
+        data = prompts if is_named else write_records(prompts, folder, "data", asks=True)
         settings = replace(
             config,
             model=str(folder / "model"),
@@ -93,7 +135,7 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
         try:
             yield settings
         except HeedfulError as error:
-            files = {"policy": settings.model} | ({} if is_named else {"prompts": settings.data})
+            files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
             error.args = (as_given(str(error), files),)
             raise
 
@@ -125,11 +167,6 @@ def check_policy(config: RolloutConfig, policy: Policy) -> None:
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(
             "the policy is frozen, so nothing would be trained; pass the policy that frozen_copy was called on"
-        )
-    if policy.value_head is not None and not has_head(config):
-        raise ConfigError(
-            "the policy has a value head, which these settings do not use; load it with Policy.from_pretrained(..., "
-            "value_head=False)"
         )
     if config.lora_rank and has_adapters(policy.lm):
         raise ConfigError(

@@ -1,10 +1,10 @@
 """The training loop of online algorithms: sample, score, learn, log; periodically evaluate and save."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-from heedful.algorithms.online.evaluation import evaluate, sample_rows
+from heedful.algorithms.online.evaluation import evaluate, sample_rows, yardstick
 from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
@@ -12,7 +12,7 @@ from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollo
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Learned
 from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.rewards.resolve import AnyReward
+from heedful.rewards.resolve import AnyRewards
 from heedful.training.alarms import Alarms, Limits
 from heedful.training.callbacks import Callbacks
 from heedful.training.compilation import compile_layers
@@ -33,7 +33,7 @@ E = TypeVar("E", bound=HasTokenNumbers)
 
 def run_online(
     config: C,
-    rewards: Sequence[AnyReward],
+    rewards: AnyRewards,
     callbacks: Callbacks,
     *,
     make_experience: Callable[[Learner[C], ScoredBatch], E],
@@ -64,9 +64,9 @@ def run_online(
             objective=config.best_metric,
             higher_is_better=True,
             shown=shown,
-            can_evaluate=bool(held_out),
+            yardstick=yardstick(config, held_out),
             callbacks=callbacks,
-            alarms=alarms_of(config),
+            alarms=alarms_of(config, len(held_out)),
             **about,
         ) as run,
     ):
@@ -83,7 +83,8 @@ def run_online(
                         run.show_samples(step, sample_rows(scored, kl, config))
                     learner.skips.check()
             if run.evaluation_due(step):
-                run.evaluate(step, evaluate(learner, held_out))
+                shares: list[tuple[float, float]] = []
+                run.evaluate(step, evaluate(learner, held_out, shares), shares)
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return TrainingResult(run.path, run.summary, config)
 
@@ -95,14 +96,18 @@ def compile_networks(learner: Learner[RolloutConfig]) -> None:
     compile_layers(config, learner.trained, tokens)
 
 
-def alarms_of(config: RolloutConfig) -> Alarms:
-    """A run's alarms, with what its settings say that they compare metrics with."""
+def alarms_of(config: RolloutConfig, held_out: int = 0) -> Alarms:
+    """A run's alarms, with what its settings and the number of held-out prompts say that they compare metrics with."""
+    chooses_end = config.response_length == "stop" and config.max_new_tokens > 1
     limits = Limits(
         steps=config.steps,
         learning_rate=config.learning_rate,
-        max_new_tokens=config.max_new_tokens if config.response_length == "stop" else None,
+        max_new_tokens=config.max_new_tokens if chooses_end else None,
         max_kl=config.max_kl,
         async_steps=config.async_steps if isinstance(config, OnlineConfig) else 0,
         filters_on_servers=config.filters_on_servers,
+        responses=config.rollout_batch_size,
+        groups=config.rollout_batch_size // (config.samples_per_prompt if config.compares == "prompt" else 1),
+        held_out=min(held_out, config.eval_prompts),
     )
     return Alarms(limits, config.stop_on)

@@ -37,25 +37,26 @@ def rollout_metrics(
         kl: KL to the reference per response; None without a reference.
         shaped: ``[batch]``, scores from which the advantages were estimated.
     """
-    rollouts, mask = scored.rollouts, scored.batch.response_mask
-    raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
+    responses, mask = scored.responses, scored.batch.response_mask
+    raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), responses.lengths.float()
     low, middle, high = lengths.quantile(upload(torch.tensor([0.1, 0.5, 0.9]), lengths.device))
     metrics = {
         "reward/score_mean": raw.mean(),
-        "reward/score_std": raw.std(correction=0),
         "reward/shaped_mean": shaped.mean(),
         "rollout/response_length": lengths.mean(),
         "rollout/length_p10": low,
         "rollout/length_p50": middle,
         "rollout/length_p90": high,
         "rollout/length_max": lengths.max(),
-        "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
-        "rollout/repeated_frac": core.repeated_ngrams(rollouts.batch.ids[:, -mask.shape[1] :], mask).mean(),
+        "rollout/eos_frac": 1 - responses.truncated.float().mean(),
+        "rollout/repeated_frac": core.repeated_ngrams(responses.ids[:, -mask.shape[1] :], mask).mean(),
     }
-    if rollouts.kept_logprobs is not None:
-        metrics["rollout/kept_mass"] = core.masked_mean(rollouts.kept_logprobs.exp(), mask)
+    if len(raw) > 1:
+        metrics["reward/score_std"] = raw.std(correction=0)
+    if responses.kept_logprobs is not None:
+        metrics["rollout/kept_mass"] = core.masked_mean(responses.kept_logprobs.exp(), mask)
     if old is not None:
-        sampler_logprobs = rollouts.sampler_logprobs
+        sampler_logprobs = responses.logprobs
         metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
     seconds = {"time/rollout": scored.sampled.seconds}
     return read(metrics) | seconds | scored.sampled.metrics
@@ -96,7 +97,7 @@ def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
         metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
-    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.completions)
+    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.given.totals)
     if failed:
         metrics["reward/failed_frac"] = failed / sampled
     if failed and config.compares == "prompt":
@@ -134,7 +135,7 @@ def experience_metrics(
     if config.compares:
         metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     if config.mask_truncated:
-        metrics["rollout/masked_frac"] = float(scored.rollouts.truncated.float().mean())
+        metrics["rollout/masked_frac"] = float(scored.responses.truncated.float().mean())
     metrics["time/score"] = scored.seconds + time.perf_counter() - started - metrics["time/rollout"]
     return metrics
 
@@ -162,8 +163,11 @@ def tied_frac(scores: Tensor, group_size: int) -> float:
 
 
 def with_effective_frac(metrics: dict[str, float]) -> dict[str, float]:
-    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means."""
+    """A step's metrics with ``policy/effective_frac``, ``mean(r)^2 / mean(r^2)``, in place of the two means.
+
+    A user's policy loss may have only one of them, which stays.
+    """
+    if not {_MEAN, _SQUARE} <= metrics.keys():
+        return metrics
     rest = {name: value for name, value in metrics.items() if name not in (_MEAN, _SQUARE)}
-    if _MEAN in metrics:
-        rest["policy/effective_frac"] = metrics[_MEAN] ** 2 / metrics[_SQUARE]
-    return rest
+    return rest | {"policy/effective_frac": metrics[_MEAN] ** 2 / metrics[_SQUARE]}

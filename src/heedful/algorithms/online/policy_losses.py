@@ -53,4 +53,6 @@ def objective_loss(
     match user_code.call(FLAG, cfg.policy_loss, *tensors, config=cfg, reduction=reduction):
         case (Tensor(shape=()) as loss, dict(metrics)):
             return loss, {"loss/policy": loss.detach(), **metrics}
-    raise ConfigError(f"{FLAG} {cfg.policy_loss} must return (loss, metrics): a scalar tensor and a dictionary")
+    raise ConfigError(
+        f"{FLAG} {user_code.name_of(cfg.policy_loss)} must return (loss, metrics): a scalar tensor and a dictionary"
+    )

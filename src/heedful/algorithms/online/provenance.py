@@ -1,7 +1,5 @@
 """Provenance of an online run besides its data, and notes on settings with unexpected effects."""
 
-import inspect
-import tokenize
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -9,9 +7,9 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards import Reward, RewardFunction
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.judge import is_judge
-from heedful.training.provenance import IN_PYTHON, Artifact, digest
+from heedful.training.provenance import IN_PYTHON, Artifact
+from heedful.user_code import name_of, source_hash
 
-PLAIN = (bool, int, float, str, type(None))
 OFF_POLICY = (
     "--top-k and --top-p change the sampling distribution, not the policy's log-probs, so training is off-policy; "
     "--importance corrects for it (heedful ppo, a2c, grpo)"
@@ -53,12 +51,7 @@ def parents_of(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:
 
 
 def given_in_python(rewards: Sequence[str | Reward | RewardFunction]) -> Artifact:
-    """Rewards that are Python functions: name, weight and source hash of each.
-
-    The hash covers the source of the function, or of an object's class, and numbers and texts among its defaults,
-    arguments bound by partial, and closure variables. It does not cover other things a function reads or calls. Without
-    available source, the name is hashed.
-    """
+    """Rewards that are Python functions: name, weight and hash (`source_hash`) of each."""
     return Artifact(
         IN_PYTHON, ", ".join(_described(reward) for reward in rewards if not isinstance(reward, str)) or "none"
     )
@@ -72,28 +65,6 @@ def files_of(rewards: Sequence[Reward]) -> list[str]:
 
 def _described(reward: Reward | RewardFunction) -> str:
     function = reward.function if isinstance(reward, Reward) else reward
-    name = reward.name if isinstance(reward, Reward) else getattr(reward, "__name__", type(reward).__name__)
+    name = reward.name if isinstance(reward, Reward) else name_of(reward)
     weight = f" x {reward.weight:g}" if isinstance(reward, Reward) and reward.weight != 1.0 else ""
-    return f"{name}{weight} {digest(_content(function))[:12]}"
-
-
-def _content(function: Any) -> list[Any]:
-    """The process-independent content of a callable."""
-    if all(hasattr(function, name) for name in ("func", "args", "keywords")):  # a partial
-        return [_content(function.func), _plain(function.args), _plain(function.keywords)]
-    function = inspect.unwrap(function)
-    code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
-    try:
-        source = inspect.getsource(code)
-    # defined interactively or by exec, not written in Python, or its file has changed since
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        source = getattr(code, "__qualname__", type(function).__qualname__)
-    cells = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-    defaults = [getattr(function, "__defaults__", None) or (), getattr(function, "__kwdefaults__", None) or {}]
-    return [source, *map(_plain, defaults), _plain(cells)]
-
-
-def _plain(values: Any) -> Any:
-    """Numbers and texts among the values, with their names or indices."""
-    pairs = values.items() if hasattr(values, "items") else enumerate(values)
-    return [[str(name), value] for name, value in pairs if isinstance(value, PLAIN)]
+    return f"{name}{weight} {source_hash(function)[:12]}"

@@ -54,8 +54,8 @@ class PretrainingMix:
         return [example.source for example in chosen]
 
 
-def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
-    """The records of ``ptx_data``, up to the model's context; None without ``ptx_data``.
+def encode_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> tuple[list[Example], Counts] | None:
+    """The records of ``ptx_data``, up to the model's context, and their counts; None without ``ptx_data``.
 
     Read like other records, except that ``columns`` applies only to the prompts. Raises DataError, ConfigError.
     """
@@ -70,10 +70,15 @@ def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> Pretr
     check_dropped(counts, max_dropped=config.max_dropped, path=config.ptx_data)
     if not examples:
         raise DataError(f"{config.ptx_data}: every record was dropped: {counts}")
-    flag = "--minibatch-size (records of --ptx-data beside it)"
+    return examples, counts
+
+
+def mix_of(mix: tuple[list[Example], Counts], config: RolloutConfig, renderer: Renderer) -> PretrainingMix:
+    """The records of `encode_mix`, as many a step as a minibatch has responses."""
+    examples, counts = mix
     return PretrainingMix(
         examples=examples,
-        order=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
+        order=BatchOrder(len(examples), config.minibatch_size, config.seed, shuffle=config.shuffle),
         pad_id=renderer.pad_id,
         coef=config.ptx_coef,
         counts=counts,

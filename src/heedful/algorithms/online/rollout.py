@@ -18,7 +18,7 @@ from heedful.algorithms.online.learner import Learner
 from heedful.configs.online import RolloutConfig
 from heedful.data.batches import Batch
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.rollouts import Rollouts, joined
+from heedful.engines.responses import Responses, joined
 from heedful.errors import RewardError
 from heedful.faults import hit
 from heedful.rewards import Reward
@@ -31,8 +31,7 @@ from heedful.types import Completion
 class SampledBatch:
     """Responses with their scores, including responses without one. Rows of one prompt are consecutive."""
 
-    rollouts: Rollouts
-    completions: list[Completion]
+    responses: Responses
     given: Scores
     seconds: float
     """Duration of sampling."""
@@ -40,6 +39,11 @@ class SampledBatch:
     """Over all rounds, including dropped prompts."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of replaced groups (`refill_ties`) and of sampling servers (`server_metrics`)."""
+
+    @property
+    def completions(self) -> Sequence[Completion]:
+        """Prompts and responses as text."""
+        return self.responses.completions
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,12 @@ class ScoredBatch:
     Without responses that have no score and, if responses are compared, without the others to the same prompt.
     """
 
-    rollouts: Rollouts
-    completions: list[Completion]
+    responses: Responses
     given: Scores
     norm: core.ScoreNorm
     """Normalisation of the scores."""
     shaped: Float[Tensor, " batch"]
-    """Normalised and clipped scores with the length penalties (`shape`)."""
+    """Normalised and clipped scores with the length penalties (`shape_scores`)."""
     sampled: SampledBatch
     """All sampled responses, also those without a score; for ``rollouts/``."""
     seconds: float
@@ -64,7 +67,12 @@ class ScoredBatch:
     @property
     def batch(self) -> Batch:
         """Prompts and responses as tensors."""
-        return self.rollouts.batch
+        return self.responses.batch
+
+    @property
+    def completions(self) -> Sequence[Completion]:
+        """Prompts and responses as text."""
+        return self.responses.completions
 
     @property
     def scores(self) -> list[float]:
@@ -76,18 +84,17 @@ def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     """Sample a response to each prompt and score it. Drops responses on which a reward failed. Raises RewardError."""
     config, started = learner.config, time.perf_counter()
     sampled = refill_ties(learner, sample_and_score(learner, prompts))
-    rollouts, completions, given = sampled.rollouts, sampled.completions, sampled.given
+    responses, given = sampled.responses, sampled.given
     if given.failed:
         rows = _kept(sampled, config)
-        rollouts = rollouts.select(torch.tensor(rows, device=rollouts.lengths.device))
-        completions, given = [completions[row] for row in rows], given.select(rows)
+        responses, given = responses.select(rows), given.select(rows)
     norm = learner.score_norm
-    shaped = shape(torch.tensor(given.totals, device=rollouts.lengths.device), rollouts, norm, config)
+    shaped = shape_scores(torch.tensor(given.totals, device=responses.truncated.device), responses, norm, config)
     seconds = time.perf_counter() - started
-    return ScoredBatch(rollouts, completions, given, norm, shaped, sampled, seconds)
+    return ScoredBatch(responses, given, norm, shaped, sampled, seconds)
 
 
-def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
+def shape_scores(scores: Tensor, responses: Responses, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
     """Shaped scores ``[batch]``: normalised, clipped, with penalties for responses that are cut or near the length
     limit.
 
@@ -95,10 +102,10 @@ def shape(scores: Tensor, rollouts: Rollouts, norm: core.ScoreNorm, config: Roll
     `core.overlong_penalty` times ``--overlong-penalty``.
     """
     clipped = core.clip_scores(norm(scores), config.score_clip)
-    shaped = clipped - config.missing_eos_penalty * rollouts.truncated
+    shaped = clipped - config.missing_eos_penalty * responses.truncated
     if config.overlong_buffer:
         late = core.overlong_penalty(
-            rollouts.lengths, max_new_tokens=config.max_new_tokens, buffer=config.overlong_buffer
+            responses.lengths, max_new_tokens=config.max_new_tokens, buffer=config.overlong_buffer
         )
         shaped = shaped + config.overlong_penalty * late
     return shaped
@@ -111,24 +118,24 @@ def sample_and_score(
     started = time.perf_counter()
     if learner.ahead is None:
         version = learner.schedule.done
-        rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+        responses = learner.sampler.generate(learner.policy, prompts, learner.generator)
     else:
-        rollouts, completions, version = learner.ahead.respond(learner.policy, prompts, done=learner.schedule.done)
-    rollouts = replace(rollouts, versions=torch.full_like(rollouts.lengths, version))
+        responses, version = learner.ahead.generate(learner.policy, prompts, done=learner.schedule.done)
+    responses = replace(responses, versions=torch.full_like(responses.lengths, version))
     hit("rollout")
     seconds = time.perf_counter() - started
-    given = score_tokens(learner.rewards if rewards is None else rewards, completions)
+    given = score_tokens(learner.rewards if rewards is None else rewards, responses.completions)
     hit("reward")
-    tokens, metrics = int(rollouts.lengths.sum()), server_metrics(learner, rollouts)
-    return SampledBatch(rollouts, completions, given, seconds, tokens, metrics)
+    tokens, metrics = int(responses.lengths.sum()), server_metrics(learner, responses)
+    return SampledBatch(responses, given, seconds, tokens, metrics)
 
 
-def server_metrics(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str, float]:
+def server_metrics(learner: Learner[RolloutConfig], responses: Responses) -> dict[str, float]:
     """Staleness of the sampling weights, in steps, and the number of retried requests."""
     servers = learner.sampler.remote
-    if servers is None or rollouts.versions is None:
+    if servers is None or responses.versions is None:
         return {}
-    staleness = (learner.schedule.done - rollouts.versions).float()
+    staleness = (learner.schedule.done - responses.versions).float()
     return {
         "rollout/staleness_mean": float(staleness.mean()),
         "rollout/staleness_max": float(staleness.max()),
@@ -147,7 +154,7 @@ def _kept(sampled: SampledBatch, config: RolloutConfig) -> list[int]:
         rows = [row for row in rows if row // size not in broken]
     if len(rows) < (2 if config.compares else 1):
         raise RewardError(
-            f"{len(sampled.given.failed)} of {len(sampled.completions)} responses have no score, and no complete group "
+            f"{len(sampled.given.failed)} of {len(sampled.responses)} responses have no score, and no complete group "
             "is left: a prompt's responses are compared only if all of them have a score; fix the reward"
         )
     return rows
@@ -183,7 +190,7 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
     metrics = first.metrics | {
         "rollout/refilled_frac": (len(places) - len(open_places)) / len(place),
         "rollout/unfilled_frac": len(open_places) / len(place),
-        "rollout/sampled_responses": float(sum(len(part.completions) for part in rounds)),
+        "rollout/sampled_responses": float(sum(len(part.responses) for part in rounds)),
     }
     whole = _chosen(rounds, place, learner) if any(part for part, _ in place) else first
     return replace(
@@ -202,9 +209,9 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
 
 def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
     """True for groups to replace: all shaped scores are equal, or a response has none."""
-    config, rollouts = learner.config, sampled.rollouts
-    scores = torch.tensor(sampled.given.totals, device=rollouts.lengths.device)
-    shaped = shape(scores, rollouts, learner.score_norm, config)
+    config, responses = learner.config, sampled.responses
+    scores = torch.tensor(sampled.given.totals, device=responses.truncated.device)
+    shaped = shape_scores(scores, responses, learner.score_norm, config)
     tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt).tolist()
     for row in sampled.given.failed:
         tied[row // config.samples_per_prompt] = True
@@ -217,21 +224,20 @@ def _chosen(
     """One batch of groups, each given by its round and index."""
     firsts, size = [0], learner.config.samples_per_prompt
     for part in rounds:
-        firsts.append(firsts[-1] + len(part.completions))
+        firsts.append(firsts[-1] + len(part.responses))
     rows = [firsts[part] + group * size + i for part, group in place for i in range(size)]
-    rollouts = joined([part.rollouts for part in rounds], rows, pad_id=learner.sampler.renderer.pad_id)
-    completions = list(chain.from_iterable(part.completions for part in rounds))
+    responses = joined([part.responses for part in rounds], rows, pad_id=learner.sampler.renderer.pad_id)
     totals = list(chain.from_iterable(part.given.totals for part in rounds))
     tokens = None
     if any(part.given.tokens is not None for part in rounds):
         each = chain.from_iterable(
-            part.given.tokens or [[0.0] * len(c.ids) for c in part.completions] for part in rounds
+            part.given.tokens or [[0.0] * len(c.ids) for c in part.responses.completions] for part in rounds
         )
         everything = [list(numbers) for numbers in each]
         tokens = [everything[row] for row in rows]
     names = dict.fromkeys(name for part in rounds for name in part.given.parts)
     parts = {
-        name: list(chain.from_iterable(p.given.parts.get(name, [None] * len(p.completions)) for p in rounds))
+        name: list(chain.from_iterable(p.given.parts.get(name, [None] * len(p.responses)) for p in rounds))
         for name in names
     }
     failed = {first + row for first, part in zip(firsts, rounds, strict=False) for row in part.given.failed}
@@ -244,7 +250,7 @@ def _chosen(
         unread=tuple(at for at, row in enumerate(rows) if row in unread),
         parts={name: [column[row] for row in rows] for name, column in parts.items()},
     )
-    return SampledBatch(rollouts, [completions[row] for row in rows], given, seconds=0.0, sampled_tokens=0)
+    return SampledBatch(responses, given, seconds=0.0, sampled_tokens=0)
 
 
 def _means(rounds: Sequence[SampledBatch]) -> dict[str, float]:

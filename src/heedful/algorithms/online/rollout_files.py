@@ -89,10 +89,8 @@ def _table(
     *,
     hide: Callable[[str], str],
 ) -> pa.Table:
-    rollouts, completions, given = scored.sampled.rollouts, scored.sampled.completions, scored.sampled.given
-    responses, batch = rollouts.responses(with_stop=True), rollouts.batch
-    width = batch.ids.shape[1] - batch.response_mask.shape[1]
-    prompts = zip(batch.ids[:, :width].tolist(), batch.attention_mask[:, :width].tolist(), strict=True)
+    sampled, given = scored.sampled.responses, scored.sampled.given
+    completions, own, (prompts, *_) = sampled.completions, sampled.mask.cpu().numpy(), sampled.batch.tokens()
     failed = set(given.failed)
     scores = [None if row in failed else total for row, total in enumerate(given.totals)]
     learned = {id(one) for one in scored.completions}  # the others are left out of the step
@@ -102,12 +100,10 @@ def _table(
         "step": pa.array([step] * len(completions), pa.int32()),
         "prompt": _strings(hide(plain_text(one.prompt.prompt)) for one in completions),
         "response": _strings(one.response for one in completions),
-        "prompt_ids": pa.array(
-            [[i for i, real in zip(ids, mask, strict=True) if real] for ids, mask in prompts], texts
-        ),
-        "response_ids": pa.array(responses, texts),
+        "prompt_ids": pa.array(prompts, texts),
+        "response_ids": pa.array(sampled.own_ids(), texts),
         "logprobs": pa.array(
-            [row[: len(ids)] for row, ids in zip(rollouts.sampler_logprobs.tolist(), responses, strict=True)], numbers
+            [row[mask] for row, mask in zip(sampled.logprobs.cpu().numpy(), own, strict=True)], numbers
         ),
         "score": pa.array(scores, pa.float64()),
         "rewards": pa.StructArray.from_arrays(
@@ -117,36 +113,35 @@ def _table(
         "kl": pa.array(
             [next(known) if kl is not None and id(one) in learned else None for one in completions], pa.float64()
         ),
-        "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
-        "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
+        "length": pa.array(sampled.lengths.tolist(), pa.int32()),
+        "finish_reason": pa.array(["length" if cut else "stop" for cut in sampled.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
     }
-    if rollouts.versions is not None:
-        versions = rollouts.versions.tolist()
+    if sampled.versions is not None:
+        versions = sampled.versions.tolist()
         columns["weights_version"] = pa.array(versions, pa.int32())
         columns["staleness"] = pa.array([step - 1 - version for version in versions], pa.int32())
-    lengths = [len(ids) for ids in responses]
     of_learned = [place for place, one in enumerate(completions) if id(one) in learned]
     for name in OF_TOKENS:
-        columns[name] = _of_tokens(token_numbers.get(name), of_learned, lengths)
+        columns[name] = _of_tokens(token_numbers.get(name), of_learned, own)
     return pa.table(columns)
 
 
-def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], lengths: Sequence[int]) -> pa.Array:
+def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], own: np.ndarray) -> pa.Array:
     """A list of numbers per sampled response, as long as its tokens; null for those that have none.
 
     Args:
         given: by the response's place among those that are learned from.
         of_learned: the place of each of those among all that were sampled.
-        lengths: tokens of each that was sampled.
+        own: the mask of the tokens of each that was sampled.
     """
     rows = [] if given is None else [of_learned[row] for row in given.rows.tolist()]
     numbers = np.empty((0, 0), np.float32) if given is None else given.numbers.float().cpu().numpy()
     place = {row: at for at, row in enumerate(rows)}
-    kept = [numbers[place[row], :length] for row, length in enumerate(lengths) if row in place]
-    ends = np.cumsum([0, *(length if row in place else 0 for row, length in enumerate(lengths))])
+    kept = [numbers[place[row]][mask] for row, mask in enumerate(own) if row in place]
+    ends = np.cumsum([0, *(mask.sum() if row in place else 0 for row, mask in enumerate(own))])
     flat = pa.array(np.concatenate(kept) if kept else np.empty(0, np.float32), pa.float32())
-    absent = pa.array([row not in place for row in range(len(lengths))])
+    absent = pa.array([row not in place for row in range(len(own))])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=absent)
 
 

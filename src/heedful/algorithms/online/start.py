@@ -19,13 +19,14 @@ from heedful.algorithms.online.critic import (
     start_from_scores,
 )
 from heedful.algorithms.online.learner import Learner
-from heedful.algorithms.online.prompts import Prompts
+from heedful.algorithms.online.prompts import Prompts, check_sizes
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
-from heedful.algorithms.online.ptx import PretrainingMix, load_mix
+from heedful.algorithms.online.ptx import PretrainingMix, encode_mix, mix_of
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
+from heedful.data.learned import remember
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
@@ -45,7 +46,7 @@ from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
-from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory
@@ -72,7 +73,7 @@ class Started(NamedTuple, Generic[C]):
 
 def start(
     config: C,
-    rewards: Sequence[str | Reward | RewardFunction],
+    rewards: AnyRewards,
     in_memory: Policy | None = None,
     examine: Examine = refuse_unfit,
 ) -> Started[C]:
@@ -95,18 +96,22 @@ def start(
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     train, held_out, counts = _load_prompts(config, source, renderer)
+    mix = encode_mix(config, source, renderer)
+    split_off = len(held_out) if config.eval_data is None else 0
+    check_sizes(config, len(train), split_off, None if mix is None else len(mix[0]))
     prompts = _prompts(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
     critic_options = critic_options_of(config)
     if critic_options is not None:
         check_critic(critic_options, renderer.tokenizer, longest)
-    ptx = load_mix(config, source, renderer)
+    ptx = None if mix is None else mix_of(mix, config, renderer)
 
     policy = in_memory
     if policy is None:
         check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
         policy = load_trained(config, source, device, dtype, with_value_head=has_head(config))
+    policy.tokenizer = renderer.tokenizer  # the user's engines and estimators read it there
     check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
     reference, critic = _make_ready(policy, config, source, (device, dtype), is_in_memory=in_memory is not None)
     with _resumable(resumes):
@@ -134,6 +139,8 @@ def start(
             resumes=plan.resumes,
         )
     )
+    for tokenizer in (renderer.tokenizer, *([] if in_memory is None else [in_memory.tokenizer])):
+        remember(tokenizer, (one.prompt.prompt for one in train))
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
@@ -177,7 +184,7 @@ def start(
 def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     """The prompts of each rollout batch."""
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    order = BatchOrder(len(train), num_prompts, config.seed, shuffle=config.shuffle, items="prompts")
     return Prompts(train, order, config.samples_per_prompt)
 
 
@@ -231,8 +238,7 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
-    own = [value for value in config.user_code.values() if not value.startswith(user_code.IN_PYTHON)]
-    named += [user_code.file_of(value) for value in own]
+    named += [user_code.file_of(value) for value in config.user_code.values() if isinstance(value, str)]
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
@@ -270,7 +276,7 @@ def reference_score_norm(
     """
     if not prompts:
         return core.ScoreNorm()
-    _, completions = sampler.respond(reference, prompts, generator)
+    completions = sampler.generate(reference, prompts, generator).completions
     scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
     try:
         return core.ScoreNorm.of(scores)
@@ -281,13 +287,11 @@ def reference_score_norm(
         ) from None
 
 
-def _wanted_rewards(
-    config: C, rewards: Sequence[str | Reward | RewardFunction]
-) -> tuple[C, list[str | Reward | RewardFunction]]:
+def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Reward | RewardFunction]]:
     """All rewards, and the config with those given as strings. Loads the user's code. Raises ConfigError."""
     for name, value in config.user_code.items():
         user_code.load(name, value)
-    wanted = [*config.rewards, *rewards]
+    wanted = [*config.rewards, *listed(rewards)]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
@@ -326,7 +330,6 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
-        policy.tokenizer = renderer.tokenizer  # engines read it there
         return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
@@ -383,7 +386,7 @@ def _try_rewards(
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
-    completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
+    completions = sampler.generate(policy, asked, torch.Generator().manual_seed(config.seed)).completions
     for together in filter(None, rewards):
         score(together, completions)
 

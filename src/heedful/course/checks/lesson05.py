@@ -6,44 +6,50 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.course.checks import same
+from heedful.course.checks import first, normal, same, two
+
+NAMES = ("advantages", "returns")
 
 
 def check_1(answer: Callable[..., Any]) -> None:
     """GAE of one response, with a loop."""
-    for gamma, gae_lambda in ((1.0, 0.5), (0.9, 0.5), (0.9, 1.0)):
-        rewards, values = [0.0, 0.0, -0.5, 0.0, 1.0], [0.25, 0.5, 0.5, 0.75, 0.5]
-        advantages, returns = core.gae(
+    five = [0.0, 0.0, -0.5, 0.0, 1.0], [0.25, 0.5, 0.5, 0.75, 0.5]
+    seven = normal(0, 7).tolist(), normal(1, 7).tolist()
+    one = [0.5], [0.25]
+    for (rewards, values), gamma, gae_lambda in (
+        (five, 1.0, 0.5),
+        (five, 0.9, 0.5),
+        (seven, 0.95, 0.8),
+        (one, 0.9, 0.5),
+    ):
+        right = core.gae(
             torch.tensor([rewards]),
             torch.tensor([values]),
-            torch.ones(1, 5, dtype=torch.bool),
+            torch.ones(1, len(rewards), dtype=torch.bool),
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
-        came_out = answer(rewards, values, gamma, gae_lambda)
-        is_pair = isinstance(came_out, list | tuple) and len(came_out) == 2
-        assert is_pair, "return two lists: advantages, returns"
-        at = f"of the lesson's five tokens at gamma {gamma:g}, lambda {gae_lambda:g}"
-        same(came_out[0], advantages[0].tolist(), f"advantages {at}")
-        same(came_out[1], returns[0].tolist(), f"returns {at}")
+        came_out = two(answer(rewards, values, gamma, gae_lambda), "advantages, returns")
+        what = "the lesson's five tokens" if rewards is five[0] else f"{len(rewards)} tokens"
+        for name, found, expected in zip(NAMES, came_out, right, strict=True):
+            same(found, expected[0], f"{name} of {what} at gamma {gamma:g}, lambda {gae_lambda:g}")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
     """The lambda that keeps a share of the last reward for the first token."""
-    for time, kept in ((2, 0.5), (12, 0.57), (101, 0.9)):
+    for time, kept in ((2, 0.5), (12, 0.57), (101, 0.9), (5, 0.1)):
         right = kept ** (1 / (time - 1))
         same(answer(time, kept), right, f"lambda that keeps {kept:g} over T = {time} tokens", tolerance=1e-6)
 
 
 def check_3(answer: Callable[..., Any]) -> None:
     """GAE of a batch with padding."""
-    rewards = torch.tensor([[0.0, 1.0, 7.0, 7.0], [0.5, 0.0, 0.0, -1.0]])
-    values = torch.tensor([[0.5, 0.25, 3.0, 3.0], [0.25, 0.5, 0.5, 0.25]])
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    came_out = answer(rewards.clone(), values.clone(), mask.clone(), 0.9, 0.5)
-    is_pair = isinstance(came_out, list | tuple) and len(came_out) == 2
-    assert is_pair, "return two tensors: advantages, returns"
-    for name, found, right in zip(
-        ("advantages", "returns"), came_out, core.gae(rewards, values, mask, gamma=0.9, gae_lambda=0.5), strict=True
-    ):
-        same(found, right, f"{name} of a row of 2 tokens with padding, and one of 4")
+    for seed, lengths, gamma, gae_lambda in ((0, [2, 4], 0.9, 0.5), (2, [5, 1, 3], 0.95, 0.8)):
+        mask = first(lengths, max(lengths))
+        rewards, values = normal(seed, *mask.shape), normal(seed + 1, *mask.shape)
+        rewards[~mask], values[~mask] = 7.0, torch.nan
+        came_out = two(answer(rewards, values, mask, gamma, gae_lambda), "advantages, returns")
+        right = core.gae(rewards, values, mask, gamma=gamma, gae_lambda=gae_lambda)
+        for name, found, expected in zip(NAMES, came_out, right, strict=True):
+            told = f"rows of {' and '.join(map(str, lengths))} tokens with 7 and NaN in the padding"
+            same(found, expected, f"{name} of {told}, at gamma {gamma:g}, lambda {gae_lambda:g}")

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.course.checks import same
+from heedful.course.checks import normal, numbers, same
 
 RATIO = torch.tensor([0.5, 0.7, 1.0, 1.1, 1.5, 1.5, 0.5, 1.0])
 ADVANTAGES = torch.tensor([1.0, -2.0, 0.5, 1.0, 2.0, -1.0, -0.5, -1.0])
-MASK = torch.ones(8, dtype=torch.bool)
 
 
 def check_1(answer: Callable[..., Any]) -> None:
@@ -21,10 +20,10 @@ def check_1(answer: Callable[..., Any]) -> None:
     new[1, 2:] = torch.inf
     for clip_eps in (0.2, 0.4):
         loss, _ = core.ppo_policy_loss(new, old, advantages, mask, clip_range=clip_eps)
-        came_out = answer(new.clone(), old.clone(), advantages.clone(), mask.clone(), clip_eps)
+        came_out = answer(new, old, advantages, mask, clip_eps)
         only_clamped = float(((new - old).exp().clamp(1 - clip_eps, 1 + clip_eps) * advantages)[mask].mean())
         if isinstance(came_out, torch.Tensor) and came_out.numel() == 1:
-            assert not abs(float(came_out) - only_clamped) < 1e-6, (
+            assert not abs(numbers(came_out) - only_clamped) < 1e-6, (
                 "this clips every ratio; the objective is the smaller of the clipped and the unclipped product"
             )
         same(came_out, -loss, f"L_clip of 4 and 2 tokens, with padding, at clip_eps {clip_eps:g}")
@@ -32,21 +31,25 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 def check_2(answer: Callable[..., Any]) -> None:
     """The mask of clipped tokens."""
-    surrogate = core.clipped_ratio(RATIO.log(), torch.zeros(8), ADVANTAGES, MASK, core.Bounds(0.2, 0.2))
-    came_out = answer(RATIO.clone(), ADVANTAGES.clone(), 0.2)
-    for index in (0, 5):  # beyond a bound, on the unclipped side
-        wrong = isinstance(came_out, torch.Tensor) and came_out.shape == (8,) and bool(came_out[index])
-        assert not wrong, (
-            f"a token with ratio {RATIO[index]:g} and advantage {ADVANTAGES[index]:g} still learns, but yours is clipped"
+    drawn = normal(0, 20).mul(0.4).exp(), normal(1, 20)
+    for ratio, advantages, clip_eps in ((RATIO, ADVANTAGES, 0.2), (RATIO, ADVANTAGES, 0.4), (*drawn, 0.1)):
+        mask = torch.ones(len(ratio), dtype=torch.bool)
+        surrogate = core.clipped_ratio(
+            ratio.log(), torch.zeros(len(ratio)), advantages, mask, core.Bounds(clip_eps, clip_eps)
         )
-    same(came_out, surrogate.clipped, "clipped tokens among 8, at clip_eps 0.2")
+        came_out = answer(ratio, advantages, clip_eps)
+        if ratio is RATIO and isinstance(came_out, torch.Tensor) and came_out.shape == (8,):
+            for index in (0, 5):  # beyond a bound, on the unclipped side
+                told = f"a token with ratio {ratio[index]:g} and advantage {advantages[index]:g} still learns"
+                assert not came_out[index], f"{told}, but yours is clipped"
+        same(came_out, surrogate.clipped, f"clipped tokens among {len(ratio)}, at clip_eps {clip_eps:g}")
 
 
 def check_3(answer: Callable[..., Any]) -> None:
     """The clipped value loss."""
-    values, old = torch.tensor([0.0, 1.0, 2.0, 0.5]), torch.tensor([0.0, 0.5, 0.5, 1.5])
-    returns = torch.tensor([1.0, 1.0, 1.0, 1.0])
-    for clip in (0.2, 1.0):
-        loss, _ = core.value_loss(values, old, returns, torch.ones(4, dtype=torch.bool), clip_range=clip)
-        came_out = answer(values.clone(), old.clone(), returns.clone(), clip)
-        same(came_out, loss, f"L_V of 4 tokens at value_clip_eps {clip:g}")
+    shown = torch.tensor([0.0, 1.0, 2.0, 0.5]), torch.tensor([0.0, 0.5, 0.5, 1.5]), torch.ones(4)
+    drawn = normal(0, 9), normal(1, 9), normal(2, 9)
+    for (values, old, returns), clip in ((shown, 0.2), (shown, 1.0), (drawn, 0.5)):
+        mask = torch.ones(len(values), dtype=torch.bool)
+        loss, _ = core.value_loss(values, old, returns, mask, clip_range=clip)
+        same(answer(values, old, returns, clip), loss, f"L_V of {len(values)} tokens at value_clip_eps {clip:g}")

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.course.checks import same
+from heedful.course.checks import first, normal, same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    scores = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.25, 0.25, 0.25])
-    kl = torch.tensor([2.0, 1.0, 0.0, 4.0, 1.0, 1.0, 3.0, 1.0])
-    for kl_coef in (0.0, 0.1):
-        expected = core.rloo_advantages(scores - kl_coef * kl, group_size=4)
-        same(answer(scores, kl, kl_coef, 4), expected, f"advantages of two groups of four with kl_coef {kl_coef}")
+    for seed, kl_coef, group_size, groups in ((0, 0.0, 4, 2), (1, 0.1, 4, 2), (2, 0.5, 3, 4), (3, 0.2, 2, 3)):
+        scores, kl = normal(seed, group_size * groups), normal(seed + 4, group_size * groups).exp()
+        expected = core.rloo_advantages(scores - kl_coef * kl, group_size=group_size)
+        asked = f"advantages of {groups} groups of {group_size} with kl_coef {kl_coef}"
+        same(answer(scores, kl, kl_coef, group_size), expected, asked)
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -30,9 +30,11 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    mask = torch.tensor([[True, True, False, False], [True, True, True, True], [False, True, False, False]])
-    for how in ("token", "sequence", "fixed"):
-        x = torch.zeros(mask.shape, requires_grad=True)
-        core.Reduction(how, max_new_tokens=8).tokens(x, mask).backward()
-        came_out = answer(mask, how, 8)
-        same(came_out, x.grad, f'weights with how = "{how}", max_new_tokens 8, responses of 2, 4 and 1 tokens')
+    holes = torch.tensor([[True, True, False, False], [True, True, True, True], [False, True, False, False]])
+    for mask, longest in ((holes, 8), (first([5, 2], 5), 6)):
+        for how in ("token", "sequence", "fixed"):
+            x = torch.zeros(mask.shape, requires_grad=True)
+            core.Reduction(how, max_new_tokens=longest).tokens(x, mask).backward()
+            told = ", ".join(str(int(row.sum())) for row in mask)
+            asked = f'weights with how = "{how}", max_new_tokens {longest}, responses of {told} tokens'
+            same(answer(mask, how, longest), x.grad, asked)

@@ -7,19 +7,18 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.course.checks import same
+from heedful.course.checks import normal, same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
-    pi_w, pi_l, ref_w, ref_l = torch.tensor([[-10.0, -8.0], [-14.0, -5.0], [-9.0, -9.5], [-9.0, -6.0]])
-    n_w, n_l = torch.tensor([4, 10]), torch.tensor([5, 2])
-    for beta in (1.0, 5.0):
+    for seed, beta, pairs in ((0, 1.0, 2), (1, 5.0, 2), (2, 0.5, 5)):
+        pi_w, pi_l, ref_w, ref_l = 5 * normal(seed, 4, pairs) - 10
+        n_w, n_l = torch.arange(4, 4 + pairs), torch.arange(2, 2 + 3 * pairs, 3)
         expected, _ = core.dpo_loss(pi_w, pi_l, ref_w, ref_l, beta=beta, chosen_tokens=n_w, rejected_tokens=n_l)
-        same(answer(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta), expected, f"the loss of two pairs with beta {beta}")
-    far, zero, one = torch.tensor([-5000.0]), torch.zeros(1), torch.ones(1)
+        same(answer(pi_w, pi_l, ref_w, ref_l, n_w, n_l, beta), expected, f"the loss of {pairs} pairs with beta {beta}")
+    far, zero, one = torch.tensor([-5000.0]), torch.zeros(1), torch.ones(1, dtype=torch.long)
     came_out = answer(far, zero, zero, zero, one, one, 0.1)
-    assert math.isfinite(came_out), f"the loss at h = -5000 is {float(came_out)}; logsigmoid(x) does not overflow"
-    same(came_out, 500.0, "the loss at h = -5000 with beta 0.1")
+    same(came_out, 500.0, "the loss at h = -5000 with beta 0.1 (logsigmoid does not overflow)")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -30,11 +29,11 @@ def check_2(answer: Callable[..., Any]) -> None:
 
 
 def check_3(answer: Callable[..., Any]) -> None:
-    logprobs, ref_logprobs = torch.tensor([-8.0, -6.0, -9.5]), torch.tensor([-10.0, -5.0, -10.0])
-    desirable = torch.tensor([True, True, False])
-    for kl, good, bad in ((0.5, 1.0, 1.0), (-2.0, 1.0, 1.0), (0.5, 1.0, 2.0)):
-        expected, _ = core.kto_loss(
-            logprobs, ref_logprobs, desirable, beta=0.4, kl=kl, desirable_weight=good, undesirable_weight=bad
-        )
-        asked = f"the loss of two good responses and a bad one, kl {kl:g}, weights {good:g} and {bad:g}"
-        same(answer(logprobs, ref_logprobs, desirable, 0.4, kl, good, bad), expected, asked)
+    for seed, good in enumerate(([True, True, False], [False, True, False, False, True])):
+        logprobs, ref_logprobs, desirable = 2 * normal(seed, len(good)), normal(seed + 2, len(good)), torch.tensor(good)
+        for kl, good_weight, bad_weight in ((0.5, 1.0, 1.0), (-2.0, 1.0, 1.0), (0.5, 1.0, 2.0)):
+            weights = {"desirable_weight": good_weight, "undesirable_weight": bad_weight}
+            expected, _ = core.kto_loss(logprobs, ref_logprobs, desirable, beta=0.4, kl=kl, **weights)
+            told = f"the loss of {sum(good)} good responses and {len(good) - sum(good)} bad"
+            asked = f"{told}, kl {kl:g}, weights {good_weight:g} and {bad_weight:g}"
+            same(answer(logprobs, ref_logprobs, desirable, 0.4, kl, good_weight, bad_weight), expected, asked)

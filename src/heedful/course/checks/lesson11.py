@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from heedful.course.checks import same
+from heedful.course.checks import first, normal, same
 
 
 def check_1(answer: Callable[..., Any]) -> None:
@@ -18,21 +18,24 @@ def check_1(answer: Callable[..., Any]) -> None:
 
 def check_2(answer: Callable[..., Any]) -> None:
     """Scores minus the KL of each response."""
-    scores = torch.tensor([1.0, -2.0])
-    policy = torch.tensor([[-0.5, -1.0, -0.2], [-0.3, -7.0, -7.0]])
-    reference = torch.tensor([[-0.7, -2.0, -0.1], [-0.1, -3.0, -3.0]])
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    for kl_beta in (0.1, 1.0):
+    for seed, lengths, kl_beta in ((0, [3, 1], 0.1), (1, [2, 4, 3], 1.0), (2, [2, 4, 3], 0.25)):
+        mask = first(lengths, max(lengths))
+        scores, policy, reference = (
+            normal(seed, len(mask)),
+            -normal(seed, *mask.shape).exp(),
+            -normal(9, *mask.shape).exp(),
+        )
         expected = scores - kl_beta * ((policy - reference) * mask).sum(dim=1)
-        found = answer(scores, policy, reference, mask, kl_beta)
-        same(found, expected, f"get_reward_scores with kl_beta {kl_beta:g} and a response of one token")
+        asked = f"get_reward_scores with kl_beta {kl_beta:g} and responses of {' and '.join(map(str, lengths))} tokens"
+        same(answer(scores, policy, reference, mask, kl_beta), expected, asked)
 
 
 def check_3(answer: Callable[..., Any]) -> None:
     """From the policy's ids to the reward model's, by text."""
     from heedful.models.tiny import TURN_END, byte_tokenizer
 
-    policy, reward = byte_tokenizer(), byte_tokenizer(encoder=True)
-    for prompt, response in (("大的反义词？", "小！"), ("hot?", "cold")):
+    texts = ["大的反义词？小！", "hot? cold", "What is not small? big"]
+    policy, reward = byte_tokenizer(texts=texts, vocab_size=290), byte_tokenizer(encoder=True)
+    for prompt, response in (("大的反义词？", "小！"), ("hot?", "cold"), ("What is not small?", "big")):
         ids = [*policy(response).input_ids, policy.convert_tokens_to_ids(TURN_END)]
         same(answer(policy, reward, prompt, ids), reward(prompt, response).input_ids, f"reencode of {response!r}")

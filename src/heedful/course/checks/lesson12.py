@@ -10,9 +10,10 @@ from heedful.course.checks import same
 
 def check_1(answer: Callable[..., Any]) -> None:
     """The interval of a share."""
-    for right, n in ((15, 30), (30, 30), (2, 10)):
+    for right, n in ((15, 30), (30, 30), (2, 10), (41, 50)):
         expected = core.share_interval([[1.0]] * right + [[0.0]] * (n - right))
         same(answer(right / n, n), [*expected], f"wilson({right / n:g}, {n})")
+    same(answer(0.4, 20, 1.0), [0.29775, 0.51177], "wilson(0.4, 20, z=1)")
 
 
 def check_2(answer: Callable[..., Any]) -> None:
@@ -21,6 +22,7 @@ def check_2(answer: Callable[..., Any]) -> None:
         ([0, 1, 0, 1], [0, 1, 1, 1]),
         ([0, 0, 0, 0, 1], [0, 0, 0, 1, 0]),
         ([0, 1, 1], [0, 1, 1]),
+        ([1, 1, 1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0, 1, 1]),
     ):
         n, one, two = len(first), sum(first) / len(first), sum(second) / len(second)
         observed = sum(a == b for a, b in zip(first, second, strict=True)) / n

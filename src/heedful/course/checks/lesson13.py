@@ -21,6 +21,11 @@ def check_2(answer: Callable[..., Any]) -> None:
         ("0 1 2 3 4 5 6 7 8 9", "4", -1.02),
         ("i like Machine Learning!", "I like machine learning", 0.96),
         ("", "4", -1.0),
+        ("通义千问。", "通义千问", 0.992),
+        ("通义千问万岁", "通义千问", -1.012),
+        ("我是通义千问", "通义千问", -1.012),
+        ("czq 是神", "czq是神！", 0.99),
+        ("7", "4", -1.002),
     ):
         same(answer(response, expected), reward, f"strict_reward({response!r}, {expected!r})")
 

@@ -22,7 +22,7 @@ from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded
-from heedful.engines.rollouts import Rollouts
+from heedful.engines.responses import Responses
 from heedful.engines.vllm.client import START, Drawn, GoneError, Request, VLLMServer
 from heedful.engines.vllm.dispatch import Dispatch
 from heedful.engines.vllm.nccl import Senders
@@ -154,7 +154,7 @@ class Servers:
         self._seen = seen
         return pending
 
-    def finish(self, pending: Pending, device: torch.device) -> Rollouts:
+    def finish(self, pending: Pending, device: torch.device) -> Responses:
         """Wait for a batch. Raises SamplerError."""
 
         def wait() -> list[Drawn]:
@@ -168,11 +168,11 @@ class Servers:
         batch = collate(pending.prompts, [one.ids for one in drawn], pad_id=self.pad_id)
         logprobs = torch.zeros(batch.response_mask.shape)
         logprobs[batch.response_mask] = torch.tensor([x for one in drawn for x in one.logprobs])
-        return Rollouts(
+        return Responses(
             batch=batch.to(device),
-            lengths=torch.tensor([len(one.ids) for one in drawn], device=device),
             truncated=torch.tensor([one.ids[-1] not in stops for one in drawn], device=device),
-            sampler_logprobs=logprobs.to(device),
+            logprobs=logprobs.to(device),
+            temperature=self.config.temperature,
         )
 
     def take_retries(self) -> int:

@@ -5,6 +5,8 @@ shows that the layer computes the formula here.
 """
 
 import contextlib
+import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FunctionType
@@ -227,9 +229,12 @@ def _is_rotation(function: Callable[..., Any]) -> bool:
     generator = torch.Generator().manual_seed(0)
     q, k, cos, sin = (torch.randn(1, 2, 3, 8, generator=generator) for _ in range(4))
     cos, sin = cos[:, 0], sin[:, 0]
+    required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    if required != ["q", "k", "cos", "sin"]:
+        return False
     try:
         found = function(q, k, cos, sin)
-    except Exception:  # it has other arguments
+    except RuntimeError:  # its cosines have another shape
         return False
     expected = [rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
     return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(found, expected, strict=True))
@@ -302,6 +307,12 @@ def only_last_mlp_of(trunk: PreTrainedModel, ids: Tensor, read: Tensor) -> conte
     return _only_for(mlp, read) if mlp is not None and _IS_LAST[trunk] else contextlib.nullcontext()
 
 
+def warn_slower(what: str, error: Exception) -> None:
+    """Say that a model does without a faster pass because it failed, and how."""
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    warnings.warn(f"{what}, which is slower: the faster way fails with {why}", stacklevel=3)
+
+
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """``x[rows]`` for distinct rows; its gradient is copied, not accumulated."""
     taken: Tensor = _Take.apply(x, rows)
@@ -332,10 +343,12 @@ def _last_mlp(trunk: PreTrainedModel) -> nn.Module | None:
         return None
     last = layers[-1]
     mlp = getattr(last, "mlp", None)
-    is_plain = isinstance(mlp, nn.Module) and type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp)
+    if not isinstance(mlp, nn.Module) or not type(mlp).__name__.endswith("MLP") or "forward" in vars(mlp):
+        return None
+    takes_only_tokens = len(inspect.signature(mlp.forward).parameters) == 1
     is_recomputed = bool(getattr(last, "gradient_checkpointing", False))
     is_called_otherwise = last._compiled_call_impl is not None or hasattr(last, "unshard")
-    return mlp if is_plain and not is_recomputed and not is_called_otherwise else None
+    return mlp if takes_only_tokens and not is_recomputed and not is_called_otherwise else None
 
 
 @contextlib.contextmanager
@@ -377,9 +390,10 @@ def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
         whole = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
         with _only_for(mlp, read) as passes:
             part = trunk(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.flatten(0, 1)[read]
-    except Exception as error:  # the MLP has other arguments
+    except Exception as error:  # such as an MLP that wants its tokens as rows
         if is_out_of_memory(error):
             raise
+        warn_slower(f"{type(trunk).__name__} computes all tokens in its last MLP", error)
         return False
     finally:
         trunk.train(was_training)

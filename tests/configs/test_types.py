@@ -1,0 +1,173 @@
+"""A wrong type or choice is refused alike by flags, files and Python, for every setting of every command."""
+
+import copy
+import dataclasses
+import pickle
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import heedful
+from heedful import ConfigError, GRPOConfig, PPOConfig, SFTConfig
+from heedful.configs.parse import parse
+from heedful.configs.settings import types_of
+
+LEAST = {"model": "模型", "data": "数据.jsonl", "output": "运行"}
+
+
+def leaves(hint):
+    """The types that a setting, or an item of it, may have."""
+    parts = [part for part in typing.get_args(hint) if part is not Ellipsis]
+    is_whole = not parts or typing.get_origin(hint) is typing.Literal
+    if typing.get_origin(hint) is typing.Annotated:
+        parts = parts[:1]
+    return [hint] if is_whole else [leaf for part in parts for leaf in leaves(part)]
+
+
+def first_line(error):
+    return str(error.value).splitlines()[0]
+
+
+def test_a_value_of_another_type_is_refused(config_class, make):
+    """With the name of the setting, also by replace()."""
+    config = make(config_class)
+    for name, hint in types_of(config_class).items():
+        wrong = [object(), b"bytes", {"a": 1}] + [None] * (type(None) not in leaves(hint))
+        wrong += [True] * (bool not in leaves(hint)) + [1.5] * (not {float, typing.Any} & {*leaves(hint)})
+        flag = f"--{name.replace('_', '-')} must be "
+        for value in wrong:
+            with pytest.raises(ConfigError, match=flag):
+                make(config_class, **{name: value})
+        with pytest.raises(ConfigError, match=flag):
+            dataclasses.replace(config, **{name: object()})
+
+
+def test_a_wrong_text_is_refused_alike_by_flags_files_and_python(config_class, least, tmp_path):
+    path = tmp_path / "设置.yaml"
+    fits_no_text = [name for name, hint in types_of(config_class).items() if not {str, Path} & {*leaves(hint)}]
+    for name in fits_no_text:
+        with pytest.raises(ConfigError) as in_python:
+            config_class(**least | {name: "三不"})
+        flags = [
+            f"--{other.replace('_', '-')}={value}" for other, value in least.items() if isinstance(value, str | int)
+        ]
+        lists = [part for other, value in least.items() if isinstance(value, tuple) for part in (f"--{other}", *value)]
+        with pytest.raises(ConfigError) as in_flags:
+            parse(config_class, [*flags, *lists, f"--{name.replace('_', '-')}=三不"], prog="heedful x")
+        whole = {other: list(value) if isinstance(value, tuple) else value for other, value in least.items()}
+        path.write_text(yaml.safe_dump(whole | {name: "三不"}, allow_unicode=True), encoding="utf-8")
+        with pytest.raises(ConfigError) as in_file:
+            parse(config_class, [str(path)], prog="heedful x")
+        assert first_line(in_python) == first_line(in_flags) == first_line(in_file)
+        assert first_line(in_python).startswith(f"--{name.replace('_', '-')} must be ")
+        assert f"{path}:" in str(in_file.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"kl_in": "rewards"}, "--kl-in must be one of reward, loss, got 'rewards'. Perhaps you meant reward"),
+        (
+            {"importance_level": "seq"},
+            "--importance-level must be one of token, sequence, sequence-mean, got 'seq'. Perhaps you meant sequence",
+        ),
+        (
+            {"lr_schedule": "const"},
+            "--lr-schedule must be one of constant, linear, cosine, got 'const'. Perhaps you meant constant",
+        ),
+        ({"optimizer": "sgd"}, "--optimizer must be one of adamw, adamw-8bit, got 'sgd'"),
+        ({"critic": "own"}, "--critic must be one of shared, separate, reward, got 'own'"),
+        ({"kl_kind": "k4"}, "--kl-kind must be one of k1, k2, k3, weighted-k3 or none, got 'k4'"),
+        ({"kl_coef": "0.1"}, "--kl-coef must be a number, got '0.1'"),
+        ({"ppo_epochs": 1.5}, "--ppo-epochs must be a whole number, got 1.5"),
+        ({"seed": True}, "--seed must be a whole number, got True"),
+        ({"whiten_rewards": 1}, "--whiten-rewards must be true or false, got 1"),
+        ({"kl_target": "六"}, "--kl-target must be a number or none, got '六'"),
+        ({"rewards": ("rule:digits", 1)}, "--rewards must be a text, got 1"),
+        ({"reward_weights": ("一",)}, "--reward-weights must be a number, got '一'"),
+        (
+            {"track": ("wand",)},
+            "--track must be one of wandb, trackio, mlflow, swanlab, got 'wand'. Perhaps you meant wandb",
+        ),
+        ({"dtype": torch.float32}, "--dtype must be one of auto, float32, bfloat16, float16, got torch.float32"),
+        ({"system_prompt": Path("提示.txt")}, "--system-prompt must be a text or none, got PosixPath('提示.txt')"),
+        ({"advantage": "grp"}, "--advantage must be one of gae, grpo, dr_grpo, rloo, reinforce, reinforce++, python:"),
+    ],
+    ids=str,
+)
+def test_what_a_wrong_value_is_told(wrong, said):
+    with pytest.raises(ConfigError) as error:
+        PPOConfig(**LEAST, **wrong)
+    assert first_line(error).startswith(said)
+    assert str(error.value).splitlines()[1].startswith(f"--{next(iter(wrong)).replace('_', '-')}: "), "what it is for"
+
+
+def test_values_that_mean_the_same_are_the_same():
+    plain = PPOConfig(
+        **LEAST, kl_coef=0.5, seed=3, whiten_rewards=True, rewards=("rule:digits",), reward_weights=(1.0,)
+    )
+    other = PPOConfig(
+        model=Path("模型"), data=Path("数据.jsonl"), output=Path("运行"), kl_coef=np.float32(0.5), seed=np.int64(3),
+        whiten_rewards=np.bool_(True), rewards=["rule:digits"], reward_weights=1,
+    )  # fmt: skip
+    assert plain == other == PPOConfig(**LEAST | vars(other) | {"seed": torch.tensor(3), "rewards": "rule:digits"})
+    assert [type(getattr(other, name)) for name in ("model", "output", "kl_coef", "seed", "whiten_rewards")] == [
+        str, type(Path()), float, int, bool,
+    ]  # fmt: skip
+    assert type(PPOConfig(**LEAST, kl_coef=1).kl_coef) is float
+
+
+def test_copies_are_equal():
+    def loss():
+        pass
+
+    config = PPOConfig(**LEAST, policy_loss=loss, rewards=("rule:digits",))
+    assert copy.deepcopy(config) == copy.copy(config) == config
+    assert pickle.loads(pickle.dumps(dataclasses.replace(config, policy_loss="clip"))) != config
+    assert len({config, dataclasses.replace(config), dataclasses.replace(config, policy_loss=lambda: 0)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "PPOConfig has no setting 'lr'; heedful's name is learning_rate"),
+        ("learning_rat", "PPOConfig has no setting 'learning_rat'. Perhaps you meant learning_rate"),
+        ("use_kl_loss", "PPOConfig has no setting 'use_kl_loss'; heedful's name is kl_in (loss or reward)"),
+        ("kl_loss_coef", "PPOConfig has no setting 'kl_loss_coef'; heedful's name is kl_coef (with kl_in loss)"),
+        ("学习率", "PPOConfig has no setting '学习率'"),
+    ],
+)
+def test_an_unknown_name_in_python_is_answered_with_that_of_python(name, said):
+    with pytest.raises(ConfigError) as error:
+        PPOConfig(**LEAST, **{name: 1})
+    assert str(error.value) == said
+    with pytest.raises(ConfigError, match="has no setting"):
+        dataclasses.replace(PPOConfig(**LEAST), **{name: 1})
+
+
+def test_every_configuration_answers_unknown_names(config_class, make):
+    with pytest.raises(ConfigError, match=f"{config_class.__name__} has no setting 'sead'"):
+        make(config_class, sead=1)
+    with pytest.raises(ConfigError, match=rf"takes settings by name, such as {config_class.__name__}\("):
+        config_class("模型")
+
+
+@pytest.mark.parametrize(
+    ("train", "config", "unknown", "said"),
+    [
+        (heedful.train_ppo, PPOConfig, "prompts", "there is no argument 'prompts'; heedful's name is data"),
+        (heedful.train_grpo, GRPOConfig, "reward_funcs", "; heedful's name is rewards"),
+        (heedful.train_sft, SFTConfig, "train_dataset", "; heedful's name is data"),
+        (heedful.train_sft, SFTConfig, "processing_class", "; heedful's name is tokenizer"),
+        (heedful.train_sft, SFTConfig, "modle", ". Perhaps you meant model"),
+        (heedful.train_sft, SFTConfig, "lr", "; heedful's name is learning_rate, a setting of SFTConfig"),
+        (heedful.train_sft, SFTConfig, "epochs", r"; it is a setting: SFTConfig\(epochs=...\)"),
+    ],
+)  # fmt: skip
+def test_an_unknown_argument_of_a_trainer_is_answered(train, config, unknown, said):
+    with pytest.raises(ConfigError, match=said):
+        train(config(), **{unknown: ["你好"]})

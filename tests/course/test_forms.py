@@ -1,0 +1,61 @@
+"""Answers as students write them: every right form is accepted, and every wrong one is told why."""
+
+import math
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from heedful import core
+from heedful.course.catalogue import lessons
+from heedful.course.exercises import NOT_DONE, RIGHT, exercises, outcome
+
+FORMS = {}
+for path in sorted((Path(__file__).parent / "forms").glob("*.toml")):
+    FORMS |= tomllib.loads(path.read_text(encoding="utf-8"))
+TASKS = {exercise: lesson for lesson in lessons() for exercise in exercises(lesson)}
+
+
+def answer(exercise, body):
+    """The function of a lesson's exercise with a body."""
+    head = re.search(rf'def \w+\([^\n]*:(?=\n(?:(?!\n```).)*?course\.check\("{exercise}")', _cell(exercise), re.DOTALL)[
+        0
+    ]
+    lines = body.strip("\n").splitlines() if "\n" in body else body.split("; ")
+    names = {"math": math, "np": np, "torch": torch, "F": F, "core": core, "normalize_text": normalize_text}
+    exec(compile("\n    ".join([head, *lines]), f"{exercise}", "exec"), names)
+    return names[re.match(r"def (\w+)", head)[1]]
+
+
+def _cell(exercise):
+    cells = TASKS[exercise].text.split("```{code-cell}")
+    return next(cell for cell in cells if f'course.check("{exercise}"' in cell)
+
+
+def normalize_text(s):
+    """As in the first cell of lesson 13."""
+    s = s.strip().lower()
+    for ch in [" ", "\n", "\t", "。", "，", ",", ".", "!", "！", "?", "：", ":", '"', "'"]:
+        s = s.replace(ch, "")
+    return s
+
+
+def test_every_exercise_has_six_forms_of_each_kind():
+    assert list(FORMS) == list(TASKS)
+    assert all(len(forms["right"]) >= 6 and len(forms["wrong"]) >= 6 for forms in FORMS.values())
+
+
+@pytest.mark.parametrize("exercise", FORMS)
+def test_every_right_form_is_accepted(exercise):
+    said = {body: outcome(exercise, answer(exercise, body)) for body in FORMS[exercise]["right"]}
+    assert {body: one for body, one in said.items() if one != RIGHT} == {}
+
+
+@pytest.mark.parametrize("exercise", FORMS)
+def test_every_wrong_form_is_told_why(exercise):
+    said = {name: outcome(exercise, answer(exercise, body)) for name, body in FORMS[exercise]["wrong"].items()}
+    assert {name: one for name, one in said.items() if one in (RIGHT, NOT_DONE) or "\n" in one or len(one) < 15} == {}

@@ -1,0 +1,195 @@
+"""Tables of other libraries: what Arrow adds to a row is no part of it, and what datasets decodes is decoded."""
+
+import json
+
+import datasets
+import pandas
+import pyarrow
+import pytest
+from pyarrow import feather, parquet
+
+import heedful
+from heedful import DataError
+from heedful.data import read_prompts
+
+ONLINE = {"device": "cpu", "dtype": "float32", "eval_fraction": 0.0, "sample_every": 0, "steps": 1, "max_new_tokens": 1}
+
+
+def tool(name, parameters):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"} | parameters}}
+
+
+def row(question, name, arguments, parameters):
+    called = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+    calling = {"role": "assistant", "content": "", "tool_calls": called}
+    result = {"role": "tool", "content": "3", "name": name}
+    return {"prompt": [{"role": "user", "content": question}, calling, result], "tools": [tool(name, parameters)]}
+
+
+ROWS = [
+    row("一加二？", "add", {"a": 1, "b": 2}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+    row("奥斯陆在哪？", "find", {"city": "Oslo"}, {"properties": {"city": {"type": "string"}}}),
+]
+MIXED = [ROWS[0], row("一加 x？", "add", {"a": "x"}, {"properties": {"a": {}}})]
+NULLS = [
+    row("一加？", "add", {"a": 1, "b": None}, {"default": None, "enum": [None, 1]}),
+    row("一加二？", "add", {"b": {"c": [{"d": None}]}}, {}),
+]
+DEEP = datasets.Features(
+    {
+        "prompt": datasets.List(
+            {
+                "role": datasets.Value("string"),
+                "content": datasets.Value("string"),
+                "name": datasets.Value("string"),
+                "tool_calls": datasets.List(
+                    {
+                        "type": datasets.Value("string"),
+                        "function": {"name": datasets.Value("string"), "arguments": datasets.Json()},
+                    }
+                ),
+            }
+        ),
+        "tools": datasets.List(datasets.Json()),
+    }
+)
+WHOLE = datasets.Features({"prompt": datasets.Json(), "tools": datasets.Json()})
+
+
+def of(rows, features=None):
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def jsonl(rows, folder):
+    (folder / "数据.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    return str(folder / "数据.jsonl")
+
+
+def in_parquet(data, folder):
+    data.to_parquet(folder / "数据.parquet")
+    return str(folder / "数据.parquet")
+
+
+def in_arrow(data, folder):
+    feather.write_feather(data.with_format("arrow")[:], folder / "数据.arrow", compression="uncompressed")
+    return str(folder / "数据.arrow")
+
+
+def on_disk(data, folder):
+    data.save_to_disk(folder / "数据")
+    return str(folder / "数据")
+
+
+def streamed(rows, features=None):
+    return datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
+
+
+def loaded(rows, folder, **options):
+    return datasets.load_dataset(
+        "json", data_files=jsonl(rows, folder), split="train", cache_dir=str(folder / "cache"), **options
+    )
+
+
+def read(rows, folder):
+    return pandas.read_parquet(in_parquet(of(rows), folder))
+
+
+TABLES = {
+    # what is given: how it is made of rows, and which
+    "Parquet": (lambda rows, folder: in_parquet(of(rows), folder), ROWS),
+    "Arrow": (lambda rows, folder: in_arrow(of(rows), folder), ROWS),
+    "a saved data set": (lambda rows, folder: on_disk(of(rows), folder), ROWS),
+    "Dataset": (lambda rows, _: of(rows), ROWS),
+    "IterableDataset": (lambda rows, _: of(rows).to_iterable_dataset(), ROWS),
+    "a mapped IterableDataset": (lambda rows, _: of(rows).to_iterable_dataset().map(dict), ROWS),
+    "an IterableDataset of a generator": (lambda rows, _: streamed(rows), MIXED),
+    "pyarrow.Table": (lambda rows, _: of(rows).with_format("arrow")[:], ROWS),
+    "DataFrame": (lambda rows, _: pandas.DataFrame(rows), ROWS),
+    "a DataFrame of mixed types": (lambda rows, _: pandas.DataFrame(rows), MIXED),
+    "a DataFrame with a missing cell": (lambda rows, _: pandas.DataFrame([*rows, {"prompt": "甲"}])[:2], MIXED),
+    "a DataFrame of a file": (read, ROWS),
+    "its records": (lambda rows, folder: read(rows, folder).to_dict("records"), ROWS),
+    "Json in Parquet": (lambda rows, folder: in_parquet(of(rows, DEEP), folder), NULLS),
+    "Json in Arrow": (lambda rows, folder: in_arrow(of(rows, DEEP), folder), NULLS),
+    "Json in a saved data set": (lambda rows, folder: on_disk(of(rows, DEEP), folder), NULLS),
+    "Json": (lambda rows, _: of(rows, DEEP), NULLS),
+    "Json of whole columns": (lambda rows, _: of(rows, WHOLE), NULLS),
+    "Json of an IterableDataset": (lambda rows, _: of(rows, DEEP).to_iterable_dataset(), NULLS),
+    "Json of a generator": (lambda rows, _: streamed(rows, DEEP), NULLS),
+    "use_json": (lambda rows, _: datasets.Dataset.from_list(rows, on_mixed_types="use_json"), MIXED),
+    "loaded JSON Lines": (loaded, ROWS),
+    "streamed JSON Lines": (lambda rows, folder: loaded(rows, folder, streaming=True), ROWS),
+    "JSON Lines": (jsonl, NULLS),
+    "dicts": (lambda rows, _: rows, NULLS),
+}
+
+
+def seen(data, thinker):
+    """The prompts as the chat template and reward functions see them, by their questions."""
+    prompts_seen = {}
+
+    def reward(prompts, completions, **_):
+        prompts_seen.update({prompt[0]["content"]: prompt for prompt in prompts})
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(**ONLINE, rollout_batch_size=2, minibatch_size=2, max_prompt_tokens=480)
+    heedful.train_ppo(config, model=thinker(), data=data, rewards=[reward])
+    return prompts_seen
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_row_has_its_own_keys_only(case, thinker, tmp_path):
+    """At any depth: a null that Arrow wrote for the key of another row is none. Nulls in JSON stay."""
+    make, rows = TABLES[case]
+    expected = {}
+    for one in json.loads(json.dumps(rows)):
+        question, *others = one["prompt"]
+        expected[question["content"]] = [question | {"tools": one["tools"]}, *others]
+    assert seen(make(rows, tmp_path), thinker) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"role"', "Expecting"),
+        ("[NaN]", "Numbers must be finite"),
+        ("[" * 10**6, "nested too deeply"),
+        ("[" * 200 + "]" * 200, "nested too deeply, more than 100 levels"),
+        ('{"角色": 1, "角色": 2}', "appears twice"),
+    ],
+    ids=["cut", "NaN", "deep", "rather deep", "a key twice"],
+)
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_json_in_a_table_is_held_to_the_rules_of_json(tmp_path, text, words, ending):
+    path = tmp_path / f"数据.{ending}"
+    table = pyarrow.table({"prompt": pyarrow.array(['"问"', text], pyarrow.json_())})
+    if ending == "parquet":
+        parquet.write_table(table, path)
+    else:
+        feather.write_feather(table, path, compression="uncompressed")
+    with pytest.raises(DataError, match=words) as caught:
+        read_prompts(str(path))
+    assert f"{path}: " in str(caught.value)
+
+
+def test_a_column_that_a_row_lacks_is_none_for_rewards(tmp_path):
+    """Its objects have the keys of their own row."""
+    rows = [{"prompt": "甲", "note": "z", "answer": {"x": 1}}, {"prompt": "乙", "answer": {"y": [None, {"z": 2}]}}]
+    first, second = read_prompts(in_parquet(of(rows), tmp_path))
+    assert first.columns == {"answer": {"x": 1}, "note": "z"}
+    assert second.columns == {"answer": {"y": [None, {"z": 2}]}, "note": None}
+
+
+def test_strings_as_polars_holds_them(tiny):
+    """Arrow's views of text, in lists."""
+    answers = pyarrow.array([["甲一", "a"], ["乙二"]], pyarrow.list_(pyarrow.string_view()))
+    table = pyarrow.table({"prompt": ["甲", "乙"], "answer": answers})
+    known = {}
+
+    def reward(prompts, completions, answer, **_):
+        known.update(zip(prompts, answer, strict=True))
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(**ONLINE, rollout_batch_size=2, minibatch_size=2)
+    heedful.train_ppo(config, model=tiny(), data=table, rewards=[reward])
+    assert known == {"甲": ["甲一", "a"], "乙": ["乙二"]}

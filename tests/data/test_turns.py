@@ -1,0 +1,204 @@
+"""Responses of several turns, given beginnings of an answer, and conversations in an order of their own."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import heedful
+from heedful import core
+from heedful.data import read_demonstrations, read_prompts, read_rankings
+from heedful.data.chat import Renderer
+
+TOOLS = [{"type": "function", "function": {"name": "加", "parameters": {"type": "object"}}}]
+CALL = {"type": "function", "function": {"name": "加", "arguments": {"x": 1}}}
+USER = {"role": "user", "content": "1+1？"}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "结果2", "name": "加"}
+ANSWER = {"role": "assistant", "content": "二"}
+SYSTEM = {"role": "system", "content": "简短"}
+
+
+@pytest.fixture
+def renderer(thinker):
+    return Renderer(AutoTokenizer.from_pretrained(thinker()))
+
+
+def span(renderer, ids, own):
+    """The texts of the runs of tokens that are learned."""
+    runs, current = [], []
+    for token, is_own in zip(ids, own, strict=True):
+        if is_own:
+            current.append(token)
+        elif current:
+            runs.append(renderer.decode(current))
+            current = []
+    return [*runs, renderer.decode(current)] if current else runs
+
+
+def spans(renderer, record, response=None):
+    asked, said, own = renderer.written(record.prompt, response or record.response, prefill=record.prefill)
+    return renderer.decode(asked), span(renderer, said, own)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([ANSWER, USER, ANSWER], [("", "二"), ("1+1？", "二")]),
+        ([USER, ANSWER, {**ANSWER, "content": "三"}], [("1+1？", "二"), ("二", "三")]),
+        ([USER, SYSTEM, ANSWER], [("简短", "二")]),
+        ([USER, {**ANSWER, "weight": 0}, {**ANSWER, "content": "三"}], [("二", "三")]),
+    ],
+    ids=["assistant first", "two answers in a row", "system before an answer", "weight 0"],
+)
+def test_each_assistant_turn_is_learned_after_what_the_template_shows_before_it(written, renderer, messages, expected):
+    found = read_demonstrations(written("对话.jsonl", [{"messages": messages}]))
+    assert len(found) == len(expected)
+    for record, (before, answer) in zip(found, expected, strict=True):
+        asked, (said,) = spans(renderer, record)
+        assert asked.endswith("<|im_start|>assistant\n")
+        assert asked.removesuffix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").endswith(before)
+        assert said.removeprefix("<think>\n\n</think>\n\n") == answer + "<|im_end|>"
+
+
+def test_a_completion_of_several_turns_is_the_joined_messages(written):
+    joined = read_demonstrations(
+        written("joined.jsonl", [{"messages": [USER, CALLING, RESULT, ANSWER], "tools": TOOLS}])
+    )
+    record = {"prompt": [USER], "completion": [CALLING, RESULT, ANSWER], "tools": TOOLS}
+    apart = read_demonstrations(written("apart.jsonl", [record]))
+    assert [(one.prompt, one.response) for one in apart] == [(one.prompt, one.response) for one in joined]
+    assert len(apart) == 2
+
+
+def test_of_a_response_with_a_tool_the_assistants_tokens_are_learned(written, renderer):
+    record = {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": "不知道", "tools": TOOLS}
+    (pair,) = read_rankings(written("pairs.jsonl", [record]))
+    asked, said = spans(renderer, pair, pair.responses[0])
+    assert asked.endswith("1+1？<|im_end|>\n<|im_start|>assistant\n")
+    assert len(said) == 2
+    assert said[0].startswith("<tool_call>")
+    assert said[0].endswith("</tool_call><|im_end|>")
+    assert said[1] == "<think>\n\n</think>\n\n二<|im_end|>"
+    whole = renderer.decode([*renderer.written(pair.prompt, pair.responses[0]).response])
+    assert "结果2" in whole
+    assert "结果2" not in "".join(said)
+
+
+def test_earlier_thinking_that_the_template_leaves_out_is_refused_by_name(written, heedful, thinker):
+    again = {"role": "user", "content": "再说一遍"}
+    record = {"prompt": [USER], "chosen": [{**ANSWER, "reasoning_content": "想"}, again, ANSWER], "rejected": "不知道"}
+    path = written("pairs.jsonl", [record, record])
+    found = heedful("dpo", model=thinker(), data=path, eval_fraction="0", output="x", device="cpu")
+    assert found.status == 2
+    assert "renders an answer in another way once other turns follow it" in found.message
+    assert "pairs.jsonl:1" in found.message
+
+
+def test_dpo_sums_log_probs_of_the_assistants_tokens_only(written, thinker, tmp_path):
+    """The loss of the first step, worked out with plain transformers from the mask above."""
+    records = [
+        {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": f"不知道{i}", "tools": TOOLS}
+        for i in range(2)
+    ]
+    path, other = written("pairs.jsonl", records), tmp_path / "参考"
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(thinker()), AutoTokenizer.from_pretrained(thinker())
+    renderer, reference = Renderer(tokenizer), AutoModelForCausalLM.from_pretrained(thinker())
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    reference.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    config = heedful.DPOConfig(
+        model=thinker(), reference=str(other), data=path, eval_fraction=0.0, output=tmp_path / "运行", device="cpu",
+        dtype="float32", max_steps=1, batch_size=2, beta=0.5,
+    )  # fmt: skip
+    result = heedful.train_dpo(config)
+
+    def total(model, prompt, response):
+        asked, said, own = renderer.written(prompt, response)
+        with torch.no_grad():
+            logprobs = model(torch.tensor([asked + said])).logits[0].log_softmax(-1)
+        return sum(logprobs[len(asked) + i - 1, token] for i, token in enumerate(said) if own[i])
+
+    sums = [
+        [total(model, pair.prompt, response) for pair in read_rankings(path) for response in pair.responses]
+        for model in (policy, reference)
+    ]
+    ours, theirs = (torch.stack(one).view(2, 2).T for one in sums)
+    expected, _ = core.dpo_loss(ours[0], ours[1], theirs[0], theirs[1], beta=0.5, num_pairs=2)
+    assert result.metrics["loss/dpo"].iloc[0] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["reward", "kto", "sft", "dpo"])
+def test_every_trainer_takes_responses_of_several_turns_and_given_beginnings(written, thinker, tmp_path, command):
+    said = {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": "不知道", "tools": TOOLS}
+    begun = {
+        "prompt": [{**USER, "content": "一加一"}, {"role": "assistant", "content": "答案是"}],
+        "chosen": "二",
+        "rejected": "五",
+    }
+    records = [said, begun, begun | {"prompt": [{**USER, "content": "几"}, {"role": "assistant", "content": "是"}]}]
+    if command == "sft":
+        records = [{"completion": one.pop("chosen"), **one} for one in records]
+        for one in records:
+            one.pop("rejected")
+    kind = {
+        "reward": heedful.RewardConfig,
+        "kto": heedful.KTOConfig,
+        "sft": heedful.SFTConfig,
+        "dpo": heedful.DPOConfig,
+    }
+    train = {
+        "reward": heedful.train_reward,
+        "kto": heedful.train_kto,
+        "sft": heedful.train_sft,
+        "dpo": heedful.train_dpo,
+    }
+    config = kind[command](
+        model=thinker(), data=written("data.jsonl", records), eval_fraction=0.0, output=tmp_path / "运行", device="cpu",
+        max_steps=1, batch_size=2,
+    )  # fmt: skip
+    assert train[command](config).summary["steps"] == 1
+
+
+def test_a_given_beginning_is_read_and_not_learned(written, renderer):
+    begun = {"role": "assistant", "content": "答案是"}
+    (one,) = read_demonstrations(written("sft.jsonl", [{"prompt": [USER, begun], "completion": "二"}]))
+    assert one.response == "答案是二"
+    asked, said = spans(renderer, one)
+    assert asked.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n答案是")
+    assert said == ["二<|im_end|>"]
+    (asked,) = read_prompts(written("ppo.jsonl", [{"prompt": [USER, begun]}]))
+    assert asked.prefill == "答案是"
+    assert renderer.decode(renderer.prompt_ids(asked.prompt, asked.prefill)).endswith("</think>\n\n答案是")
+
+
+def test_a_policy_continues_the_given_beginning_and_rewards_see_both(thinker):
+    policy = heedful.Policy.from_pretrained(thinker(), device="cpu")
+    engine, seen = heedful.LocalEngine(policy, max_new_tokens=5), []
+    batch = engine.generate([[USER, {"role": "assistant", "content": "答案是"}], [USER]])
+    heedful.score(lambda prompts, completions, **_: seen.append((prompts, completions)) or [0.0] * 2, batch)
+    ((prompts, completions),) = seen
+    assert prompts[0] == prompts[1] == [USER]
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+    assert texts[0].startswith("答案是")
+    assert not texts[1].startswith("答案是")
+    asked = batch.ids[0, : -batch.mask.shape[1]][batch.attention_mask[0, : -batch.mask.shape[1]]].tolist()
+    assert policy.tokenizer.decode(asked).endswith("</think>\n\n答案是")
+    assert len(batch.completions[0].ids) <= 5
+
+
+def test_ppo_from_given_beginnings(written, thinker, tmp_path):
+    data = written("ppo.jsonl", [{"prompt": [USER, {"role": "assistant", "content": f"第{i}，"}]} for i in range(4)])
+    seen = []
+
+    def begins(completions, **_):
+        seen.extend(one if isinstance(one, str) else one[-1]["content"] for one in completions)
+        return [float(len(one)) for one in completions]
+
+    config = heedful.PPOConfig(
+        model=thinker(), data=data, eval_fraction=0.0, output=tmp_path / "运行", device="cpu", steps=1, max_new_tokens=4,
+        rollout_batch_size=4, minibatch_size=4, kl_coef=0.0, rollouts="all",
+    )  # fmt: skip
+    heedful.train_ppo(config, rewards=[begins])
+    assert all(text.startswith("第") for text in seen)

@@ -1,0 +1,277 @@
+"""Records' answers: read whole by every reward that compares with them, and right against themselves."""
+
+import json
+import time
+
+import pytest
+
+from heedful import (
+    ConfigError,
+    DataError,
+    GRPOConfig,
+    PassAtKConfig,
+    Prompt,
+    RewardError,
+    evaluate_pass_at_k,
+    load_rewards,
+    train_grpo,
+)
+from heedful.rewards import Completion, score
+from heedful.rewards.own_answers import unmatched_answers
+
+MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a part of it, another order, another sign
+    ("1, 2", ["1, 2", "2, 1", r"1 \text{ and } 2", r"\{1, 2\}", "x=1, x=2"], ["2", "1", "1, -2", "1, 2, 3"]),
+    ("-1, 3", ["3, -1", r"-1 \text{ or } 3"], ["3", "1, 3", "-3, 1"]),
+    ("(3, 4)", ["(3,4)", r"\left(3, 4\right)"], ["(4, 3)", "4", "(3, -4)", "[3, 4]"]),
+    ("2x", ["2x", r"2 \cdot x", "x+x"], ["2", "x", "-2x"]),
+    ("1/2, 1/3", [r"\frac13, \frac12", "0.5, 1/3"], ["1/3", "1/2", "1/2, -1/3"]),
+    ("x > 5", ["x>5", "5<x", r"(5, \infty)"], ["5", "x<5", r"x \geq 5"]),
+    ("x=1 or x=2", ["x=1, x=2", "1, 2", r"x = 2 \text{ or } x = 1"], ["2", "x=1", "x=1, x=-2"]),
+    ("x=1 或 x=2", ["x=1, x=2", "x=2 或 x=1"], ["2", "x=1", "x=1, x=-2"]),
+    ("3x+2", ["3x+2", "2+3x"], ["3", "3x-2", "3x"]),
+    ("y=2x+1", ["y=2x+1", "2x+1", "y = 1 + 2x"], ["1", "y=2x-1", "2"]),
+    ("100,000", ["100000", "100,000", "10^5", r"100\,000"], ["100", "0", "10000"]),
+    ("6 - 5i", ["6-5i", "-5i+6"], ["5", "6+5i", "6"]),
+    ("3(x-2)", ["3(x-2)", "3x-6"], ["3", "3(x+2)", "x-2"]),
+    ("[0, 1)", ["[0,1)"], ["[0,1]", "1", "(0,1)"]),
+    (r"(-\infty, 1) \cup (2, \infty)", [r"(2,\infty)\cup(-\infty,1)"], ["2", r"(2,\infty)", r"(-\infty,-1)\cup(2,\infty)"]),
+    ("(0, infinity)", [r"(0,\infty)"], ["0", "(0,1)", r"[0,\infty)"]),
+    ("{1, 2}", [r"\{2,1\}"], ["2", "1", r"\{1,-2\}"]),
+    ("5 cm^2", ["5", r"5\text{ cm}^2"], ["25", "2", "6"]),
+    ("60 km/h", ["60", r"60 \text{ km/h}"], ["-60", "6", "61"]),
+    ("5 m/s", ["5", r"5\text{ m/s}", "5 m/s"], ["-5", "6", "0"]),
+    (r"\frac{1}{2}", ["0.5", "1/2", r"50\%"], ["-1/2", "2", "1"]),
+    (r"$\frac{3}{4}$", ["3/4", "0.75"], ["-3/4", "4/3", "4"]),
+    (
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        [r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"],
+        [r"\begin{pmatrix}2&1\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&-4\end{pmatrix}", "1"],
+    ),
+    ("1 2/3", ["5/3", r"1\frac{2}{3}"], ["1", "2/3", "-5/3"]),
+    ("2*sqrt(3)", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt3", r"-2\sqrt3"]),
+    ("√2", [r"\sqrt{2}"], ["2", r"-\sqrt2", r"\sqrt3"]),
+    ("x² + 1", ["x^2+1"], ["x", "x^2-1", "2"]),
+    ("x^10", ["x^{10}"], ["x", "0", "10"]),
+    ("10^-3", ["0.001", r"\frac{1}{1000}"], ["10", "1000", "-1000"]),
+    ("1.5e3", ["1500"], ["1.5", "3", "15"]),
+    ("3×10^4", ["30000"], ["3", "4", "10^4"]),
+    ("2m", ["2m", r"m \cdot 2"], ["2", "m", "-2m"]),
+    ("sin(x)", [r"\sin x", r"\sin(x)"], ["x", r"\cos x", r"-\sin x"]),
+    ("x = 2, y = 3", ["y=3, x=2", r"x=2 \text{ and } y=3"], ["3", "x=3, y=2", "x=2"]),
+    ("(-1, 3), (2, 5)", ["(2,5), (-1,3)"], ["5", "(-1,3)", "(1,3),(2,5)"]),
+    ("答案是 1, 2", ["1, 2"], ["2", "1", "1,-2"]),
+    ("1 和 2", ["1, 2", "2 和 1"], ["2", "1", "-1, 2"]),
+    ("3 hours 20 minutes", [r"3 \text{ hours } 20 \text{ minutes}", "3 hours 20 minutes"], ["20", "3", "2 hours 20 minutes"]),
+    ("3小时20分钟", ["3小时20分钟", r"3\text{小时}20\text{分钟}"], ["20", "3", "2小时20分钟"]),
+    ("2 apples and 3 pears", ["2 apples and 3 pears"], ["3", "2", "3 apples and 2 pears"]),
+    ("He has 3 + 4 = 7 apples", ["7"], ["3", "4", "-7"]),
+    ("$x$ = 5", ["5", "x=5"], ["x", "-5", "y=5"]),
+    ("($1$, $2$)", ["(1,2)"], ["2", "(2,1)", "1"]),
+    ("$5", ["5"], ["-5", "50", "0"]),
+    ("$1,234", ["1234"], ["234", "1", "-1234"]),
+    ("no solution", [r"\text{no solution}", "No solution"], ["0", r"\text{solution}", r"\text{yes}"]),
+    ("Paris", [r"\text{Paris}", "paris"], ["Pairs", r"\text{London}", "0"]),
+    ("B", ["B", r"\text{B}", r"\textbf{(B)}"], ["C", "A", "2"]),
+    ("甲", ["甲", r"\text{甲}"], ["乙", "1", "甲乙"]),
+    ("±3", [r"\pm 3", "3, -3"], ["3", "-3", r"\pm 2"]),
+    ("1 < x < 2", ["1<x<2", "(1,2)"], ["2", "x<2", "1<x<3"]),
+    ("x <= 5", [r"x \leq 5", r"x \le 5", r"5 \geq x"], ["5", "x<5", r"x\geq 5"]),
+    ("3:4", ["3:4", r"\frac34"], ["4", "4:3", "3"]),
+    ("45°", ["45", r"45^\circ"], ["-45", "54", "4"]),
+    ("1, 2, 3, 4, 5, 6, 7", ["7,6,5,4,3,2,1"], ["7", "1,2,3,4,5,6", "1,2,3,4,5,6,-7"]),
+    (r"0.\overline{3}", [r"0.\overline{3}"], ["0.3", "3", r"0.\overline{6}"]),
+    ("1,000, 2,000", ["1000, 2000"], ["2000", "1000", "0, 1, 2"]),
+    ("12 of 20", ["12 of 20"], ["20", "12", "12 of 21"]),
+    ("100 000", ["100000"], ["100", "0", "1000"]),
+    (r"\langle 1, 2 \rangle", ["(1,2)", r"\langle 1,2\rangle"], ["1.2", "2", "(2,1)"]),
+    ("f(x)=2x", ["2x", "f(x)=2x"], ["2", "f(x)=-2x", "x"]),
+    ("AB = 5", ["AB=5", "5"], ["AB", "-5", "AC=5"]),
+    ("n(n+1)/2", [r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"], ["2", "n(n-1)/2", "n"]),
+    ("5!", ["120"], ["5", "24", "-120"]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rewards():
+    """The rewards that compare with answers, by name."""
+    return {name: load_rewards(name) for name in ("verify:math", "rule:exact_number", "rule:contains_expected")}
+
+
+@pytest.fixture
+def scored(rewards):
+    """``scored(reward, column, (answer, response), ...)`` are the scores by a reward's name, as in a run."""
+
+    def scores(name, column, *pairs):
+        prompts = [Prompt("几？", f"题.jsonl:{i}", {column: answer}) for i, (answer, _) in enumerate(pairs, start=1)]
+        given = [Completion(prompt, response) for prompt, (_, response) in zip(prompts, pairs, strict=True)]
+        return score(rewards[name], given)[0]
+
+    return scores
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), MATHEMATICS, ids=[answer for answer, _, _ in MATHEMATICS])
+def test_mathematics_reads_the_whole_answer(scored, answer, right, wrong):
+    pairs = [(answer, rf"所以答案是 \boxed{{{one}}}。") for one in [answer, *right, *wrong]]
+    assert scored("verify:math", "answer", *pairs) == [1.0] * (1 + len(right)) + [0.0] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    "text", ["word " + " " * 2000 + "+ 5 ", "is " * 2000 + "5 +", "答案是 " * 1000 + "+5", "1," * 2000, "." * 4000]
+)
+def test_long_texts_take_no_long_time(scored, text):
+    """A policy writes anything: words, spaces and points without end."""
+    started = time.perf_counter()
+    assert scored("verify:math", "answer", ("7", rf"\boxed{{{text}}}")) == [0.0]
+    scored("rule:contains_expected", "expected", ("a b. 5.5 是", text))
+    assert time.perf_counter() - started < 5  # a text of so many words has 2 ** 2000 readings
+
+
+@pytest.mark.parametrize(
+    ("reward", "column", "answer", "responses", "scores"),
+    [
+        ("verify:math", "answer", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
+        ("verify:math", "answer", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
+        ("verify:math", "answer", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
+        ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
+        ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
+        ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
+        ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
+        ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
+        ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
+        ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
+        ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
+        ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
+        ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
+    ],
+)  # fmt: skip
+def test_any_listed_answer_is_right(scored, reward, column, answer, responses, scores):
+    """`rule:contains_expected` takes up to 0.002 per character from them."""
+    found = scored(reward, column, *((answer, response) for response in responses))
+    assert found == pytest.approx(scores, abs=0.002 * 12)
+
+
+TYPES = [
+    ({"a": 1}, "is an object; it must be a text or a number, or a list of them"),
+    ([], "is an empty list; leave the field out, or give null"),
+    (["4", None], "is null in a list"),
+    ([["4"]], "is a list in a list"),
+    ("  ", "is an empty text; leave the field out, or give null"),
+    (["4", ""], "is an empty text in a list"),
+]
+UNMATCHED = [
+    *((reward, *one) for reward in ("verify:math", "rule:exact_number", "rule:contains_expected") for one in TYPES),
+    ("verify:math", "He bought 12 apples and ate 3", "has words among its numbers or formulas"),
+    ("verify:math", "除了 2 以外", "has words among its numbers or formulas"),
+    ("verify:math", "at least 5", "has words among its numbers or formulas"),
+    ("verify:math", "?!", "holds no number, no letter and no formula"),
+    ("verify:math", r"\frac{1", "the response"),
+    ("rule:exact_number", "1, 2", "is not one number alone; verify:math reads formulas and lists"),
+    ("rule:exact_number", "1/2", "is not one number alone"),
+    ("rule:exact_number", "2x", "is not one number alone"),
+    ("rule:exact_number", "48 / 2 = 24", "is not one number alone"),
+    ("rule:exact_number", ["4", "四"], "contains no number"),
+    ("rule:exact_number", True, "contains no number"),
+    ("rule:contains_expected", "。 !", "is nothing but spaces and punctuation"),
+    ("rule:contains_expected", "很" * 1000, "scores -1"),
+]  # fmt: skip
+
+
+def column_of(reward):
+    return "expected" if reward == "rule:contains_expected" else "answer"
+
+
+@pytest.mark.parametrize(("reward", "answer", "why"), UNMATCHED)
+def test_an_answer_that_no_response_can_match(rewards, reward, answer, why):
+    """It is found among others, and a score of its record is a failure that says the same, never 0."""
+    column = column_of(reward)
+    prompts = [
+        Prompt("几？", f"题.jsonl:{i}", {column: one}) for i, one in enumerate([3, answer, None, ["4"]], start=1)
+    ]
+    (found,) = unmatched_answers(rewards[reward], prompts)
+    assert (found.reward, found.source) == (reward, "题.jsonl:2")
+    assert found.because.startswith(f"{column} {answer!r:.60}")
+    assert why in found.because
+    if "the response" not in found.because:
+        with pytest.raises(RewardError, match=rf"cannot read the record's {column} .*题.jsonl:2") as error:
+            score(rewards[reward], [Completion(prompts[1], "3")])
+        assert why in str(error.value)
+
+
+def test_answers_that_are_matched(rewards):
+    answers = [answer for answer, _, _ in MATHEMATICS]
+    prompts = [
+        Prompt("几？", f"题.jsonl:{i}", {"answer": one}) for i, one in enumerate([*answers, answers, None, 3, -2.5])
+    ]
+    assert unmatched_answers(rewards["verify:math"], prompts) == []
+
+
+SMALL = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 2, "steps": 1, "eval_fraction": 0}
+
+
+@pytest.fixture
+def settings(tiny, written):
+    """``settings(reward, answer)`` are those of a command on eight prompts, the fifth of which has this answer."""
+
+    def make(reward, answer, **more):
+        records = [{"prompt": f"{i} 加 1？", column_of(reward): answer if i == 4 else i + 1} for i in range(8)]
+        files = {"model": tiny("gpt2"), "data": written("题.jsonl", records)}
+        return files | {"max_new_tokens": 4, "dtype": "float32", "device": "cpu"} | more
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer"),
+    [
+        ("verify:math", "He bought 12 apples and ate 3"),
+        ("rule:exact_number", "1, 2"),
+        ("rule:contains_expected", {"a": 1}),
+    ],
+)
+def test_a_run_does_not_start_with_such_an_answer(settings, tmp_path, reward, answer):
+    config = GRPOConfig(**settings(reward, answer), rewards=(reward,), output=tmp_path / "运行", **SMALL)
+    with pytest.raises(ConfigError) as error:
+        train_grpo(config)
+    message = str(error.value)
+    assert message.startswith(f"own-answer: {reward} scores no response as right for 1 answer in 8 records")
+    assert f"题.jsonl:5: {column_of(reward)} {answer!r}" in message
+    assert "--allow own-answer begins all the same" in message
+    assert not (tmp_path / "运行").exists()
+
+
+def test_the_doctor_names_it_and_a_run_that_allows_it_fails_on_it(heedful, settings, tmp_path):
+    given = settings("rule:exact_number", "1/2", rewards="rule:exact_number", output=tmp_path / "运行", **SMALL)
+    outcome = heedful("doctor", "grpo", "--json", **given)
+    assert outcome.status == 2
+    (finding,) = [one for one in json.loads(outcome.out)["findings"] if one["check"] == "own-answer"]
+    assert finding["level"] == "fail"
+    assert "题.jsonl:5: answer '1/2' is not one number alone" in finding["evidence"]
+    outcome = heedful("grpo", **given, allow="own-answer", max_failed_rewards=0)
+    assert outcome.status == 4
+    assert "WARNING: own-answer: rule:exact_number scores no response as right" in outcome.err
+    assert "RewardError: reward rule:exact_number cannot read the record's answer '1/2'" in outcome.message
+
+
+def test_measures_refuse_more_such_answers_than_may_fail(settings, capsys):
+    def measured(most):
+        given = settings("rule:exact_number", {"a": 1}, samples_per_prompt=2, k=(1,), max_failed_rewards=most)
+        return evaluate_pass_at_k(PassAtKConfig(**given, rewards=("rule:exact_number",)))
+
+    with pytest.raises(
+        DataError, match=r"rule:exact_number scores no response as right for 1 answer in 8 .*题.jsonl:5: answer"
+    ):
+        measured(0.1)
+    assert measured(0.2)["failed"] == 1
+    assert "WARNING: rule:exact_number scores no response as right for 1 answer" in capsys.readouterr().err
+
+
+def test_messages_to_python_name_what_python_has(settings, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"^rewards: there is no rule 'exact_numbr'; did you mean rule:exact_number\?"
+    ):
+        load_rewards("rule:exact_numbr")
+    config = GRPOConfig(**settings("verify:math", 1), output=tmp_path / "运行", reward_weights=(1.0, 2.0), **SMALL)
+    with pytest.raises(ConfigError, match=r"^reward_weights has 2 numbers for 1 reward; give one for each"):
+        train_grpo(config, rewards=[lambda completions: [1.0] * len(completions)])
+    with pytest.raises(ConfigError, match=r"^--rewards is missing: .*; in Python, rewards= takes functions too"):
+        train_grpo(config)
