@@ -72,9 +72,9 @@ def _kind(folder: Path) -> str:
 def _check_output(config: MergeConfig, source: Source) -> None:
     """Raises ConfigError for an output folder that has other content, or from which the model is read."""
     output = config.output
-    check_output_folder(output, "heedful merge", overwrite=config.overwrite, ours=lambda: model_names(output))
     for path in (Path(source.base), *source.adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise ConfigError(
                 f"--output {output} contains {path}, from which the model is merged; choose another folder"
             )
+    check_output_folder(output, "heedful merge", overwrite=config.overwrite, ours=lambda: model_names(output))
