@@ -5,8 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -221,23 +220,21 @@ def accumulate(
     ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
-        loss_of = partial(
-            core.kto_loss,
-            beta=config.beta,
-            kl=kl,
-            desirable_weight=config.desirable_weight,
-            undesirable_weight=config.undesirable_weight,
-        )
+        settings: dict[str, Any] = {
+            "beta": config.beta,
+            "kl": kl,
+            "desirable_weight": config.desirable_weight,
+            "undesirable_weight": config.undesirable_weight,
+        }
         references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
         desirable = upload(torch.tensor([one.record.label for one in part]), logprobs.device)
-        loss, metrics = loss_of(
-            logprobs, references, desirable, num_responses=len(labelled), num_desirable=num_desirable
-        )
+        counts = {"num_responses": len(labelled), "num_desirable": num_desirable}
+        loss, metrics = core.kto_loss(logprobs, references, desirable, **settings, **counts)
         if torch.is_grad_enabled():
             loss.backward()
         if each is not None:
             alone = zip(logprobs.split(1), references.split(1), desirable.split(1), strict=True)
-            each.add(part, torch.stack([loss_of(*one)[1]["reward/accuracy"] for one in alone]))
+            each.add(part, torch.stack([core.kto_loss(*one, **settings)[1]["reward/accuracy"] for one in alone]))
         sums.add(metrics)
     return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
