@@ -99,7 +99,7 @@ def test_a_reward_model_that_wants_more_labels_than_there_are(heedful, begun, ti
         file.write_text(file.read_text("utf-8").replace("没有这个模型", tiny("gpt2")), encoding="utf-8")
     outcome = heedful("round", config.project)
     assert outcome.status == 2
-    assert "a step learns 32 records (--batch-size); there are 2 records to train on" in outcome.message
+    assert "a step learns 32 pairs (--batch-size); there are 2 pairs to train on" in outcome.message
     assert "in a round, heedful reward reads its settings from --reward-config" in outcome.message
     other = tmp_path / "另一份.yaml"
     other.write_text("early_stopping_patience: 1\neval_every: 1\n", encoding="utf-8")
