@@ -166,7 +166,8 @@ def test_a_reward_models_final_folder_scores_as_it_did(run, tiny):
     tokenizer = load_tokenizer(str(folder / "final"))
     model = load_reward_model(str(folder / "final"), tokenizer, **FLOAT32)
     assert type(model.classifier.score) is torch.nn.Linear
-    _, second = run(RewardConfig, "again", model=str(folder / "final"), learning_rate=1e-30, max_steps=1)
+    still = {"learning_rate": 1e-30, "max_steps": 1, "allow": ("learning-rate",)}
+    _, second = run(RewardConfig, "again", model=str(folder / "final"), **still)
     assert second["first_evaluation"]["eval/loss"] == pytest.approx(summary["last_evaluation"]["eval/loss"], abs=1e-6)
     assert summary["last_evaluation"]["eval/loss"] != pytest.approx(summary["first_evaluation"]["eval/loss"], abs=1e-3)
 

@@ -26,7 +26,8 @@ from heedful.distributed import ranks
 from heedful.distributed.rank_failures import all_stop
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, Terminated, TrainingError
 from heedful.faults import hit
-from heedful.models.save import check_saving
+from heedful.models.save import check_saving, half_dtype_of
+from heedful.models.source import resolve
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.training.alarms import Alarms, Limits, Raised
@@ -121,6 +122,7 @@ class Run:
         self._stopped_by: str | None = None
         self._last_step: Numbers = {}
         self._has_final = False
+        self._save_dtype = half_dtype_of(resolve(config.model, config)) if config.save_dtype == "base" else None
         self._already_reported: list[str] = []
         self._alarms = alarms or Alarms(Limits(), names=())
         self._seconds_before = 0.0
@@ -472,7 +474,7 @@ class Run:
         model = self.learner.unsharded()
         if self._folder:
             with ranks.alone():
-                self._folder.save(model, name)
+                self._folder.save(model, name, self._save_dtype)
 
     def _save_checkpoint(self, step: int) -> Path:
         """Write a checkpoint of a step on rank 0, unless it exists; every rank writes its shards. Collective."""

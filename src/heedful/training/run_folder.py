@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from heedful.configs.options import RunOptions
@@ -26,6 +27,7 @@ from heedful.files import (
     write_text,
 )
 from heedful.lock import FolderLock
+from heedful.models.save import round_saved
 from heedful.redact import redact, without_secrets_of
 from heedful.training import alarms
 from heedful.training.alarms import Raised
@@ -244,10 +246,12 @@ class RunFolder:
         """Existing checkpoints, ordered by step."""
         return [checkpoint_path(self.path, step) for step in self._checkpoints.steps()]
 
-    def save(self, model: Writes, name: str) -> None:
-        """Write a model to a subfolder of the run."""
+    def save(self, model: Writes, name: str, dtype: torch.dtype | None) -> None:
+        """Write a model to a subfolder of the run; with a dtype, its float32 weights are rounded to it."""
         with complete_or_absent(self.path / name) as partial:
             model.save(partial)
+            if dtype is not None:
+                round_saved(partial, dtype)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json: the run is complete."""
