@@ -217,11 +217,8 @@ const given = (item) => ({ item: item.id, assignment: item.assignment });
 const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
 const active = () => Math.min(seconds(), Math.round(now.activeBefore * 10 + (activeTime() - now.activeShown) / 100) / 10);
 
-/** Drafts of this browser by tab, the last one last. One of before heedful told tabs apart is by itself. */
-const drafts = () => {
-  const kept = memory.get(draftName()) ?? {};
-  return kept.assignment ? { "": kept } : kept;
-};
+/** Drafts of this browser by tab, the last one last. */
+const drafts = () => memory.get(draftName()) ?? {};
 /** The draft of this tab for the item on the screen. */
 const ownDraft = () => [drafts()[tab]].find((one) => one?.assignment === now.item.assignment);
 let saves = 0;
