@@ -1,9 +1,13 @@
-"""Set-up of every test: annotations of the mathematics are checked at run time, threads are few, seeds are fixed."""
+"""Set-up of every test: the environment is known, annotations of the mathematics are checked at run time, threads are few,
+seeds are fixed."""
+
+# ruff: noqa: E402
 
 import atexit
 import gc
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -11,9 +15,29 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import ProxyHandler, Request, build_opener
+
+# Nothing of the person's environment changes a result, here or in what tests start. torch, rich and Hugging Face's libraries
+# read it when they are imported. What only some tests need is kept: HEEDFUL_TEST_*, and a vLLM of the person's.
+PERSONS = re.compile(
+    r"HEEDFUL_(?!TEST_|VLLM_)|HF_|HUGGING|TRANSFORMERS_|DATASETS_|MODELSCOPE_|WANDB_|MLFLOW_|TRACKIO_|SWANLAB_|LC_|LANG|TORCH"
+    r"|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(HTTPS?|FTP|ALL|NO)_PROXY"
+    r"|COLUMNS|LINES|TZ|TERM|NO_COLOR|FORCE_COLOR|TTY_COMPATIBLE|TTY_INTERACTIVE|PYTHON(WARNINGS|UTF8|IOENCODING)"
+    r"|OMP_WAIT_POLICY|GOMP_SPINCOUNT|KMP_BLOCKTIME|XDG_CACHE_HOME|MPLBACKEND|MPLCONFIGDIR|MATPLOTLIBRC)$",
+    re.IGNORECASE,
+)
+for name in filter(PERSONS.match, [*os.environ]):
+    del os.environ[name]
+CACHE = tempfile.TemporaryDirectory(prefix="heedful-tests-")  # no token and no model that this machine has
+os.environ |= {"LANG": "C.UTF-8", "TZ": "UTC", "TERM": "xterm", "HF_HOME": CACHE.name}
+time.tzset()
+os.umask(0o022)
+if sys.warnoptions:  # of PYTHONWARNINGS or -W: pytest has its own
+    sys.warnoptions.clear()
+    warnings.resetwarnings()
 
 import pytest
 import torch
@@ -24,6 +48,11 @@ from architectures import DECODERS
 
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
+
+if sys.getfilesystemencoding() != "utf-8":
+    raise pytest.UsageError(
+        "the tests have Chinese file names, which Python cannot write here: unset PYTHONUTF8 or LC_ALL"
+    )
 
 # Hundreds of processes would else compile heedful anew, and every worker all tests.
 sys.dont_write_bytecode = False

@@ -131,7 +131,7 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
 def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, forked, tmp_path):
     """The window goes away: SIGHUP, and whatever the run still says cannot be written (EIO)."""
     data, run = tmp_path / "数据.jsonl", tmp_path / "run"
-    write_jsonl(data, [{"prompt": f"{i}", "completion": "a"} for i in range(60)])
+    write_jsonl(data, [{"prompt": f"{i}", "completion": f"a{i}"} for i in range(60)])
     sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(run), "--max-steps", "100000"]
     sft += ["--batch-size", "2", "--epochs", "100000", "--device", "cpu"]
     ours, theirs = os.openpty()

@@ -377,7 +377,7 @@ def test_wrong_objects_are_refused_like_wrong_files(case, policy, tmp_path):
 def test_what_is_in_the_settings_is_not_given_again(policy, model):
     with pytest.raises(ConfigError, match=r"model is both in the settings \(.*\) and an argument; leave out"):
         train("sft", {"model": model}, model=policy, data=ROWS["sft"])
-    with pytest.raises(ConfigError, match="there is no argument 'modle'. Perhaps you meant model"):
+    with pytest.raises(ConfigError, match=r"there is no argument 'modle'\. Perhaps you meant model"):
         train("sft", modle=policy, data=ROWS["sft"])
 
 

@@ -21,7 +21,7 @@ def commands_of(document):
     """Every heedful command in a document's shell blocks, as words without ``heedful``."""
     blocks = re.findall(r"```sh\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
-    words = [shlex.split(line, comments=True) for line in lines]
+    words = [shlex.split(line.partition(" > ")[0], comments=True) for line in lines]
     return [line[1:] for line in words if line and Path(line[0]).name == "heedful"]
 
 

@@ -418,6 +418,7 @@ def test_a_run_says_what_came_of_it(train, command, tmp_path):
     outcome = train(command)
     assert outcome.status == 0, outcome.err
     assert outcome.out.startswith("1 step in ")
+    assert f"heedful report {tmp_path / '运行'}" in outcome.out
     assert str(tmp_path / "运行") in outcome.out
     assert f"{command} 1/1" in outcome.err
     assert read_algorithm(tmp_path / "运行") == command

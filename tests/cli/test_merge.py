@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cases import often
+from heedful import SFTConfig, train_sft
+from heedful.configs.tools import MergeConfig
 from heedful.models import load_causal_lm
+from heedful.models.merge import merge_model
 
 
 @pytest.fixture
@@ -172,3 +176,34 @@ def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command
         assert outcome.status == 2
         assert message in outcome.message
         assert not (tmp_path / "新").exists()
+
+
+@pytest.mark.parametrize(("stored", "save_dtype", "expected"), [
+    ("bfloat16", "base", torch.bfloat16), ("bfloat16", "float32", torch.float32), ("float32", "base", torch.float32),
+])  # fmt: skip
+def test_models_keep_the_dtype_of_their_base(tiny, tmp_path, stored, save_dtype, expected):
+    """final/ and merged adapters; checkpoints are exact. The rounded weights are those of the checkpoint."""
+    base, rows = tmp_path / "底座", [{"text": f"第{i}句 hello"} for i in range(4)]
+    AutoModelForCausalLM.from_pretrained(tiny("llama"), dtype=getattr(torch, stored)).save_pretrained(base)
+    AutoTokenizer.from_pretrained(tiny("llama")).save_pretrained(base)
+    common = {
+        "model": str(base),
+        "eval_fraction": 0.0,
+        "sample_every": 0,
+        "max_steps": 1,
+        "batch_size": 4,
+        "device": "cpu",
+    }
+    whole = SFTConfig(**common, output=tmp_path / "run", save_dtype=save_dtype, save_every=1)
+    train_sft(whole, data=rows)
+    train_sft(SFTConfig(**common, output=tmp_path / "lora", lora_rank=2), data=rows)
+    adapter, merged = str(tmp_path / "lora" / "final"), tmp_path / "merged"
+    merge_model(MergeConfig(adapter=adapter, output=merged, save_dtype=save_dtype))
+    (exact,) = (tmp_path / "run" / "checkpoints").glob("step-*/model.safetensors")
+    for folder in (tmp_path / "run" / "final", merged):
+        tensors = load_file(folder / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {expected}
+        assert AutoModelForCausalLM.from_pretrained(folder).dtype == expected
+    assert {tensor.dtype for tensor in load_file(exact).values()} == {torch.float32}
+    final = load_file(tmp_path / "run" / "final" / "model.safetensors")
+    assert all(torch.equal(final[name], x.to(expected)) for name, x in load_file(exact).items())

@@ -241,6 +241,13 @@ def test_the_story_says_what_happened(demo):
     assert "\x1b" not in demo.said
 
 
+def test_its_own_data_are_no_surprise_and_facts_are_words(demo):
+    assert "not read" not in demo.progress
+    assert "beside the prompt" not in demo.progress
+    assert "{" not in demo.progress.partition("data: ")[2].partition("\n")[0]
+    assert re.search(r"^data: records [\d,]+, train [\d,]+, held out \d+", demo.progress, re.M)
+
+
 def test_answers_are_shown_while_it_learns(demo):
     """Each better model's, to the same prompts with the same random numbers; the last ones are those of ``best/``."""
     held_out = held_out_prompts(demo)

@@ -35,6 +35,7 @@ from heedful.distributed.sharding import (
 )
 from heedful.engines.generate import sample
 from heedful.engines.vllm import servers
+from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack
 from heedful.kernels.weights import as_sampled
 from heedful.models import add_adapters, load_policy, load_reward_model, load_tokenizer, load_value_model, save_policy
@@ -68,7 +69,8 @@ def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dty
         checkpoint_layers(made.lm)
         made.train()
     disable_dropout(made)
-    can_pack(made.lm.base_model)
+    with autocast(CPU, dtype):
+        can_pack(made.lm.base_model)
     return made
 
 

@@ -228,6 +228,36 @@ def test_learning_rates(kind, settings, width, is_found):
     assert one is None or "--learning-rate" in one.fix
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "measured", "default"),
+    [
+        (SFTConfig, {}, 0.48 / 1000, SFTConfig.learning_rate),
+        (RewardConfig, {}, 0.48 / 1000, RewardConfig.learning_rate),
+        (SFTConfig, {"lora_rank": 4}, 0.48 / 100, 10 * SFTConfig.learning_rate),
+        (PPOConfig, {}, 0.23 / 1000, PPOConfig.learning_rate),
+        (PPOConfig, {"lora_rank": 4}, 0.23 / 100, 10 * PPOConfig.learning_rate),
+        (DPOConfig, {}, 0.23 / 1000, DPOConfig.learning_rate),
+        (KTOConfig, {"lora_rank": 4}, 0.23 / 100, 10 * KTOConfig.learning_rate),
+    ],
+)
+def test_a_rate_that_is_too_high_is_told_with_the_measured_one(kind, settings, measured, default):
+    """Up to twice the rate that was measured, at a width of 1000, nothing is said."""
+    assert loaded.learning_rate(kind(**settings, learning_rate=1.99 * measured), 1000) is None
+    one = loaded.learning_rate(kind(**settings, learning_rate=2.01 * measured), 1000)
+    assert one.what == f"--learning-rate {2.01 * measured:g} is high for a model of width 1000"
+    assert f"stay below {measured:.2g} at this width; the default is {default:g}" in one.evidence
+    assert one.fix.endswith(f"lower it to {measured:.2g}")
+
+
+@pytest.mark.parametrize("kind", [SFTConfig, PPOConfig])
+def test_a_rate_of_all_weights_for_adapters(kind):
+    default = kind.learning_rate
+    assert loaded.learning_rate(kind(lora_rank=4, learning_rate=2.01 * default), 64) is None
+    one = loaded.learning_rate(kind(lora_rank=4, learning_rate=2 * default), 64)
+    assert one.evidence == f"the default is {10 * default:g} for adapters and {default:g} for all weights"
+    assert one.fix == f"leave --learning-rate out, or give about {10 * default:g}"
+
+
 # ---------------------------------------------------------------------------------------------------------- rewards
 
 

@@ -70,6 +70,20 @@ def test_the_longer_one(four):
     assert (reverse["the reward's"], reverse["same order"]) == (1.5 / 4, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("texts", "margin"),
+    [(("长答案", "短"), 0.0), (("甲乙", "丙丁"), 1.0), (("甲", "乙丙"), 0.0)],
+    ids=["the reward ties", "the lengths tie", "the reward ties where the longer one is rejected"],
+)
+def test_a_tie_of_either_has_no_order(texts, margin):
+    """Beside a pair of the same order and one of the other, it changes nothing."""
+    pairs = [pair("一", "aaa", "a"), pair("二", "b", "bbb"), pair("三", *texts)]
+    longer = measures.baselines(ScoredPairs(pairs, [1.0, 1.0, margin], [0.0, 0.0, 0.0]), 0)["baselines"][0]
+    assert (longer["pairs"], longer["same order"]) == (3, 0.5)
+    only = measures.baselines(ScoredPairs(pairs[2:], [margin], [0.0]), 0)["baselines"][0]
+    assert only["same order"] is None
+
+
 def test_a_bag_of_words_learns_words_and_forgets_order():
     """It is fitted on other prompts than it is tested on; 好 is a word of its own."""
     train = [pair("a", "good cat", "bad cat"), pair("b", "好的", "坏的")]

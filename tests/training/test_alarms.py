@@ -74,6 +74,25 @@ def test_each_speaks_and_is_silent_just_inside_its_threshold(name):
     assert name not in said(run(almost))
 
 
+OVER_STEPS = {"reference-moves", "nothing-learned"}
+"""Alarms whose evidence is a mean over steps."""
+
+
+@pytest.mark.parametrize("name", sorted(JUST.keys() - OVER_STEPS))
+def test_the_evidence_is_of_the_step_that_is_told(name):
+    """Numbers that change from step to step, and are sick in each."""
+    (metric, sick), just = next(iter(JUST[name][0].items())), next(iter(JUST[name][1].values()))
+    alarms, seen = Alarms(LIMITS), {}
+    for step in range(1, 60):
+        worse = {metric: sick + step * (sick - just) / 1000}
+        seen[step] = HEALTHY | (worse if step > 30 else {})
+        alarms.see(step, seen[step])
+    (found,) = (one for one in alarms.raised if one.alarm == name)
+    metrics = found.evidence.keys() & seen[found.step].keys()
+    assert {one: found.evidence[one] for one in metrics} == {one: seen[found.step][one] for one in metrics}
+    assert metrics or name == "scores-jump"
+
+
 def test_a_healthy_run_is_silent():
     assert said(run({})) == set()
     assert said(run({"reward/score_mean": 5.0, "rollout/response_length": 12.0, "policy/entropy": 0.3})) == set()

@@ -176,7 +176,7 @@ def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
     """A second start of the same command, while the first has written run.json and nothing else."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.json").write_text('{"run": "x"}')
+    (run / "run.json").write_text('{"schema": 1, "run": "x"}')
     held = FolderLock(run)
     with pytest.raises(ConfigError, match="is being written by another run"):
         sft()

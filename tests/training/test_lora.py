@@ -160,12 +160,14 @@ def test_a_run_writes_down_what_its_adapters_stand_on(run, tiny):
 
 
 def test_a_reward_models_final_folder_scores_as_it_did(run, tiny):
-    """A run that starts from the folder has the loss of the last evaluation as that before its first step."""
+    """The mean score of the last step's pairs is what the folder's model gives to the same pairs, after the step: so the
+    folder of a run of learning rate 0 has the scores of its only evaluation."""
     folder, summary = run(RewardConfig, max_steps=1)
     tokenizer = load_tokenizer(str(folder / "final"))
     model = load_reward_model(str(folder / "final"), tokenizer, **FLOAT32)
     assert type(model.classifier.score) is torch.nn.Linear
-    _, second = run(RewardConfig, "again", model=str(folder / "final"), max_steps=1)
+    still = {"learning_rate": 1e-30, "max_steps": 1, "allow": ("learning-rate",)}
+    _, second = run(RewardConfig, "again", model=str(folder / "final"), **still)
     assert second["first_evaluation"]["eval/loss"] == pytest.approx(summary["last_evaluation"]["eval/loss"], abs=1e-6)
     assert summary["last_evaluation"]["eval/loss"] != pytest.approx(summary["first_evaluation"]["eval/loss"], abs=1e-3)
 

@@ -29,6 +29,7 @@ from heedful.algorithms.offline import (
     whole_logprobs,
 )
 from heedful.configs.offline import DPOConfig
+from heedful.core.masking import rightness
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
@@ -267,7 +268,7 @@ def own_loss(
         num_pairs=num_pairs,
     )
     margin = (chosen - ref_chosen - rejected + ref_rejected).detach()
-    common = {"reward/accuracy": (margin > 0).to(margin.dtype).sum(), "reward/margin": config.strength * margin.sum()}
+    common = {"reward/accuracy": rightness(margin).sum(), "reward/margin": config.strength * margin.sum()}
     match found:
         case (Tensor(shape=()) as loss, dict(metrics)):
             return loss, {name: number / num_pairs for name, number in common.items()} | metrics

@@ -19,7 +19,7 @@ from heedful.files import read_object
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
-from heedful.models.shape import check_own_tokens, check_rows, context_length
+from heedful.models.shape import check_own_tokens, check_rows, context_length, rows_with_text
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.types import Message, Text
@@ -77,6 +77,7 @@ class Conversation:
             lengths=torch.tensor([self.config.max_new_tokens]),
             stop_ids=self.stop_ids,
             pad_id=self.renderer.pad_id,
+            num_tokens=rows_with_text(self.policy.lm, self.renderer.tokenizer),
         )
         sampled: list[int] = []
         said = begun = "" if self.config.raw else self.renderer.opening

@@ -27,6 +27,7 @@ from heedful.display import Screen
 from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
+from heedful.doctor.records import one_answer
 from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
@@ -64,6 +65,7 @@ class Examination:
         """Make the cheap checks of what a trainer has loaded."""
         self.subject = subject
         self.findings += cheap_findings(subject)
+        self.add(one_answer(subject.records[0]))  # made-up data for a try may have one answer, and are trained on
 
     def add(self, *found: Finding | None) -> None:
         """Take up what checks found; a failure that ``--allow`` names is a warning."""

@@ -89,6 +89,7 @@ CHECKS = {
         "share of equal completions, or of equal chosen or rejected responses, to different prompts",
         "The model learns this one text, or to avoid it, and to ignore the prompt.",
         "look at how the column was filled",
+        is_cheap=False,
     ),
     "contradictions": Check(
         "fail or warn",

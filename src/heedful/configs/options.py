@@ -277,6 +277,10 @@ class CheckpointOptions(Settings):
     Ctrl-C, SIGTERM or an error saves one too."""
     save_total_limit: Annotated[int, NOT_NEGATIVE] = 2
     """Checkpoints to keep; older ones are removed once a new one is complete. 0 keeps all."""
+    save_dtype: Literal["base", "float32"] = "base"
+    """Dtype of the weights in best/ and final/. base: that of the model's files, so that a bfloat16 model does not become
+    twice as large; evaluations during the run are of the weights before this rounding. float32: as trained. Checkpoints are
+    always exact."""
 
     @property
     def folder(self) -> Path:

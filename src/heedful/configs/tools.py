@@ -185,6 +185,8 @@ class MergeConfig(TrustOptions):
     """Folder to write the model to."""
     overwrite: bool = False
     """Replace a model that is already in the output folder."""
+    save_dtype: Literal["base", "float32"] = "base"
+    """Dtype of the weights. base: that of the model's files; float32: as computed."""
 
     def check(self) -> None:
         super().check()

@@ -160,8 +160,8 @@ def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
 Fields = Mapping[str, Any]
 BESIDE = ("tools", "margin", "truncated", "label")
 """Columns that go with any format."""
-OF_THE_DEMO = ({"family", "kind"}, {"family", "chosen_kind", "rejected_kind"})
-"""What describes the records that the demo writes, all of it unread on purpose."""
+OF_THE_DEMO = ({"family", "kind"}, {"family", "chosen_kind", "rejected_kind"}, {"family", "fact", "answer"})
+"""What describes the records that the demo writes: known, so not reported."""
 OF_THE_RECORD = ("system", "history")
 RENAMED = {"kto_tag": "label", "functions": "tools"}
 """Other names of the same columns: LLaMA-Factory's and OpenAI's."""

@@ -14,7 +14,6 @@ from heedful.models.tiny import make_tiny_model
 from heedful.training.output_folder import (
     MOVING,
     REPLACED,
-    adopt_sibling,
     bring_back,
     check_folder,
     has_begun,
@@ -44,7 +43,6 @@ def check_output(config: DemoConfig) -> bool:
     for folder in (output, *stages):
         if is_locked(folder):
             raise ConfigError(_busy(output).replace("{owner}", owner(folder)))
-    adopt_sibling(output, marker="world")
     if (output / MOVING).exists() or ((output / REPLACED).exists() and not any(map(has_begun, stages))):
         with FolderLock(output, refusal=_busy(output)):
             bring_back(output, OURS)
@@ -62,7 +60,7 @@ def check_output(config: DemoConfig) -> bool:
         return False
     try:
         seed = int(json.loads((output / MARKER).read_text(encoding="utf-8"))["seed"])
-    except (OSError, ValueError, KeyError, TypeError):  # an older heedful did not record it
+    except (OSError, ValueError, KeyError, TypeError):  # damaged
         seed = None
     if "summary.json" in found or seed is None:
         raise ConfigError(

@@ -25,7 +25,6 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     steps = arithmetic.total_steps(config, len(train))
     found = [
         loaded.raw_prompts(subject),
-        records.one_answer(train),
         records.contradictions(train),
         records.repeated(train),
         records.unknown_tokens(rows, tokenizer),

@@ -34,6 +34,7 @@ def sample(
     *,
     stop_ids: Sequence[int],
     pad_id: int,
+    num_tokens: int | None = None,
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
     adaptive: AdaptiveMicroBatch | None = None,
@@ -50,6 +51,8 @@ def sample(
         sampling: temperature, filters and lengths.
         stop_ids: the tokens that end a response.
         pad_id: the padding token.
+        num_tokens: ids from this one on are never sampled: rows of the embeddings beyond the tokenizer, which have no text
+            (`heedful.models.shape.rows_with_text`); None allows all.
         generator: source of random numbers, on the CPU.
         micro_batch: maximum rows sampled at a time, and maximum tokens: rows times (longest prompt +
             ``max_new_tokens``).
@@ -81,6 +84,7 @@ def sample(
                 lengths=lengths[part],
                 stop_ids=stops,
                 pad_id=pad_id,
+                num_tokens=num_tokens,
             )
             where = upload(torch.tensor(part), policy.device)
             for i, step in enumerate(steps):
@@ -139,6 +143,7 @@ def decode(
     lengths: Tensor,
     stop_ids: Sequence[int],
     pad_id: int,
+    num_tokens: int | None = None,
 ) -> Iterator[Step]:
     """Yield the samples of each step, until all rows have ended.
 
@@ -153,6 +158,8 @@ def decode(
         lengths: ``[rows]``, maximum number of tokens per response.
         stop_ids: the tokens that end a response.
         pad_id: the padding token.
+        num_tokens: ids from this one on are never sampled: rows of the embeddings beyond the tokenizer, which have no text
+            (`heedful.models.shape.rows_with_text`); None allows all.
     """
     device = model.device
     multiple = ROWS if model.compute_dtype in HALF else 1
@@ -165,7 +172,7 @@ def decode(
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()
     for step in range(most):
-        tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
+        tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step], num_tokens)
         yield Step(rows, tokens, logprobs, kept, active)
         active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
         if not capabilities(device).queues or step % CHECK_EVERY == CHECK_EVERY - 1:
@@ -181,20 +188,24 @@ def decode(
         logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
 
 
-def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sample tokens. Returns them, their log-probs under the unfiltered distribution at the sampling temperature, and
-    the log of the mass kept by top-k and top-p (None if all is kept).
+def _next_tokens(
+    logits: Tensor, sampling: SamplingOptions, uniforms: Tensor, num_tokens: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sample tokens below ``num_tokens``. Returns them, their log-probs under the unfiltered distribution of all rows at the
+    sampling temperature, and the log of the mass kept by top-k and top-p (None if all is kept).
     """
     temperature = sampling.temperature or 1.0
     scaled = logits if temperature == 1 else logits / temperature
     if not sampling.leaves_out:  # one softmax for both
         probabilities = scaled.softmax(dim=-1)
+        if num_tokens is not None and num_tokens < probabilities.shape[1]:
+            probabilities[:, num_tokens:] = 0  # in place: a slice of another size would be copied at each token
         tokens = draw_from(probabilities, uniforms)
         return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log(), None
     if sampling.temperature == 0:
-        tokens = logits.argmax(dim=-1)
+        tokens = logits[:, :num_tokens].argmax(dim=-1)
         logprobs = token_logprobs(scaled, tokens)
         return tokens, logprobs, logprobs
-    filtered = filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p)
+    filtered = filter_logits(scaled[:, :num_tokens], top_k=sampling.top_k, top_p=sampling.top_p)
     tokens = draw(filtered, uniforms)
     return tokens, token_logprobs(scaled, tokens), filtered.logsumexp(dim=-1) - scaled.logsumexp(dim=-1)

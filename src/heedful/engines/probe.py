@@ -1,6 +1,9 @@
 """Check before sampling: a model's log-probs in decoding must equal those in training."""
 
+import warnings
+
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from heedful.core import token_logprobs
 from heedful.data.batches import collate
@@ -9,6 +12,7 @@ from heedful.engines.kv_cache import make_cache
 from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
+from heedful.models.shape import rows_of, rows_with_text
 
 PROVEN = {
     "gpt2", "llama", "qwen2", "qwen3", "gpt_neox", "gpt_bigcode", "opt", "phi", "phi3", "starcoder2", "gemma",
@@ -23,6 +27,9 @@ LIMIT, HALF_LIMIT = 1e-3, 0.1
 """Maximum difference of a log-prob, as a share of the logits' standard deviation. In float32 rounding gives less than a
 tenth of the limit, a wrong state a hundred times as much. In half precision rounding may also change a mixture's choice
 of experts; beyond the limit the check is repeated in float32."""
+TEXT = "Hello! 你好！ 1 + 1 = 2"
+SMALL_SHARE = 1e-3
+"""Probability of ids without text that is not worth a warning."""
 PROMPT_LENGTHS, NEW_TOKENS = (7, 2), 6
 """The second prompt is shorter, hence padded, and shorter than the usual convolution over four tokens."""
 ADVICE = (
@@ -64,6 +71,29 @@ def check_sampling(policy: Policy, *, pad_id: int) -> None:
         f"{name} would sample with other probabilities than it trains on: log-probs of decoding with a cache and of whole "
         f"texts differ by {found:.2g} standard deviations of the logits, more than {limit:g}. {ADVICE}"
     )
+
+
+@torch.no_grad()
+def tell_textless(policy: Policy, tokenizer: PreTrainedTokenizerBase, *, pad_id: int) -> None:
+    """Warn if ids without text, which are not sampled, have a share of the probability.
+
+    Log-probs are those of all rows, as on servers and in other tools. So without such ids the sampler differs from the
+    policy by their share: about 0 for the unused rows of a trained model, much for rows that were added without training.
+    """
+    count, rows = rows_with_text(policy.lm, tokenizer), rows_of(policy.lm)
+    if count == rows:
+        return
+    ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < rows]
+    logits = Decoder(SamplingModel(policy), [ids or [0]], pad_id=pad_id).read_prompts()
+    share = float(logits.softmax(dim=-1)[:, count:].sum())
+    if share > SMALL_SHARE:
+        name = policy.lm.config._name_or_path or type(policy.lm).__name__
+        warnings.warn(
+            f"{name}: {rows - count} of the model's {rows} embedding rows have no token in its tokenizer ({count} tokens), "
+            f"and {share:.2g} of the probability after {TEXT!r}. They are not sampled, but count in log-probs: load the "
+            f"model with transformers, call model.resize_token_embeddings({count}), and save it",
+            stacklevel=3,
+        )
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Sample responses to encoded prompts and decode them to text."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +14,11 @@ from heedful.data.loading import EncodedPrompt
 from heedful.distributed import ranks
 from heedful.engines.engine import Engine, RemoteEngine
 from heedful.engines.generate import MICRO_BATCH, sample
-from heedful.engines.probe import check_sampling
+from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
 from heedful.models.policy import Policy
-from heedful.models.shape import check_own_tokens, check_rows
+from heedful.models.shape import check_own_tokens, check_rows, rows_with_text
 from heedful.types import MicroBatch
 
 
@@ -31,6 +32,8 @@ class Sampler:
     """The tokens that end a response."""
     micro_batch: MicroBatch
     """Maximum rows and tokens sampled at a time."""
+    num_tokens: int
+    """Ids from this one on have no text, and are not sampled."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """Remembers the micro-batch that fits into memory."""
     remote: RemoteEngine | None = None
@@ -51,6 +54,7 @@ class Sampler:
             self.options,
             stop_ids=self.stop_ids,
             pad_id=self.renderer.pad_id,
+            num_tokens=self.num_tokens,
             generator=generator,
             micro_batch=self.micro_batch,
             adaptive=self.adaptive,
@@ -95,7 +99,15 @@ class Sampler:
         return found.to(policy.device)
 
     def _with_texts(self, responses: Responses, prompts: Sequence[EncodedPrompt]) -> Responses:
-        rows = zip(prompts, responses.own_ids(), responses.truncated.tolist(), strict=True)
+        written = responses.own_ids()
+        textless = sum(max(ids, default=0) >= self.num_tokens for ids in written)
+        if textless:  # servers sample from all rows
+            warnings.warn(
+                f"{textless} of {len(written)} responses have tokens without text (ids from {self.num_tokens} on), which "
+                "rewards do not see: resize the model's embeddings to its tokenizer",
+                stacklevel=3,
+            )
+        rows = zip(prompts, written, responses.truncated.tolist(), strict=True)
         completions = [self.renderer.completion(one.prompt, ids, truncated=cut) for one, ids, cut in rows]
         return replace(responses, completions=completions)
 
@@ -123,4 +135,5 @@ def make_sampler(
     check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
     if is_used:
         check_sampling(policy, pad_id=renderer.pad_id)
-    return Sampler(options, renderer, stops, micro_batch)
+        tell_textless(policy, renderer.tokenizer, pad_id=renderer.pad_id)
+    return Sampler(options, renderer, stops, micro_batch, rows_with_text(policy.lm, renderer.tokenizer))

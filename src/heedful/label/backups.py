@@ -2,21 +2,19 @@
 
 import contextlib
 import json
-import re
 import sqlite3
 import time
 import uuid
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from heedful.configs.label import BackupConfig, RestoreConfig
-from heedful.display import harmless, say
+from heedful.display import harmless
 from heedful.errors import ConfigError, DataError
 from heedful.files import complete_or_absent, make_private
 from heedful.label.records import Event
-from heedful.label.settings_file import SETTINGS, raise_format, read_settings
+from heedful.label.settings_file import SETTINGS, read_settings
 from heedful.label.state import NewerError, State
 from heedful.label.store import (
     DATABASE,
@@ -98,10 +96,6 @@ def _name(last: int, checksum: str) -> str:
 def back_up(config: BackupConfig) -> Path:
     """Back up a project, also while it is served, and print the path: in its folder, or as a separate project."""
     read_settings(config.project)
-    if is_old(config.project):
-        raise ConfigError(
-            f"{config.project} was written by an older heedful; open it once, as `heedful label serve` does"
-        )
     refuse_missing(config.project)
     if config.output is None:
         path = keep_backup(config.project)
@@ -137,8 +131,6 @@ def restore(config: RestoreConfig) -> list[str]:
     read_settings(folder)
     refusal = f"the project {folder} is open in another process ({{owner}}); stop that process first"
     with FolderLock(folder, refusal):
-        if is_old(folder):
-            migrate(folder)
         said = _restore(folder, config.backup)
         make_private(folder)
     for line in said:
@@ -278,87 +270,3 @@ def _add(state: State, rows: list[Row], found: Mapping[int, Row], last: int) -> 
             row = row_of(event)
         rows.append(row)
     return lost
-
-
-# Projects of an older heedful
-
-
-JOURNAL = "journal.jsonl"
-OLD_DATABASE = "labels.sqlite"
-OLD = "older-heedful"
-"""The folder for the old files."""
-CHECKSUM = re.compile(r',"crc":"([0-9a-f]{8})"}\Z')
-
-
-def is_old(folder: Path) -> bool:
-    """True if a project has files of the old format and no database of the current one."""
-    return not (folder / DATABASE).exists() and any((folder / name).is_file() for name in (JOURNAL, OLD_DATABASE))
-
-
-def migrate(folder: Path) -> None:
-    """Convert a project of the old format to a database, move the old files away, and report it; otherwise do nothing.
-
-    Raises DataError, and changes nothing, if an event is damaged in both files or was written by a newer heedful.
-    """
-    if is_old(folder):
-        state, leases = read_old(folder)
-        raise_format(folder)  # first: an older heedful refuses the project from here on
-        write_database(folder / DATABASE, [row_of(event) for event in state.events], leases)
-        say(
-            f"{folder}: an older heedful wrote this project; its {state.seq} events are now in {DATABASE}, and the old files "
-            f"in {OLD}/"
-        )
-    for path in (folder / JOURNAL, *folder.glob(f"{OLD_DATABASE}*")):
-        if path.is_file():
-            (folder / OLD).mkdir(mode=0o700, exist_ok=True)
-            path.replace(folder / OLD / path.name)
-
-
-def read_old(folder: Path) -> tuple[State, list[Any]]:
-    """Return the state and the lease rows of a project of the old format. Raises DataError as `migrate`."""
-    stored, leases = _read_database(folder / OLD_DATABASE)
-    events = _sound_events(stored) | _sound_events(_lines(folder / JOURNAL))
-    state = State()
-    for seq in range(1, max(events, default=0) + 1):
-        if seq not in events:
-            raise DataError(
-                f"{folder}: event {seq} is damaged in both {JOURNAL} and {OLD_DATABASE}; run `heedful label rebuild "
-                f"{folder}` with the older heedful that wrote the project (it reports lost events), then open it again"
-            )
-        try:
-            state.apply(events[seq])
-        except NewerError as error:
-            raise NewerError(f"{folder / JOURNAL}: {error}") from error
-    return state, leases
-
-
-def _lines(path: Path) -> list[str]:
-    content = path.read_bytes() if path.is_file() else b""
-    return content[: content.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]
-
-
-def _read_database(path: Path) -> tuple[list[str], list[Any]]:
-    """The readable lines and leases of an old database."""
-    lines: list[str] = []
-    leases: list[Any] = []
-    if path.is_file():
-        unreadable = contextlib.suppress(sqlite3.DatabaseError, DataError, OSError)
-        with unreadable, contextlib.closing(open_to_read(path)) as database:
-            leases = database.execute("SELECT kind, key, value, until FROM desk").fetchall()
-            lines.extend(line for (line,) in database.execute("SELECT line FROM events ORDER BY seq"))
-    return lines, leases
-
-
-def _sound_events(lines: Iterable[str]) -> dict[int, Event]:
-    """The events of undamaged lines, by number."""
-    found: dict[int, Event] = {}
-    for line in lines:
-        given = CHECKSUM.search(line, max(0, len(line) - 20))
-        text = line if given is None else line[: given.start()] + "}"
-        if given is not None and f"{zlib.crc32(text.encode()):08x}" != given[1]:
-            continue
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            event = Event(**json.loads(text))
-            if type(event.seq) is int and isinstance(event.content, dict):
-                found[event.seq] = event
-    return found

@@ -22,12 +22,10 @@ from heedful.label import assignment, backups, labelling
 from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
-from heedful.label.backups import is_old, migrate, read_old
 from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Snapshot
 from heedful.label.rounds_page import trained_on
-from heedful.label.settings_file import raise_format, read_settings, write_settings
-from heedful.label.state import State
-from heedful.label.store import DATABASE, Reader, Store, Transaction, row_of
+from heedful.label.settings_file import read_settings, write_settings
+from heedful.label.store import Reader, Store, Transaction, row_of
 from heedful.lock import FolderLock
 
 __all__ = ["Assignment", "LabelledItem", "NotHeldError", "Project"]
@@ -41,14 +39,6 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
     return (values[at : at + AT_A_TIME] for at in range(0, max(1, len(values)), AT_A_TIME))
-
-
-def _reader(folder: Path, settings: ProjectSettings, clock: Callable[[], float]) -> Reader:
-    """The reader of a project: of its database, of an older heedful's files, or of nothing if it has no events yet."""
-    backups.refuse_missing(folder)
-    if (folder / DATABASE).exists():
-        return Reader(folder, settings, clock)
-    return Reader(folder, settings, clock, read_old(folder)[0] if is_old(folder) else State())
 
 
 def _operation(work: Callable[Concatenate[Transaction, P], T]) -> "Callable[Concatenate[Project, P], T]":
@@ -111,25 +101,23 @@ class Project:
     def open(cls, folder: Path | str, read_only: bool = False, *, clock: Callable[[], float] = time.time) -> "Project":
         """Open a project: for writing in one process at a time, with ``read_only`` in any number.
 
-        Opening for writing checks all data, makes the folder and its files readable for their owner only, keeps a backup, and
-        converts a project of an older heedful.
+        Opening for writing checks all data, makes the folder and its files readable for their owner only, and keeps a backup.
 
         Raises ConfigError if it is not a project, or if another process has it open for writing; DataError if it is damaged.
         """
         folder = Path(folder)
         settings = read_settings(folder)
         if read_only:
-            return cls(folder, settings, _reader(folder, settings, clock), None)
+            backups.refuse_missing(folder)
+            return cls(folder, settings, Reader(folder, settings, clock), None)
         refusal = (
             f"the project {folder} is open in another process ({{owner}}), and only one may write to it; stop that "
             "process first, or do this on its pages"
         )
         with contextlib.ExitStack() as on_failure:
             lock = on_failure.enter_context(FolderLock(folder, refusal))
-            migrate(folder)
             backups.refuse_missing(folder)
             project = on_failure.enter_context(cls(folder, settings, Store(folder, settings, clock), lock))
-            raise_format(folder)
             if refused := make_private(folder):
                 say(
                     f"warning: {refused[0]} belongs to another user, so others may be able to read it; make it your own"

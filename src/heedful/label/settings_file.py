@@ -1,6 +1,5 @@
 """project.yaml: the settings of a project, written once and read back strictly."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from heedful.label.state import NewerError
 
 SETTINGS = "project.yaml"
 FORMAT = 3
-"""The format of project.yaml and events.sqlite. Increase it with any change that an older heedful would misread."""
+"""The format of project.yaml and events.sqlite. Increase it with any change that heedful would otherwise misread."""
 
 
 def write_settings(folder: Path, settings: ProjectSettings) -> None:
@@ -22,21 +21,11 @@ def write_settings(folder: Path, settings: ProjectSettings) -> None:
     write_text(folder / SETTINGS, f"format: {FORMAT}\n{to_yaml(plain)}")
 
 
-def raise_format(folder: Path) -> None:
-    """Set the format in a project's settings to `FORMAT`. The rest of the file is unchanged."""
-    text, line = (folder / SETTINGS).read_text(encoding="utf-8"), f"format: {FORMAT}"
-    changed, count = re.subn(r"^format *:.*$", line, text, count=1, flags=re.MULTILINE)
-    if not count and not text.lstrip().startswith("{"):
-        changed = f"{text.rstrip()}\n{line}\n"
-    if changed != text:
-        write_text(folder / SETTINGS, changed)
-
-
 def read_settings(folder: Path) -> ProjectSettings:
     """Return the settings of a project.
 
     Raises ConfigError, with file and line, for an unknown key and for an invalid value, and NewerError for a format above
-    `FORMAT`; a file without one has format 1.
+    `FORMAT`.
     """
     path = folder / SETTINGS
     if not path.exists():
@@ -71,5 +60,5 @@ def _check_format(given: Sequence[Given]) -> None:
                 raise ConfigError(f"{one.place}: format must be a whole number, got {number!r:.80}")
             if number > FORMAT:
                 raise NewerError(f"{one.place}: format {number} is not known; this heedful knows {FORMAT}")
-            if number < 1:
-                raise ConfigError(f"{one.place}: format must be 1 to {FORMAT}, got {number}")
+            if number < FORMAT:
+                raise ConfigError(f"{one.place}: format must be {FORMAT}, got {number}")

@@ -15,8 +15,8 @@ NOT_COUNTED = ("held-out", "refused")
 
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Event)["kind"])
-LATER = ("batch", "gold", "suggestion")
-"""Fields of an item unknown to earlier versions of heedful; written only if not empty."""
+OPTIONAL = ("batch", "gold", "suggestion")
+"""Fields of an item that are written only if they are not empty."""
 
 
 class NewerError(DataError):
@@ -31,7 +31,7 @@ def item_content(item: Item) -> dict[str, Any]:
     content = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} | {
         "candidates": [{"response": one.response, "source": one.source} for one in item.candidates]
     }
-    return {name: value for name, value in content.items() if value or name not in LATER}
+    return {name: value for name, value in content.items() if value or name not in OPTIONAL}
 
 
 def item_from(content: Mapping[str, Any]) -> Item:

@@ -237,8 +237,8 @@ def write_database(path: Path, rows: Sequence[Row], leases_rows: Sequence[Sequen
 
 # Temporary rows: leases on items, drafts, invitations, sessions
 
-LONGEST = {"lease": 86_400.0, "invitation": 72 * 3600.0, "session": 14 * 86_400.0}
-"""Longest lifetime of rows without a start time, which an older heedful did not record."""
+WITH_END = ("lease", "invitation", "session")
+"""Kinds of rows with an end, which record their start."""
 SLACK = 60.0
 """Seconds by which the clock may be set back without ending leases."""
 
@@ -280,10 +280,9 @@ class Leases:
         is_back, self.now = self.now is None or now < self.now, now
         if not is_back:
             return
-        for kind, longest in LONGEST.items():
+        for kind in WITH_END:
             for key, row in self.rows(kind).items():
-                end = row.until or 0.0
-                began = row.value.get("from", end - longest)
+                end, began = row.until or 0.0, row.value["from"]
                 if began > now + SLACK:
                     self.put(kind, key, LeaseRow(row.value, now if kind == "lease" else now + end - began))
 
@@ -326,11 +325,7 @@ class Leases:
     def drafts(self, person_id: str, item_id: str) -> list[dict[str, Any]]:
         """Return a person's drafts of an item, the newest last: ``tab``, number there (``save``), ``draft``."""
         row = self.get("draft", to_line([person_id, item_id]))
-        if row is None or row.value is None:
-            return []
-        if isinstance(row.value, dict) and "tabs" in row.value:
-            return list(row.value["tabs"])
-        return [{"tab": "", "save": 0, "draft": row.value}]  # an older heedful did not distinguish tabs
+        return [] if row is None else list(row.value["tabs"])
 
     def keep_drafts(self, person_id: str, item_id: str, drafts: Sequence[Mapping[str, Any]]) -> None:
         """Replace a person's drafts of an item."""
@@ -500,19 +495,15 @@ class Store:
 class Reader:
     """Reads a store's database, also during writes. Has the methods of a `Store`, but is read-only.
 
-    Leases are not read: they belong to the writing process. ``state`` is that of an older heedful's project without a
-    database; it is not read again.
+    Leases are not read: they belong to the writing process. A project without a database has no events yet.
     """
 
-    def __init__(
-        self, folder: Path, settings: ProjectSettings, clock: Callable[[], float], state: State | None = None
-    ) -> None:
+    def __init__(self, folder: Path, settings: ProjectSettings, clock: Callable[[], float]) -> None:
         self.path = folder / DATABASE
         self.settings = settings
         self.time_of_day = clock
         self._lock = threading.Lock()
-        self._state = State() if state is None else state
-        self._has_database = state is None
+        self._state = State()
         no_leases = sqlite3.connect(":memory:", check_same_thread=False)
         no_leases.executescript(LEASES)
         self._leases = Leases(no_leases)
@@ -527,7 +518,7 @@ class Reader:
     def look(self, work: Callable[[Transaction], T]) -> T:
         """Return the result of a function on the current events of the database."""
         with self._lock:
-            if self._has_database:
+            if self.path.exists():
                 self._catch_up()
             now = self.time_of_day()
             return work(Transaction(self.settings, self._state, self._leases, now, iso(now)))

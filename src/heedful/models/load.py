@@ -124,12 +124,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     missing, or for a classifier such as a reward model, which with tied embeddings has all weights.
     """
     source = resolve(model)
-    kind = next(iter(load_config(source).architectures or ()), "")
-    if kind.endswith("ForSequenceClassification"):
-        raise CheckpointError(
-            f"{source.folder} is a reward model ({kind}), which cannot generate; use a causal language model, such as the "
-            "final/ of heedful sft"
-        )
+    _refuse_classifier(source.folder, next(iter(load_config(source).architectures or ()), ""))
     with explained(source.folder, "causal language model"):
         lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit)
         for folder in source.adapters:
@@ -145,6 +140,51 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
             check_generation(Path(source.folder, "generation_config.json"), lm.generation_config.to_dict(), rows_of(lm))
         make_generation_config_savable(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
+
+
+def _refuse_classifier(name: str, kind: str) -> None:
+    if kind.endswith("ForSequenceClassification"):
+        raise CheckpointError(
+            f"{name} is a reward model ({kind}), which cannot generate; use a causal language model, such as the "
+            "final/ of heedful sft"
+        )
+
+
+def check_causal_lm(lm: object) -> None:
+    """Raises CheckpointError for an object in memory that `load_causal_lm` refuses from a folder, or loads in part."""
+    kind = type(lm).__name__
+    if not isinstance(lm, PreTrainedModel):
+        raise CheckpointError(
+            f"the model in memory is a {kind}, not a causal language model of transformers; of PEFT's models pass "
+            "model.merge_and_unload(), or the folder of their adapters"
+        )
+    _refuse_classifier("the model in memory", kind)
+    name = f"the model in memory ({kind})"
+    if getattr(lm, "_hf_peft_config_loaded", False):
+        raise CheckpointError(f"{name} has adapters: pass their folder, or merge them with PEFT's merge_and_unload()")
+    text = text_part(lm.config, name, "causal language model")
+    if text is not None:
+        raise CheckpointError(
+            f"{name}: only the text part ({text.model_type}) of a {lm.config.model_type} model is trained; save the model, "
+            "and pass its folder"
+        )
+    if type(lm.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        expected = MODEL_FOR_CAUSAL_LM_MAPPING[type(lm.config)]
+        if not isinstance(lm, expected) and not _has_own_code(lm):
+            raise CheckpointError(
+                f"{name} is no causal language model, which of this kind is a {expected.__name__}: load it with "
+                "AutoModelForCausalLM"
+            )
+    elif not _has_own_code(lm):
+        raise CheckpointError(
+            f"{name}: transformers has no causal language model for {lm.config.model_type}; use one of those in "
+            "docs/architectures.md"
+        )
+
+
+def _has_own_code(lm: PreTrainedModel) -> bool:
+    """Whether its class is not one of transformers. Such a class is judged by what it computes."""
+    return not type(lm).__module__.startswith("transformers.models.")
 
 
 def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
@@ -375,6 +415,22 @@ LOADS = {
 }
 
 
+def text_part(config: Any, name: str, kind: Kind) -> Any:
+    """The configuration of a multimodal model's text part if only that is loaded; None if the whole model is.
+
+    Raises CheckpointError if transformers has a class of this kind for neither.
+    """
+    text = getattr(config, "text_config", None)
+    if text is None or type(config) in LOADS[kind]:
+        return None
+    if type(text) not in LOADS[kind]:
+        raise CheckpointError(
+            f"{name} is a multimodal {config.model_type} model, and transformers has no {kind} for "
+            f"its text part ({text.model_type}); heedful trains text models: use one of those in docs/architectures.md"
+        )
+    return text
+
+
 def read_weights(
     auto: Any, source: Source, kind: Kind = "causal language model", **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -394,14 +450,9 @@ def read_weights(
     config = load_config(source)
     if not source.runs_code:
         leave_code(config, source.folder)
-    text = getattr(config, "text_config", None)
-    if text is None or type(config) in LOADS[kind]:
+    text = text_part(config, source.folder, kind)
+    if text is None:
         return auto.from_pretrained(source.base, **options)
-    if type(text) not in LOADS[kind]:
-        raise CheckpointError(
-            f"{source.folder} is a multimodal {config.model_type} model, and transformers has no {kind} for "
-            f"its text part ({text.model_type}); heedful trains text models: use one of those in docs/architectures.md"
-        )
     warnings.warn(
         f"{source.folder}: only the text part ({text.model_type}) of this {config.model_type} model is loaded, and saved "
         "after training",

@@ -13,7 +13,9 @@ from heedful.models.reward_model import HEADS
 from heedful.models.save import (
     VALUE_HEAD,
     check_saving,
+    half_dtype_of,
     load_tensors,
+    round_saved,
     save_reward_model,
     save_tensors,
     save_value_model,
@@ -27,7 +29,8 @@ CPU = torch.device("cpu")
 def merge_model(config: MergeConfig) -> None:
     """Write the merged model of an adapter folder, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
 
-    A policy keeps its value head and generation config, a reward model its head and offset. Weights are float32.
+    A policy keeps its value head and generation config, a reward model its head and offset. Weights are computed in
+    float32, and by default rounded to the dtype of the base.
 
     Raises ConfigError and CheckpointError before anything is written.
     """
@@ -53,6 +56,9 @@ def merge_model(config: MergeConfig) -> None:
                 tokenizer.save_pretrained(partial)
                 if (folder / VALUE_HEAD).is_file():
                     save_tensors(load_tensors(folder / VALUE_HEAD), partial / VALUE_HEAD)
+        dtype = half_dtype_of(source) if config.save_dtype == "base" else None
+        if dtype is not None:
+            round_saved(partial, dtype)
 
 
 def _kind(folder: Path) -> str:
@@ -66,9 +72,9 @@ def _kind(folder: Path) -> str:
 def _check_output(config: MergeConfig, source: Source) -> None:
     """Raises ConfigError for an output folder that has other content, or from which the model is read."""
     output = config.output
-    check_output_folder(output, "heedful merge", overwrite=config.overwrite, ours=lambda: model_names(output))
     for path in (Path(source.base), *source.adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise ConfigError(
                 f"--output {output} contains {path}, from which the model is merged; choose another folder"
             )
+    check_output_folder(output, "heedful merge", overwrite=config.overwrite, ours=lambda: model_names(output))

@@ -86,12 +86,14 @@ class Policy(nn.Module):
                 float16.
             chat_template: replaces the tokenizer's own: ``plain``, or the path of a Jinja file.
 
+        A model in memory is accepted if one of its kind is accepted from a folder, as a whole.
+
         Raises CheckpointError if the model or its tokenizer is missing or unusable, ConfigError if the device is.
         """
         from heedful.kernels.attention import use_attention
         from heedful.kernels.device import resolve_device, resolve_dtype
         from heedful.models.heads import disable_dropout
-        from heedful.models.load import learn_every_embedding, load_policy
+        from heedful.models.load import check_causal_lm, learn_every_embedding, load_policy
         from heedful.models.tokenizer import load_tokenizer
 
         if isinstance(model, str | Path):
@@ -105,6 +107,7 @@ class Policy(nn.Module):
                 raise CheckpointError(
                     "a model in memory has no tokenizer; pass it: Policy.from_pretrained(model, tokenizer)"
                 )
+            check_causal_lm(model)
             use_attention(learn_every_embedding(model))
             policy = cls(model, with_value_head=value_head, compute_dtype=resolve_dtype(dtype, model.device)).to(
                 model.device

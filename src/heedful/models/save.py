@@ -11,11 +11,13 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.errors import CheckpointError
+from heedful.files import read_object, write_json
+from heedful.kernels.device import HALF
 from heedful.models.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
 from heedful.models.heads import not_finite
 from heedful.models.policy import Policy
-from heedful.models.reward_model import RewardFacts, RewardModel, save_facts
-from heedful.models.source import explained
+from heedful.models.reward_model import HEADS, RewardFacts, RewardModel, save_facts
+from heedful.models.source import Source, explained, load_config
 from heedful.models.value_model import ValueModel
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
@@ -59,6 +61,39 @@ def save_reward_model(
     save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
     save_facts(folder, RewardFacts(model.offset if offset is None else offset, model.reads))
+
+
+def half_dtype_of(model: str | Source) -> torch.dtype | None:
+    """The dtype of a model's files by its configuration, if that is half precision; else None. Raises CheckpointError."""
+    dtype = load_config(model).dtype
+    return dtype if dtype in HALF else None
+
+
+def round_saved(folder: Path, dtype: torch.dtype) -> None:
+    """Round the float32 weights of saved models, also in subfolders, to a half precision.
+
+    Adapters and heads stay as they are, and so does a matrix with a number that float16 does not have.
+    """
+    for settings in folder.rglob("config.json"):
+        for file in settings.parent.glob("model*.safetensors"):
+            save_file(
+                {name: _rounded(name, x, dtype) for name, x in load_tensors(file).items()}, file, {"format": "pt"}
+            )
+        for index in settings.parent.glob("model*.safetensors.index.json"):
+            content = read_object(index, "save the model again")
+            files = {settings.parent / name for name in content["weight_map"].values()}
+            content["metadata"]["total_size"] = sum(x.nbytes for file in files for x in load_tensors(file).values())
+            write_json(index, content)
+        write_json(
+            settings, read_object(settings, "save the model again") | {"dtype": str(dtype).removeprefix("torch.")}
+        )
+
+
+def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype != torch.float32 or name.split(".", maxsplit=1)[0] in HEADS:
+        return tensor
+    rounded = tensor.to(dtype)
+    return rounded if bool(rounded.isfinite().all()) else tensor
 
 
 def save_as_it_is(

@@ -127,6 +127,13 @@ def rows_of(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
+def rows_with_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of a model's embedding rows up to the last token of its tokenizer. Further ones are padding to a round number:
+    their ids have no text, so they are not sampled. Their share of the softmax stays, in all log-probs alike.
+    """
+    return min(rows_of(model), max(tokenizer.get_vocab().values(), default=-1) + 1)
+
+
 def check_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, Sequence[int]]]
 ) -> None:

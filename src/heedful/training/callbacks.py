@@ -10,17 +10,20 @@ from heedful.distributed import ranks
 
 
 class Stop(enum.Enum):
-    """The type of `STOP`."""
+    """What ``on_step`` or ``on_evaluation`` returns to end the run after this step, with its model saved. Whatever else they
+    return has no effect."""
 
     STOP = "heedful.STOP"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
 
     def __repr__(self) -> str:
         return self.value
 
 
 STOP: Final = Stop.STOP
-"""What ``on_step`` or ``on_evaluation`` returns to end the run after this step, with its model saved. Whatever else they
-return has no effect."""
 
 OnMetrics = Callable[[int, dict[str, float]], object]
 OnSave = Callable[[int, Path], object]

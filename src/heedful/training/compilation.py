@@ -115,7 +115,7 @@ def _before(config: TrainingOptions) -> bool | None:
     path = real_path(config.output) / "environment.json"
     if not path.exists():
         return None
-    return bool(read_object(path, ANEW, error=ConfigError).get("compiled"))  # earlier versions did not by default
+    return bool(read_object(path, ANEW, error=ConfigError).get("compiled"))
 
 
 def _try_compiling(config: TrainingOptions, models: Sequence[Trained]) -> str | None:

@@ -4,7 +4,6 @@ A replaced run (``--overwrite``) moves into the hidden subfolder ``.replaced`` u
 the new run ends before its first step, the old one moves back: at once after an error, at the next start after a kill.
 """
 
-import re
 import shutil
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
     if config.resume == "never":
         raise ConfigError(f"--output {output} already has a run; {OTHERS}")
     if not (output / MARKER).exists():
-        raise ConfigError(f"--output {output} already has a run from a heedful version without resume; {OTHERS}")
+        raise ConfigError(f"--output {output} has a run without its {MARKER}, so it cannot resume; {OTHERS}")
     if config.resume != "auto":
         path = Path(config.resume)
         if path.resolve().parent != (output / "checkpoints").resolve():
@@ -254,7 +253,6 @@ def drop_replaced(output: Path) -> None:
 
 def _repair(output: Path) -> None:
     """Repair a folder after a kill, so that it has a run or is empty."""
-    adopt_sibling(output)
     is_cut_short = (output / MOVING).exists()
     if not is_cut_short and has_begun(output):
         return
@@ -273,20 +271,6 @@ def _has_marker(output: Path) -> bool:
         return {"schema", "run"} <= (read_record((output / MARKER).read_bytes()) or {}).keys()
     except OSError:
         return False
-
-
-def adopt_sibling(output: Path, marker: str = "environment.json") -> None:
-    """Move a replaced run of an earlier version, beside the folder as .NAME.replaced-XXXXXXXX, to `REPLACED`."""
-    name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
-    try:
-        found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
-    except (FileNotFoundError, PermissionError):  # missing, or not listable
-        return
-    runs = sorted((path for path in found if (path / marker).exists()), key=lambda p: p.stat().st_ctime_ns)
-    if runs and not (output / REPLACED).exists():
-        output.mkdir(exist_ok=True)
-        with FolderLock(output):
-            runs[-1].rename(output / REPLACED)
 
 
 def _contents(output: Path, contents: Set[str] = CONTENTS) -> list[Path]:

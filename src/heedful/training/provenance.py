@@ -50,6 +50,7 @@ FREE = (
     "save_every",
     "save_minutes",
     "save_total_limit",
+    "save_dtype",
     "distributed_timeout_minutes",
     "memory_check",
     "allow",

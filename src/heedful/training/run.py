@@ -26,7 +26,8 @@ from heedful.distributed import ranks
 from heedful.distributed.rank_failures import all_stop
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, Terminated, TrainingError
 from heedful.faults import hit
-from heedful.models.save import check_saving
+from heedful.models.save import check_saving, half_dtype_of
+from heedful.models.source import resolve
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.training.alarms import Alarms, Limits, Raised
@@ -121,6 +122,7 @@ class Run:
         self._stopped_by: str | None = None
         self._last_step: Numbers = {}
         self._has_final = False
+        self._save_dtype = half_dtype_of(resolve(config.model, config)) if config.save_dtype == "base" else None
         self._already_reported: list[str] = []
         self._alarms = alarms or Alarms(Limits(), names=())
         self._seconds_before = 0.0
@@ -131,7 +133,7 @@ class Run:
         self._folder: RunFolder | None = None
         """The run's folder, only on rank 0, which does all writing."""
 
-        def open_folder() -> tuple[Path, list[str], Path | None, list[str]]:
+        def open_folder() -> tuple[Path, str, Path | None, list[str]]:
             data = [one for one in (config.data, config.eval_data, *more_data) if one]
             about = {"total_steps": total_steps, "objective": objective}
             compiled = any(map(is_compiled, learner.parts()[0]))
@@ -139,9 +141,9 @@ class Run:
                 config, algorithm, data=data, models=parents, facts=about, compiled=compiled
             )
             found = folder.checkpoint
-            return folder.path, folder.unchanged, found.path if found else None, folder.notes
+            return folder.path, folder.made_from, found.path if found else None, folder.notes
 
-        self.path, self._unchanged, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
+        self.path, self._made_from, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
         self._opening = [*(f"{name}: {_in_words(fact)}" for name, fact in facts.items()), *notes, *folder_notes]
 
@@ -188,8 +190,7 @@ class Run:
             else:
                 self._yardstick = None  # the first evaluation is of other prompts
             self._stopping.load_state_dict(run["patience"])
-            if "alarms" in run:  # no earlier version kept them
-                self._alarms.load_state_dict(run["alarms"])
+            self._alarms.load_state_dict(run["alarms"])
             self._seconds_before = run["seconds"]
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(
@@ -198,7 +199,7 @@ class Run:
         if self._folder:
             self._opening += self._folder.rewind(self._stopping, self.objective)
         self._stopping.best = ranks.broadcast(self._stopping.best)
-        if run["made_from"] not in self._unchanged:
+        if run["made_from"] != self._made_from:
             self._stopping.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")
         self._opening.append(f"resumes after step {self.done} of {self.total_steps}")
@@ -224,7 +225,7 @@ class Run:
                 "patience": self._stopping.state_dict(),
                 "alarms": self._alarms.state_dict(),
                 "seconds": self._seconds(),
-                "made_from": self._unchanged[0],
+                "made_from": self._made_from,
             },
             "logs": self._folder.log_sizes() if self._folder else {},
         }
@@ -473,7 +474,7 @@ class Run:
         model = self.learner.unsharded()
         if self._folder:
             with ranks.alone():
-                self._folder.save(model, name)
+                self._folder.save(model, name, self._save_dtype)
 
     def _save_checkpoint(self, step: int) -> Path:
         """Write a checkpoint of a step on rank 0, unless it exists; every rank writes its shards. Collective."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from heedful.configs.options import RunOptions
@@ -26,6 +27,7 @@ from heedful.files import (
     write_text,
 )
 from heedful.lock import FolderLock
+from heedful.models.save import round_saved
 from heedful.redact import redact, without_secrets_of
 from heedful.training import alarms
 from heedful.training.alarms import Raised
@@ -47,12 +49,10 @@ from heedful.training.output_folder import (
 from heedful.training.provenance import (
     ANEW,
     OF_THIS_CALL,
-    SOURCES,
     Artifact,
     check_same_sources,
     environment,
     made_from,
-    saved_settings,
     settings_of,
 )
 
@@ -92,11 +92,8 @@ class RunFolder:
             command, config, data=data, models=models, compiled=compiled
         )
         self.made_from = made_from(settings_of(config), self._environment)
-        """A hash of settings, data and models, for checkpoints."""
+        """A hash of settings, data and models. Another one in a checkpoint means that they have changed since."""
         plan = check_output(config)
-        self.unchanged = [self.made_from]
-        """Valid hashes of this run, also by earlier versions with other settings or another order of them. A different
-        one in a checkpoint means that settings, data or models have changed since."""
         self.path = real_path(config.folder)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
@@ -123,7 +120,7 @@ class RunFolder:
             if not self._lock.keeps_others_out:
                 self.notes.append(NO_LOCKS)
             if plan.resumes:
-                self._find_checkpoint(has_changes=bool(plan.changes))
+                self._find_checkpoint()
             if self.checkpoint is None:
                 self._begin(command, facts or {})
                 self._open_logs()
@@ -132,17 +129,13 @@ class RunFolder:
             self._undo()
             raise
 
-    def _find_checkpoint(self, *, has_changes: bool) -> None:
+    def _find_checkpoint(self) -> None:
         """Read the checkpoint to resume from, if the run has one. Raises CheckpointError, ConfigError."""
         config = self._config
         identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
         self._checkpoints = Checkpoints(self.path, identity, config.save_total_limit)
         before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
         self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
-        if not has_changes and all(before.get(kind) == self._environment[kind] for kind in SOURCES):
-            earlier = [*before.get("unchanged", []), made_from(saved_settings(self.path), before)]
-            self.unchanged = list(dict.fromkeys([self.made_from, *earlier]))
-            self._environment["unchanged"] = self.unchanged
         self._goes_back = config.resume not in ("auto", "never")
         if self._goes_back:
             path = Path(config.resume)
@@ -253,10 +246,12 @@ class RunFolder:
         """Existing checkpoints, ordered by step."""
         return [checkpoint_path(self.path, step) for step in self._checkpoints.steps()]
 
-    def save(self, model: Writes, name: str) -> None:
-        """Write a model to a subfolder of the run."""
+    def save(self, model: Writes, name: str, dtype: torch.dtype | None) -> None:
+        """Write a model to a subfolder of the run; with a dtype, its float32 weights are rounded to it."""
         with complete_or_absent(self.path / name) as partial:
             model.save(partial)
+            if dtype is not None:
+                round_saved(partial, dtype)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json: the run is complete."""

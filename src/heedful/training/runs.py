@@ -21,7 +21,7 @@ class RunState:
     path: Path
     algorithm: str
     state: str
-    """finished, running, unfinished, or old (from a heedful version without resume)."""
+    """finished, running or unfinished."""
     step: int
     total_steps: int | None
     metric: str
@@ -45,8 +45,8 @@ def state_of(run: Path) -> RunState:
     damage = ""
     try:
         marker = read_object(run / MARKER, "bring it back", needs=["run"])
-    except CheckpointError as error:  # missing for versions without resume
-        damage = str(error) if (run / MARKER).exists() else ""
+    except CheckpointError as error:
+        damage = str(error)
     objective = marker.get("objective")
     step, metric = 0, ""
     for record in logged(run):
@@ -62,8 +62,6 @@ def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
         return "running", owner(run)
     if (run / "summary.json").exists():
         return "finished", damage
-    if not marker and not damage:
-        return "old", f"cannot resume: its {MARKER} is missing, or it is from a heedful version without resume"
     try:
         saved_settings(run)
     except ConfigError as error:

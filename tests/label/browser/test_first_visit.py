@@ -65,3 +65,20 @@ def test_a_link_signs_in_also_where_sessions_that_ended_are_limited(serve, item,
     mei.page.goto(f"{served.url}/join#{served.project.invite(other.person_id)}")
     mei.page.locator("button.main").click()
     mei.page.locator("main.task-pair").wait_for()
+
+
+def test_the_other_language_keeps_the_link_and_what_was_typed(serve, item):
+    served = serve([item("pair", "问题", "a", "b")])
+    person = served.project.add_person("王芳 😀", "annotator")
+    page = served.context().new_page()
+    page.goto(f"{served.url}/join")
+    page.get_by_label("Invitation link").fill("half a link")
+    page.get_by_role("button", name="中文").click()
+    assert page.get_by_label("邀请链接").input_value() == "half a link"
+    page.goto(f"{served.url}/join#{served.project.invite(person.person_id)}")
+    page.get_by_role("button", name="English").click()
+    page.get_by_text("Your invitation link works once").wait_for()
+    page.get_by_role("button", name="中文").click()
+    assert page.url == f"{served.url}/join", "the token is not left in the address"
+    page.locator("button.main").click()
+    page.get_by_role("heading", name="哪个回答更好？").wait_for()

@@ -1,5 +1,7 @@
 """Every task from the first key to the last without a pointer; what is stored is what was seen on the screen."""
 
+import pytest
+
 TEXT = "租约 😀\u2028第二行\n\u202eabc\u202c "
 
 
@@ -235,3 +237,21 @@ def test_digits_are_keys_by_their_place(serve, item):
     assert mei.page.locator(".rank").all_text_contents() == ["1", "1", "3"]
     mei.then_next("Enter")
     assert [label["answer"].get("strength", label["answer"].get("rating")) for label in mei.labels] == [4, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("task", "answers", "has", "lacks"),
+    [
+        ("pair", 2, "Choose an answer", ["Quality", "move a line", "Go to the text field"]),
+        ("ranking", 3, "move a line", ["Quality", "Choose an answer", "Go to the text field"]),
+        ("rating", 1, "Quality", ["Choose an answer", "move a line", "Go to the text field"]),
+        ("demonstration", 0, "Go to the text field", ["Choose an answer", "move a line", "Quality"]),
+    ],
+)
+def test_the_help_has_the_keys_of_the_task(serve, item, task, answers, has, lacks):
+    mei = serve([item(task, "题", *[f"答{i}" for i in range(answers)])]).labeller()
+    mei.press("Escape", "?")  # a text field has the focus
+    shown = mei.page.locator("dialog .keys").inner_text()
+    assert has in shown
+    assert "Undo" in shown
+    assert [one for one in [*lacks, "Go to the criteria"] if one in shown] == []

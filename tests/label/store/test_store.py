@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import random
 import resource
@@ -666,90 +665,7 @@ def test_a_start_without_room_for_a_backup_says_so(project, capsys):
     assert "warning: no backup of" in capsys.readouterr().err
 
 
-# What older and newer versions wrote
-
-OLD = Path(__file__).with_name("old_project")
-
-
-@pytest.fixture
-def old_project(tmp_path):
-    """A project that heedful wrote before it had one database: 3 labels, one of them undone and given again, and a draft."""
-    folder = tmp_path / "旧项目"
-    shutil.copytree(OLD, folder)
-    with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as database:
-        database.executescript((folder / "labels.sql").read_text(encoding="utf-8"))
-    (folder / "labels.sql").unlink()
-    return folder
-
-
-def check_migrated(folder):
-    lines = [json.loads(line) for line in (OLD / "journal.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
-    with Project.open(folder, clock=lambda: 1_795_604_000.0) as project:
-        for event, line in zip(project.events(), lines, strict=True):
-            assert vars(event) == {name: value for name, value in line.items() if name != "crc"}
-        assert [one.event.nonce for one in project.labels()] == ["n0", "n1", "n9"]
-        return project.next_item("p2").draft, project.session("jUuHczRMunjHVG8cA7h7VMMznQ7VLVMoByIYwqR0aj8")
-
-
-@pytest.mark.parametrize("files", ["both", "the journal", "the database"])
-def test_a_project_of_an_older_heedful_is_migrated_once(old_project, files, capsys):
-    """Events, leases and sessions stay as they are, and so do the old files."""
-    if files == "the journal":
-        (old_project / "labels.sqlite").unlink()
-    if files == "the database":
-        (old_project / "journal.jsonl").unlink()
-    old = {path.name: path.read_bytes() for path in old_project.iterdir() if path.name != "project.yaml"}
-    with Project.open(old_project, read_only=True) as reader:
-        assert len(reader.labels()) == 3
-    assert {path.name for path in old_project.iterdir()} == {*old, "project.yaml"}, "a reader changes nothing"
-    assert main(["label", "backup", str(old_project)]) == 2
-    assert "was written by an older heedful" in capsys.readouterr().err
-    draft, person = check_migrated(old_project)
-    if files != "the journal":
-        assert (draft["comment"], person.name) == ("半", "张伟")
-    said = capsys.readouterr().err
-    assert "an older heedful wrote this project; its 14 events are now in events.sqlite, and the old files in" in said
-    assert {path.name: path.read_bytes() for path in (old_project / "older-heedful").iterdir()} == old
-    assert "format: 3\n" in (old_project / "project.yaml").read_text(encoding="utf-8")
-    check_migrated(old_project)
-    assert "older heedful" not in capsys.readouterr().err
-    check_sound(old_project)
-
-
-@pytest.mark.parametrize("at", [0, 4, 9, 13])
-def test_what_one_old_file_lost_is_taken_from_the_other(old_project, at):
-    lines = (old_project / "journal.jsonl").read_bytes().split(b"\n")
-    lines[at] = lines[at][:30] + b"\0\xff" + lines[at][32:]
-    (old_project / "journal.jsonl").write_bytes(b"\n".join(lines))
-    check_migrated(old_project)
-
-
-def test_an_old_project_that_is_damaged_twice_is_left_as_it_is(old_project):
-    lines = (old_project / "journal.jsonl").read_bytes().split(b"\n")
-    (old_project / "journal.jsonl").write_bytes(b"\n".join([*lines[:5], lines[5][:-9] + b"}", *lines[6:]]))
-    (old_project / "labels.sqlite").unlink()
-    before = {path.name: path.read_bytes() for path in old_project.iterdir()}
-    with pytest.raises(
-        DataError, match=r"event 6 is damaged in both journal\.jsonl and labels.sqlite; run `heedful label rebuild "
-    ):
-        Project.open(old_project)
-    assert {path.name: path.read_bytes() for path in old_project.iterdir() if path.name != ".lock"} == before
-
-
-def test_an_old_journal_without_checksums_is_read(old_project):
-    path = old_project / "journal.jsonl"
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    path.write_text("".join(line.rpartition(',"crc":')[0] + "}\n" for line in lines), encoding="utf-8")
-    (old_project / "labels.sqlite").unlink()
-    check_migrated(old_project)
-
-
-def test_a_migration_that_was_killed_is_finished(old_project):
-    """The old files were not set aside yet."""
-    check_migrated(old_project)
-    shutil.move(old_project / "older-heedful" / "journal.jsonl", old_project)
-    check_migrated(old_project)
-    assert (old_project / "older-heedful" / "journal.jsonl").exists()
+# What newer versions wrote
 
 
 @pytest.mark.parametrize("how", ["kind", "format"])

@@ -206,8 +206,8 @@ def test_dropout_is_off_in_training_mode_too(config, length, critic):
 
 def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, length, numbers, tmp_path):
     """The policy does not move at a vanishing rate while the critic, with a rate of its own, does; final/ keeps both."""
-    still = {"learning_rate": 1e-12, "allow": ("learning-rate",)}  # only the critic learns
-    settings = config(critic="separate", **still, value_learning_rate=1e-2, steps=8, kl_coef=0.0)
+    rates = {"learning_rate": 1e-12, "value_learning_rate": 1e-2, "allow": ("learning-rate",)}
+    settings = config(critic="separate", steps=8, kl_coef=0.0, **rates)
     train_ppo(settings, rewards=[length])
     begin = load_causal_lm(tiny("gpt2")).state_dict()
     end = load_causal_lm(str(tmp_path / "run" / "final")).state_dict()
@@ -220,10 +220,8 @@ def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, lengt
 
 
 def test_value_head_learns_at_its_own_rate(config, length, tmp_path):
-    train_ppo(
-        config(learning_rate=1e-12, allow=("learning-rate",), value_learning_rate=1e-2, value_coef=1.0),
-        rewards=[length],
-    )
+    rates = {"learning_rate": 1e-12, "value_learning_rate": 1e-2, "allow": ("learning-rate",)}
+    train_ppo(config(value_coef=1.0, **rates), rewards=[length])
     assert float(load_tensors(tmp_path / "run" / "final" / VALUE_HEAD)["weight"].abs().max()) > 1e-3
 
 

@@ -27,7 +27,7 @@ OF_TOKENS = (
     "entropy",
     "log_ratio",
 )
-"""Columns with a number for each of ``response_ids``; runs of earlier versions have none of them."""
+"""Columns with a number for each of ``response_ids``."""
 
 
 def forget_rollouts(config: RolloutConfig, *, after: int) -> None:

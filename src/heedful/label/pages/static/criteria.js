@@ -31,6 +31,7 @@ export function criteria(asked, cards, { changed, done }) {
   return {
     /** True if a key is for the radio button that has the focus. */
     has: (node, name) => (byKeys || name.startsWith("Arrow")) && sets.some((one) => one.node.contains(node)),
+    count: sets.length,
     /** Focuses the first unanswered criterion, or the first of all. */
     enter: () => sets.length > 0 && (focus(sets.find((one) => !chosen(one)) ?? sets[0]), true),
     onKey(event) {

@@ -6,12 +6,27 @@ import { languageSwitch, ready, said, showBanner, themeSwitch } from "./shell.js
 import { loadWords, t } from "./words.js";
 
 const main = document.getElementById("main");
-await loadWords();
-document.title = `${t("page_join")} · heedful`;
-document.getElementById("top").replaceChildren(el("strong", { class: "project" }, "heedful"), el("div", { class: "progress" }), el("div", { class: "switches" }, languageSwitch(), themeSwitch()));
+let shown = ["", null]; // the link's token, and who is signed in
+await drawTop();
 await take();
 window.addEventListener("hashchange", take); // a link opened in an open tab changes only the part behind the #
 ready();
+
+async function drawTop() {
+  await loadWords();
+  document.title = `${t("page_join")} · heedful`;
+  document.getElementById("top").replaceChildren(el("strong", { class: "project" }, "heedful"), el("div", { class: "progress" }), el("div", { class: "switches" }, languageSwitch(translate), themeSwitch()));
+}
+
+/** Not by loading the page again: the token is no longer in its address. */
+async function translate() {
+  const typed = document.getElementById("token")?.value;
+  await drawTop();
+  showBanner(null);
+  draw(...shown);
+  if (typed) document.getElementById("token").value = typed;
+  document.getElementById("language").focus();
+}
 
 async function take() {
   const token = location.hash.slice(1);
@@ -37,6 +52,7 @@ function home(role) {
 }
 
 function draw(given, me = null) {
+  shown = [given, me];
   const box = el("input", { type: "text", id: "token", value: given, autocomplete: "off", spellcheck: "false", required: true });
   const button = el("button", { type: "submit", class: me ? null : "main" }, t(me ? "join_with_link" : "join"));
   const goOn = me && el("button", { type: "button", class: "main", on: { click: () => location.replace(home(me.role)) } }, t("join_go_on", { name: me.name }));

@@ -119,12 +119,12 @@ function drawFoot(me) {
     el("button", { type: "button", class: "quiet small", id: "leave", on: { click: leave } }, t("leave")));
 }
 
-/** Two buttons that every page has, also the one for signing in. */
-export function languageSwitch() {
+/** Two buttons that every page has, also the one for signing in. `changed` shows the page in the other language. */
+export function languageSwitch(changed = () => location.reload()) {
   const other = language === "zh" ? "en" : "zh";
   const change = () => {
     memory.set("language", other);
-    location.reload();
+    changed();
   };
   return el("button", { type: "button", class: "quiet", id: "language", lang: other === "zh" ? "zh-CN" : "en", on: { click: change } }, other === "zh" ? "中文" : "English");
 }

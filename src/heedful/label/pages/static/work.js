@@ -217,11 +217,8 @@ const given = (item) => ({ item: item.id, assignment: item.assignment });
 const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
 const active = () => Math.min(seconds(), Math.round(now.activeBefore * 10 + (activeTime() - now.activeShown) / 100) / 10);
 
-/** Drafts of this browser by tab, the last one last. One of before heedful told tabs apart is by itself. */
-const drafts = () => {
-  const kept = memory.get(draftName()) ?? {};
-  return kept.assignment ? { "": kept } : kept;
-};
+/** Drafts of this browser by tab, the last one last. */
+const drafts = () => memory.get(draftName()) ?? {};
 /** The draft of this tab for the item on the screen. */
 const ownDraft = () => [drafts()[tab]].find((one) => one?.assignment === now.item.assignment);
 let saves = 0;
@@ -494,9 +491,16 @@ function drawProgress(progress) {
   document.getElementById("progress").replaceChildren(bar, el("span", {}, label));
 }
 
+const CHOOSE = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"]];
+const WRITE = [["e", "keys_write"]];
+const KEYS = {
+  pair: CHOOSE, chat: [...CHOOSE, ...WRITE], demonstration: WRITE, correction: WRITE, rating: [["1 … 7", "keys_rate"]],
+  ranking: [["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"]],
+};
+
+/** The keys of the task that is shown, and those of every task. */
 function help() {
-  const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
-    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"], ["a", "take_over"],
+  const rows = [...(now ? KEYS[now.item.task] : []), ...(now?.criteria.count ? [["k", "keys_criteria"]] : []), ...(now?.others.length ? [["a", "take_over"]] : []),
     ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["y", "redo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["r", "raw"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
   ask(t("help"), [
