@@ -123,7 +123,7 @@ def test_a_reward_that_fails_fails_the_exam(examined):
     with pytest.raises(RewardError, match="a score is one finite number"):
         examined(nan, **SMALL)
     with pytest.raises(
-        RewardError, match="reward fails_on_nothing raised ZeroDivisionError: division by zero; for the prompt"
+        RewardError, match="reward fails_on_nothing raised ZeroDivisionError: division by zero .*; for the prompt"
     ):
         examined(fails_on_nothing, **SMALL)
     with pytest.raises(RewardError, match="needs needs the column solution; the prompts have chosen, good, rejected"):
