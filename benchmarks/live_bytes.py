@@ -131,15 +131,13 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **kwargs)
         if isinstance(out, FakeTensor):
             self._count(out)
-            known = _computed(func, args, kwargs) if _is_kept(out) else None
-            is_number = known is None and out.dim() == 0 and out.is_floating_point()
-            out.known = _unknown(out) if is_number else known
+            out.known = _assumed(out, _computed(func, args, kwargs) if _is_kept(out) else None)
         elif isinstance(out, tuple | list):
             fakes = [one for one in out if isinstance(one, FakeTensor)]
             known = _computed(func, args, kwargs) if any(map(_is_kept, fakes)) else None
             for i, fake in enumerate(fakes):
                 self._count(fake)
-                fake.known = None if known is None else known[i]
+                fake.known = _assumed(fake, None if known is None else known[i])
         return out
 
     def of_value(self, real: Tensor, device: torch.device) -> Tensor:
@@ -184,6 +182,11 @@ def _known(tensor: Tensor) -> Tensor:
     if real is None:
         raise RuntimeError(f"code asks for the values of a tensor that has none: {tensor}")
     return real
+
+
+def _assumed(fake: FakeTensor, known: Tensor | None) -> Tensor | None:
+    """A tensor's known values; a single number that nobody knows, such as a loss or the largest weight, is assumed."""
+    return _unknown(fake) if known is None and fake.dim() == 0 and fake.is_floating_point() else known
 
 
 def _unknown(fake: FakeTensor) -> Tensor:

@@ -508,11 +508,8 @@ def test_the_loss_of_sft_is_that_of_the_templates_rendering(made, trained, kind,
 
 def test_a_reward_model_reads_the_templates_rendering(made, trained):
     """The loss of a step so small that the saved model is still the one before it."""
-    kind, style, flags = (
-        "Metaspace always",
-        "Gemma",
-        ("--max-steps=1", "--batch-size=1", "--learning-rate=1e-12", "--allow=learning-rate"),
-    )
+    kind, style = "Metaspace always", "Gemma"
+    flags = ("--max-steps=1", "--batch-size=1", "--learning-rate=1e-12", "--allow=learning-rate")
     turns = [("user", "q0"), ("assistant", " 今天 x \n")]
     record = {"prompt": as_dicts(turns[:1]), "chosen": turns[1][1], "rejected": "no"}
     run, status, said, _ = trained(kind, style, "reward", [record], *flags)

@@ -221,9 +221,10 @@ def check_output_file(
         raise ConfigError(
             f"--output {output} cannot be written: {folder}: {in_words(error)}; choose another folder"
         ) from error
-    if not output.exists():
+    file = output.resolve()  # the file of data/new/../a.jsonl is there, though the folder data/new is not yet
+    if not file.exists():
         return
-    if not (is_made_by(output, command) if is_ours is None else is_ours()):
+    if not (is_made_by(file, command) if is_ours is None else is_ours()):
         raise ConfigError(
             f"--output {output} exists and was not written by {command}, so it is left alone; choose another name"
         )
@@ -242,14 +243,15 @@ def check_output_folder(output: Path, command: str, *, overwrite: bool, ours: Ca
 
     Raises ConfigError.
     """
-    blocking = output if output.is_file() else blocking_file(output)
+    folder = output.resolve()
+    blocking = output if folder.is_file() else blocking_file(output)
     if blocking is not None:
         raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
-    if not output.exists():
+    if not folder.exists():
         return
     if not overwrite:
         raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
-    foreign = sorted({path.name for path in output.iterdir()} - set(ours()))
+    foreign = sorted({path.name for path in folder.iterdir()} - set(ours()))
     if foreign:
         raise ConfigError(
             f"--output {output} holds {', '.join(foreign[:3])}, which {command} does not write and --overwrite would delete; "

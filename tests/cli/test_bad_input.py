@@ -56,6 +56,15 @@ RECORD |= {"grpo": RECORD["ppo"], "dpo": RECORD["reward"]}
 RECORD["kto"] = RECORD["sft"] | {"label": False}
 
 
+def different(command, number):
+    """Records with prompts and answers of their own."""
+    answers = RECORD[command].keys() & {"completion", "chosen", "rejected"}
+    return [
+        RECORD[command] | {"prompt": f"第{i}问"} | {name: f"{RECORD[command][name]}{i}" for name in answers}
+        for i in range(number)
+    ]
+
+
 @pytest.fixture
 def refused(tmp_path):
     """``refused(outcome, *fragments)``: a user's mistake, told; nothing written but what the test wrote itself."""
@@ -246,8 +255,7 @@ def test_empty_data(train, refused, written, command, text):
 @each_trainer
 def test_too_long(train, refused, written, command):
     """The count and the first of them, with file and line; by option they are dropped or cut, and that is told."""
-    records = [RECORD[command] | {"prompt": f"第{i}问"} for i in range(19)]
-    path = written("长.jsonl", [*records, LONG_RECORD[command]])
+    path = written("长.jsonl", [*different(command, 19), LONG_RECORD[command]])
     refused(
         train(command, data_file=path),
         f"1 of 20 {UNIT[command]}",
@@ -260,7 +268,7 @@ def test_too_long(train, refused, written, command):
 
 @each_trainer
 def test_too_long_is_dropped_by_option_and_reported(train, written, command, tmp_path):
-    records = [RECORD[command] | {"prompt": f"第{i}问"} for i in range(19)]
+    records = different(command, 19)
     if command == "kto":
         records[0]["label"] = True
     path = written("长.jsonl", [*records, LONG_RECORD[command]])
@@ -268,7 +276,7 @@ def test_too_long_is_dropped_by_option_and_reported(train, written, command, tmp
     assert outcome.status == 0, outcome.err
     summary = json.loads((tmp_path / "运行" / "summary.json").read_text(encoding="utf-8"))
     assert summary["data"]["dropped_too_long"] == 1
-    assert "'dropped_too_long': 1" in outcome.message
+    assert "records 20, train 19, held out 0, dropped too long 1" in outcome.message
 
 
 @each_online
@@ -278,7 +286,7 @@ def test_a_too_long_prompt_is_cut_by_option_and_reported(train, written, command
     assert outcome.status == 0, outcome.err
     summary = json.loads((tmp_path / "运行" / "summary.json").read_text(encoding="utf-8"))
     assert summary["data"]["truncated"] == 1
-    assert "'truncated': 1" in outcome.message
+    assert ", truncated 1" in outcome.message
 
 
 @each_trainer
@@ -555,14 +563,22 @@ def test_out_of_range(train, refused, command, flag, value, fragment):
 
 @pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto"])
 def test_a_batch_larger_than_the_data(train, refused, command):
-    refused(train(command, "--batch-size", "9"), "--batch-size is 9", "only 8 items", "Lower --batch-size")
+    unit = {"sft": "records", "kto": "responses"}.get(command, "pairs")
+    refused(
+        train(command, "--batch-size", "9"),
+        f"a step learns 9 {unit} (--batch-size); there are 8 {unit} to train on. Set --batch-size 8, or give more {unit}",
+    )
 
 
 def test_sizes_of_ppo(train, refused):
     refused(train("ppo", "--minibatch-size", "4"), "--minibatch-size is 4, larger than --rollout-batch-size 2", "lower")
     sizes = ["--rollout-batch-size", "10", "--minibatch-size", "4"]
     refused(train("ppo", *sizes), "--rollout-batch-size 10 is not a multiple of --minibatch-size 4", "8")
-    refused(train("ppo", "--rollout-batch-size", "10"), "--rollout-batch-size is 10", "only 8 items")
+    refused(
+        train("ppo", "--rollout-batch-size", "10"),
+        "a step has 10 responses (--rollout-batch-size), 1 per prompt (--samples-per-prompt), so it needs 10 prompts",
+        "there are 8 prompts to train on. Set --rollout-batch-size 5 --minibatch-size 1, or --samples-per-prompt 2",
+    )
     refused(train("ppo", "--rollout-batch-size", "-2"), "--rollout-batch-size must be greater than 0, got -2")
 
 

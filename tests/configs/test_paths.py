@@ -9,6 +9,7 @@ import pytest
 from heedful import (
     BestOfNConfig,
     ConfigError,
+    DPOConfig,
     GRPOConfig,
     KLConfig,
     MergeConfig,
@@ -71,6 +72,9 @@ def test_paths_in_rewards_are_expanded(home):
     expanded = (f"model:{home}/评分", f"python:{home}/奖励.py:分", "rule:regex:~", "http://h/~x")
     config = GRPOConfig(model="m", data="d", output=Path("o"), rewards=rewards, selection_rewards=("model:~/评委",))
     assert (config.rewards, config.selection_rewards) == (expanded, (f"model:{home}/评委",))
+    assert (
+        DPOConfig(model="m", data="d", output=Path("o"), loss="python:~/损失.py:f").loss == f"python:{home}/损失.py:f"
+    )
     assert BestOfNConfig(model="m", data="d", rewards=("a",), judge=("model:~/评委",)).judge == (f"model:{home}/评委",)
     assert ReportConfig(runs=("~/a", "b"), output=Path("~/c.png")).runs == (f"{home}/a", "b")
 

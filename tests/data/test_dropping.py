@@ -35,9 +35,9 @@ def asked(i, *before):
 
 
 RECORDS = {
-    "sft": lambda i, *before: {"messages": [*asked(i, *before), assistant("答")]},
-    "reward": lambda i, *before: {"prompt": asked(i, *before), "chosen": "好", "rejected": "坏"},
-    "kto": lambda i, *before: {"prompt": asked(i, *before), "completion": "好", "label": i % 2},
+    "sft": lambda i, *before: {"messages": [*asked(i, *before), assistant(f"答{i}")]},
+    "reward": lambda i, *before: {"prompt": asked(i, *before), "chosen": f"好{i}", "rejected": f"坏{i}"},
+    "kto": lambda i, *before: {"prompt": asked(i, *before), "completion": f"好{i}", "label": i % 2},
     "grpo": lambda i, *before: {"prompt": asked(i, *before)},
 }
 RECORDS["dpo"] = RECORDS["reward"]
@@ -72,7 +72,7 @@ def test_a_record_that_the_template_refuses(command, train, written):
     assert done.status == 0, done.err
     assert counts["records"] == 24
     assert counts["dropped_unusable"] == counts["unusable/the chat template refuses it"] == 2
-    assert "'unusable/the chat template refuses it': 2" in done.err
+    assert "dropped unusable 2, unusable/the chat template refuses it 2" in done.err
 
 
 def test_what_dropping_does_not_solve_does_not_name_it(train, written):
@@ -87,7 +87,7 @@ def test_what_dropping_does_not_solve_does_not_name_it(train, written):
 
 
 def test_more_than_may_be_dropped_is_said_with_the_flag(train, written):
-    rows = [{"prompt": f"问{i}", "completion": "答" if i % 3 else " "} for i in range(30)]
+    rows = [{"prompt": f"问{i}", "completion": f"答{i}" if i % 3 else " "} for i in range(30)]
     path = written("数据.jsonl", rows)
     done, _ = train("sft", path)
     assert "To leave out such records (10 of 30) and count them: --unusable drop --max-dropped 0.34." in done.message
@@ -114,8 +114,8 @@ def test_raw_dialogues_of_anthropic(train, written):
 @pytest.mark.parametrize("command", ["reward", "dpo"])
 def test_equal_answers(command, train, written):
     """--equal-pairs drop counts them for itself; --unusable drop covers them too."""
-    rows = [{"prompt": f"问{i}", "chosen": "好", "rejected": "坏"} for i in range(30)]
-    rows[4]["rejected"] = "好"
+    rows = [{"prompt": f"问{i}", "chosen": f"好{i}", "rejected": f"坏{i}"} for i in range(30)]
+    rows[4]["rejected"] = rows[4]["chosen"]
     path = written("数据.jsonl", rows)
     done, _ = train(command, path)
     assert f"{path}:5. Fix the data, or use --equal-pairs drop or --unusable drop" in done.message
@@ -127,7 +127,7 @@ def test_equal_answers(command, train, written):
 
 def test_rankings_all_of_whose_answers_are_equal(train, written):
     """One of which only two answers are equal, at different ranks, contradicts itself: --equal-pairs."""
-    rows = [{"prompt": f"问{i}", "responses": ["好", "中", "坏"], "ranks": [0, 1, 2]} for i in range(30)]
+    rows = [{"prompt": f"问{i}", "responses": [f"好{i}", f"中{i}", f"坏{i}"], "ranks": [0, 1, 2]} for i in range(30)]
     rows[4]["responses"] = ["好", "好", "好"]
     path = written("数据.jsonl", rows)
     done, counts = train("reward", path, "--unusable", "drop")

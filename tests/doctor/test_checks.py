@@ -2,7 +2,6 @@
 
 import sys
 import tracemalloc
-from collections import namedtuple
 from dataclasses import replace
 
 import pytest
@@ -10,9 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
+from heedful.data.batches import Batch
 from heedful.data.chat import Renderer
 from heedful.doctor import encoded, first_step, loaded, rewards
 from heedful.doctor.findings import TokenRow, ending, token_texts
+from heedful.engines.responses import Responses
 from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
@@ -436,8 +437,10 @@ def test_a_sampler_with_other_probabilities(off, settings, level):
     ("cut", "settings", "is_found"), [(5, {}, False), (6, {}, True), (10, {"response_length": "fixed"}, False)]
 )
 def test_responses_without_an_end(cut, settings, is_found):
-    rollouts = namedtuple("R", "truncated lengths")(torch.arange(10) < cut, torch.full((10,), 8))
-    one = first_step.responses_cut(rollouts, PPOConfig(**SETTINGS | settings))
+    ids = torch.ones(10, 8, dtype=torch.long)
+    batch = Batch(ids, ids.bool(), ids.bool())
+    responses = Responses(batch, truncated=torch.arange(10) < cut, logprobs=torch.zeros(10, 8))
+    one = first_step.responses_cut(responses, PPOConfig(**SETTINGS | settings))
     assert found(one) == (("responses-cut", "warn") if is_found else None)
 
 

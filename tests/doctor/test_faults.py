@@ -594,8 +594,8 @@ FAULTS = {
     "weights that are no numbers": Fault(
         "sft",
         lambda w, s: s | {"model": w.model(broken_row), "sample_every": 0},
-        {"step-not-finite": "fail"},
-        "records",
+        {"refused": "fail"},
+        "first model.embed_tokens.weight",
     ),
     "equal pairs that are not dropped": Fault(
         "reward", changed("同.jsonl", equal(1)), {"refused": "fail"}, "equal chosen and"
@@ -667,10 +667,10 @@ FAULTS = {
         "23 of 24 completions",
     ),
     "one rejected response": Fault(
-        "dpo", changed("同.jsonl", chosen("不知道。", "rejected")), {"one-answer": "fail"}, "rejected responses"
+        "dpo", changed("同.jsonl", chosen("不知道。", "rejected")), {"one-answer": "warn"}, "rejected responses"
     ),
     "one rejected response, for a reward model": Fault(
-        "reward", changed("同.jsonl", chosen("不。", "rejected")), {"one-answer": "fail"}
+        "reward", changed("同.jsonl", chosen("不。", "rejected")), {"one-answer": "warn"}
     ),
     "one chosen response": Fault(
         "dpo", changed("同.jsonl", chosen("好。", "chosen")), {"one-answer": "fail"}, "chosen responses"
@@ -738,6 +738,18 @@ FAULTS = {
         {"reward-constant": "fail"},
     ),
     # What 64 sampled responses and one step show.
+    "answers that no response can match": Fault(
+        "ppo",
+        lambda w, s: (
+            s
+            | {
+                "data": w.write("数.jsonl", [one | {"answer": "三个"} for one in prompts()]),
+                "rewards": ["rule:exact_number", w.reward("letters")],
+            }
+        ),
+        {"own-answer": "fail"},
+        "数.jsonl:1",
+    ),
     "a reward of the prompt": Fault("ppo", rewarded("asked"), {"reward-ignores-responses": "fail"}),
     "a reward of the prompt, in groups": Fault(
         "grpo", lambda w, s: s | GROUPS | {"rewards": w.reward("asked")}, {"reward-ignores-responses": "fail"}
@@ -755,7 +767,9 @@ FAULTS = {
     "an update that is not finite, then one that is": Fault(
         "ppo", broken_loss, {"step-not-finite": "fail"}, "left out"
     ),
-    "more rows per step than data": Fault("sft", settings_of(batch_size=99), {"refused": "fail"}, "--batch-size is 99"),
+    "more rows per step than data": Fault(
+        "sft", settings_of(batch_size=99), {"refused": "fail"}, "a step learns 99 records (--batch-size)"
+    ),
 }
 
 
@@ -807,9 +821,9 @@ def test_a_planted_fault_is_found(world, examined, name):
     assert fault.words in json.dumps(findings, ensure_ascii=False)
     for one in findings:
         assert one["what"]
-        assert one["why"]
         assert one["evidence"]
-        assert one["fix"]
+        is_message = one["check"] == "refused"  # of the training command, which says why and how to fix it
+        assert (bool(one["why"]), bool(one["fix"])) == (not is_message, not is_message)
     assert not (world.place / "运行").exists()
 
 

@@ -136,9 +136,10 @@ def test_no_function_is_a_data_set(runs, tmp_path):
 
 def test_every_algorithm_and_loss_has_a_title_and_says_its_limits(runs):
     losses = {
-        "dpo": typing.get_args(typing.get_type_hints(DPOConfig)["loss"]),
+        "dpo": (*typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0]), "own"),
         "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
     }
+    assert {"sigmoid", "simpo", "own"} <= set(losses["dpo"])
     facts = read_facts(runs("sft"), ())
     config, form = PushConfig(run=runs("sft"), to="org/name", license="mit"), Form(False, False, False, False)
     for algorithm in ("sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"):
@@ -153,7 +154,10 @@ def test_every_algorithm_and_loss_has_a_title_and_says_its_limits(runs):
             assert "## Limits\n\n- Its safety" not in text, "it has no limit of its own"
 
 
-@pytest.mark.parametrize(("loss", "title"), [("simpo", "SimPO"), (None, "DPO")])
+@pytest.mark.parametrize(("loss", "title"), [
+    ("simpo", "SimPO"), (None, "DPO"), ("python:/家/我/损失.py:mine", "DPO with a loss of the author's own"),
+    ("python:in Python:mine (source 0123456789ab)", "DPO with a loss of the author's own"),
+])  # fmt: skip
 def test_the_loss_is_named(loss, title, runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs("sft"), run)

@@ -87,7 +87,7 @@ CHECKS = {
     "one-answer": Check(
         "fail or warn",
         "share of equal completions, or of equal chosen or rejected responses, to different prompts",
-        "The model learns this one text, and to ignore the prompt.",
+        "The model learns this one text, or to avoid it, and to ignore the prompt.",
         "look at how the column was filled",
         is_cheap=False,
     ),

@@ -255,7 +255,9 @@ PATHS = (
     "ppo_config", "compare", "best_of_n", "texts",
 )  # fmt: skip
 """Settings that are paths, or names of models and data sets; such names never begin with ~."""
-REWARDS = ("rewards", "reward", "second", "selection_rewards", "judge", "advantage", "policy_loss", "sampler")
+REWARDS = (
+    "rewards", "reward", "second", "selection_rewards", "judge", "advantage", "policy_loss", "loss", "sampler",
+)  # fmt: skip
 """Settings that may have a path after model: or python:, as in python:FILE.py:FUNCTION."""
 
 

@@ -24,7 +24,10 @@ READ = 2000
 
 
 def one_answer(records: Sequence[HasPrompt]) -> Finding | None:
-    """Is nearly every answer, or every chosen or rejected one, the same, though the prompts are not?"""
+    """Is nearly every answer, or chosen or rejected one, the same, though the prompts are not?
+
+    One canned refusal as the rejected response of every pair may be meant, and what is chosen still differs: a warning.
+    """
     for what, answers in _answers(records).items():
         prompts = {prompt for prompt, _ in answers}
         if len(prompts) < FEWEST:
@@ -34,7 +37,7 @@ def one_answer(records: Sequence[HasPrompt]) -> Finding | None:
             continue
         return finding(
             "one-answer",
-            "fail" if number == len(answers) else "warn",
+            "fail" if number == len(answers) and what not in ("rejected responses", "bad responses") else "warn",
             f"{number:,} of {len(answers):,} {what} are the same, for {len(prompts):,} different prompts",
             f"{answer!r}",
         )

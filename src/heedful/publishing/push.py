@@ -21,6 +21,7 @@ from heedful.configs.tools import REPOSITORY, PushConfig
 from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, MachineError
 from heedful.files import blocking_file, complete_or_absent, read_object, to_json
 from heedful.redact import holds_secret, redact
+from heedful.user_code import is_named
 
 ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 """Names of a model's files."""
@@ -276,7 +277,7 @@ class RunFacts:
     """The model on the Hub that training started from; None if that model is not on the Hub."""
     stages: tuple[str, ...]
     """Algorithms of the runs that led to this one, this one last, as far as they are on this machine; a loss other than the
-    default is appended (``dpo simpo``)."""
+    default is appended (``dpo simpo``; ``dpo own`` for the user's)."""
 
 
 @dataclass(frozen=True)
@@ -426,6 +427,7 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
         model = settings.get("model")
         command = str(environment.get("command", "")).removeprefix("heedful ")
         loss = settings.get("loss", "sigmoid")
+        loss = "own" if is_named(loss) else loss
         stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
         if is_on_hub(model) and model not in (environment.get("models") or {}):
             return tuple(stages), model
