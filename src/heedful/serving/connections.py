@@ -9,7 +9,9 @@ complete head: 300 idle ones once used up a server's file descriptors. Here, wit
 - at the maximum number of connections, a new one replaces the one that has waited longest for a head, or else for a body.
   A connection with a complete request is never closed to make room.
 
-`Connection` uses internals of uvicorn's `H11Protocol`, so pyproject.toml sets an upper bound on uvicorn's version.
+`Connection` uses internals of uvicorn's `H11Protocol`, so pyproject.toml sets an upper bound on uvicorn's version. No
+server's own limits keep these promises: a body that trickles and a client that reads nothing are never ended by uvicorn
+0.54, hypercorn 0.18 and granian 2.8, and idle connections keep others out or have no limit.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import h11
@@ -118,13 +121,19 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers = {number: signal.signal(number, self.handle_exit) for number in handled_signals()}
+        came: list[int] = []
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            came.append(number)
+            self.handle_exit(number, frame)
+
+        handlers = {number: signal.signal(number, stop) for number in handled_signals()}
         try:
             yield
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        for number in reversed(self._captured_signals):
+        for number in came:
             signal.raise_signal(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
