@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ from heedful.kernels.packing import can_pack
 from heedful.kernels.weights import as_sampled
 from heedful.models import add_adapters, load_policy, load_reward_model, load_tokenizer, load_value_model, save_policy
 from heedful.models.heads import checkpoint_layers, disable_dropout
-from heedful.training import compact_adamw, rank_consistency
+from heedful.training import compact_adamw, provenance, rank_consistency
 from heedful.training.checkpoints import DIVIDED, read_state, write_divided, write_state
 from heedful.training.fsdp import divide
 from heedful.training.optimization import make_optimizer, optimizer_step
@@ -423,7 +422,7 @@ def differs():
     for plant in ("versions", "code"):
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank() == 1 and plant == "versions":
-                patched.setattr(rank_consistency, "version", lambda name: "0.1" if name == "torch" else version(name))
+                patched.setattr(rank_consistency, "versions", lambda: provenance.versions() | {"torch": "0.1"})
             elif plant == "code":
                 patched.setattr(rank_consistency, "__file__", str(other / "train" / here.name))
                 if ranks.rank() == 1:

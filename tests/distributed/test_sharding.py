@@ -297,7 +297,7 @@ def test_other_errors_in_a_pass_stay_what_they_are():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"compile": True}, "--compile on does not go with --shard full"),
+        ({"compile": "on"}, "--compile on does not go with --shard full"),
         ({"quantize": "4bit", "lora_rank": 4}, "--quantize 4bit does not go"),
         ({"optimizer": "adamw-8bit"}, "--optimizer adamw-8bit does not go"),
         ({"dtype": "float16"}, "--dtype float16 does not go with --shard full: .* use --dtype bfloat16"),

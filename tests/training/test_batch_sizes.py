@@ -64,8 +64,10 @@ def test_a_single_prompt_and_too_few_records_of_both_files(refused, tmp_path, de
     assert "Set --rollout-batch-size 5 --minibatch-size 5, or give more data" in said
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto"])
-def test_trainers_on_data_name_a_batch_size_that_works(heedful, tiny, written, tmp_path, command):
+@pytest.mark.parametrize(
+    ("command", "items"), [("sft", "records"), ("reward", "pairs"), ("dpo", "pairs"), ("kto", "responses")]
+)
+def test_trainers_on_data_name_a_batch_size_that_works(heedful, tiny, written, tmp_path, command, items):
     pair = {"chosen": "好的。", "rejected": "不。"}
     answers = {"sft": {"completion": "好的。"}, "reward": pair, "dpo": pair}
     rows = [
@@ -75,8 +77,8 @@ def test_trainers_on_data_name_a_batch_size_that_works(heedful, tiny, written, t
     flags = {"model": tiny(), "data": written("题.jsonl", rows), "output": tmp_path / "run", "max_steps": 1}
     outcome = heedful(command, **flags, batch_size=64, eval_fraction=0.2)
     found = re.search(
-        r"a step learns 64 records \(--batch-size\); there are (\d+) records to train on, besides (\d+) held out "
-        r"\(--eval-fraction 0.2\). Set --batch-size (\d+), or give more records",
+        rf"a step learns 64 {items} \(--batch-size\); there are (\d+) {items} to train on, besides (\d+) held out "
+        rf"\(--eval-fraction 0.2\). Set --batch-size (\d+), or give more {items}",
         outcome.message,
     )
     assert outcome.status == 2

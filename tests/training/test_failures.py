@@ -343,5 +343,5 @@ def test_a_run_that_stops_early_is_complete(config, tmp_path, capsys):
     summary = train_ppo(config(steps=9, eval_every=1, early_stopping_patience=2, kl_coef=0.0), rewards=[worse])
     assert (summary["steps"], summary["stopped_early"]) == (2, True)
     assert {"best", "final", "summary.json"} <= names(tmp_path / "run")
-    assert "stopped at step 2: 2 evaluations in a row without improvement" in capsys.readouterr().err
+    assert "stopped at step 2 by early stopping: 2 evaluations in a row without improvement" in capsys.readouterr().err
     weights(tmp_path / "run" / "final")
