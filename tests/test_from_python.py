@@ -644,6 +644,43 @@ def test_a_baseline_of_greedy_responses_takes_five_lines(policy):
         assert by_prompt.setdefault(completion.prompt.source, one) == one, "greedy: alike for each prompt"
 
 
+def test_the_steps_name_prompts_by_their_index(policy, capsys):
+    """Not by the line of a temporary file: in the experience, in what an advantage function gets, and in messages."""
+    seen = []
+
+    def broken(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+        return (logprobs * float("nan")).sum(), {}
+
+    def looks(rewards, config):
+        seen.extend(rewards.prompts)
+        assert len(repr(rewards)) < 600
+        return rewards.per_response
+
+    config = heedful.PPOConfig(**ONLINE | {"advantage": looks, "policy_loss": broken})
+    _, experience, _ = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    for prompt in (*seen, *(one.prompt for one in experience.completions)):
+        assert prompt.source in {f"data[{i}]" for i, question in enumerate(QUESTIONS) if question == prompt.prompt}
+    assert re.search(r"skipped a non-finite update .*records data\[\d\]", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_an_advantage_that_is_not_finite_ends_the_loop(policy, per_token):
+    """A division by a spread of 0, say: the message names the function, and no update is tried."""
+
+    def divided(rewards, config):
+        size = rewards.response_mask.shape if per_token else rewards.per_response.shape
+        return torch.full(size, float("nan"))
+
+    config = heedful.PPOConfig(**ONLINE | {"advantage": divided})
+    before = weights(policy)
+    with pytest.raises(
+        heedful.ConfigError,
+        match=r"^--advantage divided returned numbers that are not finite for (\d+) of \1 responses",
+    ):
+        next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    assert is_same(weights(policy), before)
+
+
 def test_an_experience_prints_its_shapes(policy):
     _, experience, _ = next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=first_token))
     text = repr(experience)

@@ -40,6 +40,14 @@ def test_a_batch_is_tensors_and_texts(policy, batch):
     assert torch.equal(chosen.ids, batch.ids[[2, 0]])
 
 
+def test_a_batch_prints_its_shapes(batch):
+    rows, time = batch.mask.shape
+    text = repr(batch)
+    assert f"  response_mask   [{rows}, {time}] bool\n" in text
+    assert "  completions     3 of them\n" in text
+    assert len(text) < 500
+
+
 def test_log_probs_are_those_of_sampling(policy, batch):
     """At the temperature of the batch; with gradients the policy itself gives the same numbers."""
     found = heedful.logprobs(policy, batch, micro_batch_size=2)

@@ -18,7 +18,7 @@ from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Reward
 from heedful.rewards.models import load_model_reward
-from heedful.types import Completion, Message, Prompt
+from heedful.types import LEARNED, Completion, Message, Prompt
 
 exhaustive = pytest.mark.exhaustive
 WIDTH = 32
@@ -910,3 +910,13 @@ ODD = [
 @pytest.mark.parametrize("name", ODD)
 def test_nothing_fails_in_what_only_looks_odd(world, examined, name):
     assert examined(*odd(world, name)) == []
+
+
+def test_text_that_a_model_of_heedful_never_learned_is_no_fault(world, examined):
+    """SFT learns answers only: questions may be less likely than a uniform guess, and the tokenizer was saved with it."""
+
+    def learned_answers(model, tokenizer):
+        permuted(model, tokenizer)  # so that the data's text is unlikely
+        tokenizer.init_kwargs[LEARNED] = ["conversations"]
+
+    assert examined("sft", world.healthy("sft") | {"model": world.model(learned_answers)}) == []

@@ -1,5 +1,8 @@
 """Tiny models: real folders that plain transformers reads, and a tokenizer that loses nothing."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -136,3 +139,13 @@ def test_the_padding_token_is_drawn_as_its_neighbours_are(tmp_path, architecture
     model = AutoModel.from_pretrained(tmp_path)
     row = model.get_input_embeddings().weight[model.config.pad_token_id]
     assert row.std().item() == pytest.approx(0.125, rel=0.15)  # 15 %: three standard errors
+
+
+@pytest.mark.exhaustive
+def test_the_first_call_of_a_program_prints_nothing(tmp_path):
+    """In a process of its own: whatever loads a model switches bars off for all that follows."""
+    program = "import heedful, sys; heedful.make_tiny_model('qwen3', sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "模型")], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")

@@ -23,6 +23,7 @@ from heedful.configs.doctor import DoctorConfig
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
 from heedful.data.batches import collate
+from heedful.data.learned import learned
 from heedful.display import Screen
 from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
@@ -60,10 +61,12 @@ class Examination:
     subject: Subject | None = None
     findings: list[Finding] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
+    is_ours: bool = False
+    """Whether heedful trained the model, by the record of its tokenizer before this run."""
 
     def look(self, subject: Subject) -> None:
         """Make the cheap checks of what a trainer has loaded."""
-        self.subject = subject
+        self.subject, self.is_ours = subject, bool(learned(subject.tokenizer))
         self.findings += cheap_findings(subject)
         self.add(one_answer(subject.records[0]))  # made-up data for a try may have one answer, and are trained on
 
@@ -196,10 +199,13 @@ def examine_online(examination: Examination, config: Any) -> None:
 
 
 def check_text(examination: Examination, model: Any) -> None:
-    """Whether a language model expects the text of the data. Only tokens that are text: it need not know the template's."""
+    """Whether a language model expects the text of the data. Only tokens that are text: it need not know the template's.
+
+    One that heedful trained may know nothing but answers, and was saved with its tokenizer.
+    """
     subject = examination.subject
     assert subject is not None
-    if not isinstance(model, Policy):
+    if not isinstance(model, Policy) or examination.is_ours:
         return
     special = set(subject.tokenizer.all_special_ids) | set(subject.tokenizer.added_tokens_decoder)
     rows = [row.ids[:MOST_READ] for row in spread(subject.rows, PASSES) if len(row.ids) > 1]

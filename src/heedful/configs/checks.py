@@ -250,7 +250,7 @@ CHECKS = {
     ),
     "text-unlikely": Check(
         "fail",
-        "log-probs of the data's text under the model against a uniform guess",
+        "log-probs of the data's text against a uniform guess; not of a model that heedful trained: it may know answers only",
         "The tokenizer's ids are not those of the model's training, so that it reads another text.",
         "take tokenizer and model from the same place",
         is_cheap=False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.devices import dropout_state, empty_cache, known_on_host, remember, set_dropout_state, upload
 from heedful.display import say
@@ -63,6 +63,23 @@ class Batch:
             [ids[start:][real[start:]].tolist() for ids, real, _ in rows],
             [own[real[start:]].tolist() for _, real, own in rows],
         )
+
+
+def shapes(title: str, fields: Mapping[str, object]) -> str:
+    """A line for each field, under a title: the shape and type of a tensor, the number of texts. A batch gives its own."""
+    named: dict[str, object] = {}
+    for name, value in fields.items():
+        named |= vars(value) if isinstance(value, Batch) else {name: value}
+    width = max(map(len, named))
+    return "\n".join([title, *(f"  {name:{width}}  {_shape(value)}" for name, value in named.items())])
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    return f"{len(value)} of them" if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def row_indices(rows: Rows, count: int, device: torch.device) -> Int[Tensor, " some"]:

@@ -27,7 +27,7 @@ def remember(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Text]) -> Non
     Text without a prompt (plain language modelling) adds nothing: it may be mixed into either.
     """
     kinds = {STRINGS if isinstance(prompt, str) else CONVERSATIONS for prompt in prompts if prompt}
-    tokenizer.init_kwargs[LEARNED] = sorted(kinds | _learned(tokenizer))
+    tokenizer.init_kwargs[LEARNED] = sorted(kinds | learned(tokenizer))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def strings_for_chat(
     return Strings(strings[0], len(strings), sum(bool(one.prompt) for one in records), why) if why else None
 
 
-def _learned(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+def learned(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """The record of a tokenizer. It may be somebody else's file."""
     written = tokenizer.init_kwargs.get(LEARNED)
     return {kind for kind in (CONVERSATIONS, STRINGS) if isinstance(written, list) and kind in written}
@@ -95,7 +95,7 @@ def _learned(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 def _why(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> str:
     if LEARNED in renderer.tokenizer.init_kwargs:
-        return "the model learned conversations" if _learned(renderer.tokenizer) == {CONVERSATIONS} else ""
+        return "the model learned conversations" if learned(renderer.tokenizer) == {CONVERSATIONS} else ""
     ends = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or ())
     if not renderer.ends_turns or renderer.turn_end_id not in ends or len(set(ends)) == 1:
         return ""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from heedful.data.batches import Batch, Rows, collate, row_indices
+from heedful.data.batches import Batch, Rows, collate, row_indices, shapes
 from heedful.types import Completion
 
 
@@ -73,6 +73,10 @@ class Responses:
     def own_ids(self) -> list[list[int]]:
         """The policy's own tokens in each row, including the stop token."""
         return self.batch.own_ids()
+
+    def __repr__(self) -> str:
+        """A line for each field: the shape and type of a tensor, the number of texts."""
+        return shapes("Responses", vars(self))
 
     def __len__(self) -> int:
         return len(self.truncated)

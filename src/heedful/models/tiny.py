@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +26,8 @@ from transformers import (
 
 from heedful.files import complete_or_absent
 from heedful.types import LEARNED
+
+transformers.utils.logging.disable_progress_bar()
 
 Architecture = Literal["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"]
 PAD, END_OF_TEXT, TURN_END, CLS, SEP = "<|pad|>", "<|endoftext|>", "<|end|>", "<|cls|>", "<|sep|>"

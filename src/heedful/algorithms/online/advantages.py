@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
+from heedful.data.batches import shapes
 from heedful.engines.responses import Responses
 from heedful.errors import ConfigError
 from heedful.models.policy import Policy
@@ -38,6 +39,10 @@ class Rewards(NamedTuple):
     """The prompt of each row, for a baseline of your own, such as the score of a greedy response."""
     policy: Policy | None = None
     """The policy that sampled, without a gradient."""
+
+    def __repr__(self) -> str:
+        """A line for each field: the shape and type of a tensor, the number of prompts."""
+        return shapes("Rewards", self._asdict())
 
 
 class Estimate(NamedTuple):
@@ -108,16 +113,25 @@ ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
 def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Advantages by the entry of `ADVANTAGES` or the user's function selected by ``--advantage``.
 
-    Raises ConfigError if a user's function raises, or returns neither a number per token nor one per response.
+    Raises ConfigError if a user's function raises, returns neither a number per token nor one per response, or returns
+    numbers that are not finite for finite rewards and values.
     """
     if isinstance(config.advantage, str) and config.advantage in ADVANTAGES:
         return ADVANTAGES[config.advantage](rewards, config)
     found = user_code.call(FLAG, config.advantage, rewards, config)
     shape = None if not isinstance(found, Tensor) else found.shape
-    if shape == rewards.per_response.shape:
-        return _spread(found, rewards)
-    if shape == rewards.response_mask.shape:
-        return Estimate(torch.where(rewards.response_mask, found, 0.0))
+    if shape in (rewards.per_response.shape, rewards.response_mask.shape):
+        estimate = (
+            _spread(found, rewards) if found.ndim == 1 else Estimate(torch.where(rewards.response_mask, found, 0.0))
+        )
+        broken = ~estimate.advantages.isfinite().all(dim=1)
+        given = (rewards.per_response, rewards.values)
+        if broken.any() and all(x is None or x.isfinite().all() for x in given):
+            raise ConfigError(
+                f"{config.advantage_flag} returned numbers that are not finite for {int(broken.sum())} of {len(broken)} "
+                "responses, whose rewards are finite; does it divide by 0?"
+            )
+        return estimate
     wanted = f"advantages of shape {list(rewards.response_mask.shape)} or {list(rewards.per_response.shape)}"
     got = type(found).__name__ if shape is None else f"a tensor of shape {list(shape)}"
     raise ConfigError(f"{config.advantage_flag} returned {got}, not {wanted}")

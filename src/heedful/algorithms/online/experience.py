@@ -11,7 +11,7 @@ from torch import Tensor
 from heedful import core
 from heedful.algorithms.online.advantages import action_mask
 from heedful.configs.online import OnlineConfig
-from heedful.data.batches import Batch
+from heedful.data.batches import Batch, shapes
 from heedful.devices import on_host, upload
 from heedful.distributed.sharding import Passes
 from heedful.engines.teacher_forced import micro_batches
@@ -66,10 +66,7 @@ class Experience:
 
     def __repr__(self) -> str:
         """A line for each field: the shape and type of a tensor, the number of texts."""
-        batch = {name: getattr(self.batch, name) for name in ("ids", "attention_mask", "response_mask")}
-        fields = batch | {name: value for name, value in vars(self).items() if name != "batch"}
-        width = max(map(len, fields))
-        return "\n".join(["Experience", *(f"  {name:{width}}  {_summary(value)}" for name, value in fields.items())])
+        return shapes("Experience", vars(self))
 
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
@@ -119,12 +116,6 @@ class Experience:
         (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
             yield self.select(rows)
-
-
-def _summary(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    return f"{len(value)} of them" if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:

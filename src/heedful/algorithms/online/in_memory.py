@@ -66,8 +66,12 @@ def ppo_steps(
     head = policy.value_head
     if not has_head(config):
         policy.value_head = None
-    with described(config, policy, config.data if data is None else data) as settings:
+    with described(config, policy, config.data if data is None else data) as (settings, files):
         learner, alarms = start(settings, rewards, policy).learner, alarms_of(config)
+    learner.prompts.prompts = [
+        replace(one, prompt=replace(one.prompt, source=as_given(one.prompt.source, files)))
+        for one in learner.prompts.prompts
+    ]
     compile_networks(learner)
     with contextlib.closing(learner.sampler), kept(policy, head):
         for step in range(1, config.steps + 1):
@@ -109,10 +113,11 @@ def kept(policy: Policy, head: ValueHead | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def described(config: C, policy: Policy, prompts: Records | str | Path) -> Iterator[C]:
-    """Settings whose ``model`` and ``data`` are temporary files that describe the policy and hold the prompts.
+def described(config: C, policy: Policy, prompts: Records | str | Path) -> Iterator[tuple[C, dict[str, str]]]:
+    """Settings whose ``model`` and ``data`` are temporary files that describe the policy and hold the prompts; and these
+    files by the names of the objects, for `as_given`.
 
-    A HeedfulError in this context names prompts by their index: ``prompts[2]``.
+    A HeedfulError in this context names prompts by their index: ``data[2]``.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -132,10 +137,10 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
             eval_fraction=0.0,
             **machine_of(policy),
         )
+        files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
         try:
-            yield settings
+            yield settings, files
         except HeedfulError as error:
-            files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
             error.args = (as_given(str(error), files),)
             raise
 
