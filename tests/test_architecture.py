@@ -147,7 +147,7 @@ def modules_imported(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             if node.module == "heedful":
-                yield from ((f"heedful.{alias.name}", node.lineno) for alias in node.names)
+                yield from ((f"heedful.{a.name}", node.lineno) for a in node.names if a.name != "__version__")
             elif (node.module or "").startswith("heedful."):
                 yield node.module, node.lineno
         elif isinstance(node, ast.Import):
