@@ -198,7 +198,8 @@ def _check(given: object, kind: type | tuple[type, ...], name: str, how: str) ->
 
 def _kind_of(given: object) -> str:
     kind = type(given)
-    return f"a {kind.__name__}" + (" of transformers" if kind.__module__.startswith("transformers.") else "")
+    article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
+    return f"{article} {kind.__name__}" + (" of transformers" if kind.__module__.startswith("transformers.") else "")
 
 
 def _renderer(policy: Policy) -> Renderer:

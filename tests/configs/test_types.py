@@ -135,6 +135,7 @@ def test_copies_are_equal():
     ("name", "said"),
     [
         ("lr", "PPOConfig has no setting 'lr'; heedful's name is learning_rate"),
+        ("kl", "PPOConfig has no setting 'kl'. Perhaps you meant kl_coef"),
         ("learning_rat", "PPOConfig has no setting 'learning_rat'. Perhaps you meant learning_rate"),
         ("use_kl_loss", "PPOConfig has no setting 'use_kl_loss'; heedful's name is kl_in (loss or reward)"),
         ("kl_loss_coef", "PPOConfig has no setting 'kl_loss_coef'; heedful's name is kl_coef (with kl_in loss)"),

@@ -40,7 +40,8 @@ def _answer(name: str, settings: Collection[str]) -> str:
             return f"; heedful's name is {_both(found)}" + (f" ({hint})" if hint else "")
         if spelling in settings and spelling != name:
             return f"; heedful's name is {_both(spelling)}"
-    near = difflib.get_close_matches(name, settings, n=1)
+    begun = [one for one in settings if one.startswith(f"{name}_")]
+    near = difflib.get_close_matches(name, settings, n=1) or begun
     return f". Perhaps you meant {_both(near[0])}" if near else ""
 
 
