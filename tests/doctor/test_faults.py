@@ -32,9 +32,14 @@ def said(role, text):
 
 
 def pairs(number=24):
+    """Nothing at the beginning or end of responses tells chosen from rejected."""
     return [
-        {"prompt": said("user", q), "chosen": said("assistant", f"好的，{q}"), "rejected": said("assistant", "不" + q)}
-        for q in QUESTIONS[:number]
+        {
+            "prompt": said("user", q),
+            "chosen": said("assistant", f"好的，{q}"),
+            "rejected": said("assistant", f"好的，{q}不" if i % 2 else "不" + q),
+        }
+        for i, q in enumerate(QUESTIONS[:number])
     ]
 
 
@@ -489,6 +494,7 @@ def broken_loss(world, settings):
     return settings | {"policy_loss": f"python:{world.write('loss.py', LOSS)}:first_is_broken", "minibatch_size": 4}
 
 
+SIDES = {"chosen": "\n好的。", "rejected": "\n不知道。"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
 ALIKE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
@@ -649,6 +655,80 @@ FAULTS = {
         "ignores add_generation_prompt",
     ),
     # What the records say.
+    "answers that begin with the question": Fault(
+        "dpo",
+        changed(
+            "重.jsonl",
+            [
+                one | {side: said("assistant", one["prompt"][0]["content"] + text) for side, text in SIDES.items()}
+                for one in pairs()
+            ],
+        ),
+        {"answer-repeats": "warn"},
+        "24 of 24 answers begin with their question",
+    ),
+    "questions that hold their answer": Fault(
+        "sft",
+        changed(
+            "漏.jsonl",
+            [
+                one | {"prompt": said("user", f"问题。答案：{one['completion'][0]['content']}")}
+                for one in demonstrations()
+            ],
+        ),
+        {"answer-repeats": "warn"},
+        "24 of 24 answers stand in their question",
+    ),
+    "a template's tokens in the questions": Fault(
+        "sft",
+        changed(
+            "模.jsonl",
+            [
+                one | {"prompt": said("user", f"<|user|>{one['prompt'][0]['content']}<|end|>")}
+                for one in demonstrations()
+            ],
+        ),
+        {"template-in-text": "warn"},
+        "'<|user|>'",
+    ),
+    "a template's tokens in prompts": Fault(
+        "ppo",
+        changed("模.jsonl", [{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
+        {"template-in-text": "warn"},
+        "[INST]",
+    ),
+    "another template's token and role in the answers": Fault(
+        "sft",
+        changed(
+            "模.jsonl",
+            [
+                one | {"completion": said("assistant", f"Assistant: {one['completion'][0]['content']}</s>")}
+                for one in demonstrations()
+            ],
+        ),
+        {"template-in-text": "warn"},
+        "'</s>', 'Assistant:'",
+    ),
+    "a full stop that only chosen responses have": Fault(
+        "dpo",
+        changed(
+            "点.jsonl", [one | {"chosen": said("assistant", one["chosen"][0]["content"] + "。")} for one in pairs()]
+        ),
+        {"label-given-away": "warn"},
+        "100% of the chosen responses end with '。', and 0% of the rejected responses",
+    ),
+    "a word that bad responses begin with": Fault(
+        "kto",
+        changed(
+            "词.jsonl",
+            [
+                one if one["label"] else one | {"completion": said("assistant", "不！" + q)}
+                for one, q in zip(labelled(), QUESTIONS, strict=True)
+            ],
+        ),
+        {"label-given-away": "warn"},
+        "bad responses",
+    ),
     "one answer to all": Fault(
         "sft",
         changed("同.jsonl", [one | {"completion": said("assistant", "好的。")} for one in demonstrations()]),
@@ -821,9 +901,8 @@ def test_a_planted_fault_is_found(world, examined, name):
     assert fault.words in json.dumps(findings, ensure_ascii=False)
     for one in findings:
         assert one["what"]
-        assert one["evidence"]
         is_message = one["check"] == "refused"  # of the training command, which says why and how to fix it
-        assert (bool(one["why"]), bool(one["fix"])) == (not is_message, not is_message)
+        assert [bool(one[part]) for part in ("evidence", "why", "fix")] == [not is_message] * 3
     assert not (world.place / "运行").exists()
 
 
@@ -861,13 +940,26 @@ def test_every_check_has_a_fault():
 def odd(world, name):
     """A healthy run that looks odd: its command and settings."""
     several = [
-        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"不{i % 12}")}
+        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"好的，{i % 12}？")}
         for i, one in enumerate(pairs())
     ]
     yes_no = [
         one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
     ]
     disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    formatted = [{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]
+    greetings = [{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]
+    quoted = [
+        one | {"completion": said("assistant", one["prompt"][0]["content"] + "好")} for one in demonstrations()[:4]
+    ]
+    spoken = [
+        {"prompt": said("user", "What is [INST]?"), "completion": said("assistant", "A mark, like <|im_start|>.")}
+    ]
+    stops = [
+        one
+        | {side: said("assistant", one[side][0]["content"] + "。" * (side == "chosen" or i % 4 > 0)) for side in SIDES}
+        for i, one in enumerate(pairs())
+    ]
     system = [
         {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
     ]
@@ -875,6 +967,11 @@ def odd(world, name):
         "answers of two kinds": ("sft", yes_no),
         "rejected responses that come twice": ("dpo", several),
         "people who disagree once": ("reward", disagreed),
+        "a greeting that is answered with itself": ("sft", greetings),
+        "answers that quote their question once": ("sft", [*demonstrations(), *quoted]),
+        "one record that speaks of a template": ("sft", [*demonstrations(), *spoken]),
+        "a full stop that most responses have": ("dpo", stops),
+        "strings in a format with roles": ("sft", formatted),
         "one system message for all": ("sft", system),
         "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
         "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
@@ -899,6 +996,8 @@ def odd(world, name):
 
 ODD = [
     "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
+    "a greeting that is answered with itself", "answers that quote their question once",
+    "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
         "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",

@@ -27,7 +27,7 @@ from heedful.display import Screen
 from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
-from heedful.doctor.records import one_answer
+from heedful.doctor.records import given_away, one_answer
 from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
@@ -65,7 +65,10 @@ class Examination:
         """Make the cheap checks of what a trainer has loaded."""
         self.subject = subject
         self.findings += cheap_findings(subject)
-        self.add(one_answer(subject.records[0]))  # made-up data for a try may have one answer, and are trained on
+        train = subject.records[0]
+        self.add(
+            one_answer(train) or given_away(train)
+        )  # made-up data for a try may have one answer, and are trained on
 
     def add(self, *found: Finding | None) -> None:
         """Take up what checks found; a failure that ``--allow`` names is a warning."""
@@ -133,7 +136,7 @@ def examine(config: DoctorConfig) -> Examination:
 
 def refused(error: HeedfulError) -> Finding:
     """What heedful itself refuses, whatever is allowed: the training command's message, which says why and how to fix it."""
-    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why="", fix="")
+    return Finding(REFUSED, "fail", redact(str(error)), evidence="", why="", fix="")
 
 
 def examine_offline(examination: Examination, config: Any) -> None:

@@ -27,6 +27,8 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         loaded.raw_prompts(subject),
         records.contradictions(train),
         records.repeated(train),
+        records.template_in_text(train, subject.renderer),
+        records.answer_repeats(train),
         records.unknown_tokens(rows, tokenizer),
         records.held_out_most(subject.counts, config.eval_data),
         arithmetic.lost_steps(config, subject.model.get_input_embeddings().weight, steps),

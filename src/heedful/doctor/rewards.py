@@ -175,8 +175,8 @@ def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Fi
         "reward-random",
         "fail" if statistics.fmean(moves.values()) > RANDOM * spread else "warn",
         f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again in "
-        "another order, "
-        f"and scores of different responses spread by {spread:.2g}",
+        f"another order, and scores of different responses spread by {spread:.2g}: it is random, or depends on a response's "
+        "place or on the others of its batch",
         f"{before[row]:.3g}, then {after[row]:.3g} for {completions[row].response[:60]!r}",
     )
 
