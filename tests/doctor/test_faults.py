@@ -102,6 +102,12 @@ def blank(completions, **_):
     texts = [one[-1]["content"] for one in completions]
     return [letters(completions)[row] if text else float("nan") for row, text in enumerate(texts)]
 
+def unwritten(completions, **_):
+    return [one / 97 if one else 1.0 for one in letters(completions)]
+
+def texts(completions, **_):
+    return [float(len(one.strip())) for one in completions]
+
 def crashes(completions, **_):
     return [float(ord(one[-1]["content"][0]) % 7 + len(one[-1]["content"]) % 5) for one in completions]
 
@@ -266,6 +272,17 @@ def row_of(letter):
             model.get_input_embeddings().weight[tokenizer(letter).input_ids[0]] = 0.0
 
     return change
+
+
+def zero_layer(model, tokenizer):
+    with torch.no_grad():
+        for weight in model.model.layers[1].parameters():
+            weight.zero_()
+
+
+def zero_norm(model, tokenizer):
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
 
 
 def without_template(model, tokenizer):
@@ -587,7 +604,7 @@ FAULTS = {
     "a head of zeros": Fault("ppo", scorer(zero_head), {"reward-constant": "fail"}),
     "a constant function": Fault("online-dpo", rewarded("same"), {"reward-constant": "warn"}),
     "length as reward": Fault("grpo", rewarded("length"), {"reward-length": "warn"}, "+1.00"),
-    "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn"}, "-1.00"),
+    "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn", "reward-empty": "warn"}, "-1.00"),
     "a space as reward": Fault("ppo", rewarded("spaced"), {"reward-white-space": "warn"}),
     "a reward that is seldom NaN": Fault("ppo", rewarded("sometimes"), {"reward-fails": "warn"}, "returned nan"),
     "a reward that is often NaN": Fault("ppo", rewarded("often"), {"reward-fails": "fail"}, "returned nan"),
@@ -595,6 +612,18 @@ FAULTS = {
     "a reward that needs a column": Fault("ppo", rewarded("columns"), {"refused": "fail"}, "needs the column solution"),
     "a policy that does not end": Fault("ppo", settings_of(max_new_tokens=2), {"responses-cut": "warn"}),
     "a reference that is another model": Fault("ppo", other_reference, {"kl-not-zero": "warn"}),
+    "a DPO reference that is another model": Fault("dpo", other_reference, {"kl-not-zero": "warn"}, "per token"),
+    "a KTO reference that is another model": Fault("kto", other_reference, {"kl-not-zero": "warn"}, "per token"),
+    "few bad labels": Fault(
+        "kto",
+        changed("偏.jsonl", [one | {"label": i > 0} for i, one in enumerate(labelled())]),
+        {"labels-unbalanced": "warn"},
+        "--undesirable-weight 23 would balance them",
+    ),
+    "a layer of zeros": Fault("sft", model_of(zero_layer), {"zero-layer": "fail"}, "model.layers.1"),
+    "a last norm of zeros": Fault(
+        "sft", model_of(zero_norm), {"refused": "fail"}, "weights that are all zero: norm.weight"
+    ),
     "an engine with other weights": Fault("ppo", engine(-1.0), {"sampler-mismatch": "fail"}),
     "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
     "weights that are no numbers": Fault(
@@ -834,6 +863,10 @@ FAULTS = {
     "a reward of the prompt, in groups": Fault(
         "grpo", lambda w, s: s | GROUPS | {"rewards": w.reward("asked")}, {"reward-ignores-responses": "fail"}
     ),
+    "an empty response that scores best": Fault("grpo", rewarded("unwritten"), {"reward-empty": "warn"}, "for ''"),
+    "a reward that takes messages for texts": Fault(
+        "grpo", rewarded("texts"), {"refused": "fail"}, 'its text is c[-1][\\"content\\"]'
+    ),
     "a random reward": Fault("ppo", rewarded("dice"), {"reward-random": "fail"}, "scored again"),
     "a noisy reward": Fault("ppo", rewarded("noisy"), {"reward-random": "warn"}),
     "a reward that is NaN for an empty response": Fault(
@@ -979,6 +1012,8 @@ def odd(world, name):
     }  # fmt: skip
     settings = {
         "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
+        "a weight that balances labels": ("kto", {"desirable_weight": 1.3}),
+        "a reference that is the policy": ("dpo", {"reference": str(world.models / "policy")}),
         "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
         "a beta of SimPO": ("dpo", {"beta": 10.0}),
         "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
@@ -998,6 +1033,7 @@ ODD = [
     "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
     "a greeting that is answered with itself", "answers that quote their question once",
     "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
+    "a weight that balances labels", "a reference that is the policy",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
         "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",

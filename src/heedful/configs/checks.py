@@ -103,6 +103,19 @@ CHECKS = {
         "look at how the two were made; bring both into the same form",
         is_cheap=False,
     ),
+    "labels-unbalanced": Check(
+        "warn",
+        "numbers of good and bad responses with their weights (KTO)",
+        "The few hardly count: the model learns mostly from one label.",
+        "set --desirable-weight or --undesirable-weight",
+        is_cheap=False,
+    ),
+    "zero-layer": Check(
+        "fail",
+        "whether all matrices of a layer are zero",
+        "Such a layer does nothing, and has no gradient: it stays so for the whole run.",
+        "use an earlier checkpoint, or download it again",
+    ),
     "one-answer": Check(
         "fail or warn",
         "share of equal completions, or of equal chosen or rejected responses, to different prompts",
@@ -202,6 +215,13 @@ CHECKS = {
         "share of responses on which a reward raises or gives NaN",
         "Such responses are left out, and above --max-failed-rewards the run stops.",
         "correct the reward for the response that is shown",
+        is_cheap=False,
+    ),
+    "reward-empty": Check(
+        "warn",
+        "the score of an empty response against the best of the sampled ones",
+        "The policy learns to end at once: nothing that it can write scores more.",
+        "give an empty response the lowest score",
         is_cheap=False,
     ),
     "reward-slow": Check(

@@ -41,6 +41,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         encoded.share_cut(subject.counts),
         encoded.held_out_trained_on(train, held_out),
         loaded.untrained_tokens(subject.model, rows, tokenizer, needs=needed_end(subject)),
+        loaded.zero_layer(subject.model),
         loaded.learning_rate(config, subject.model.get_input_embeddings().weight.shape[1]),
     ]
     if subject.stop_ids and rows[0].response:

@@ -49,9 +49,9 @@ of the pairs can then be told apart without reading them."""
 MARKED = 0.5
 """Share of the records with marks of a chat template in their texts, above which one has rendered them. Fewer may speak of
 one."""
-UNBALANCED = 2.0
-"""KTO's balance of good and bad responses is this many times outside the range that its paper recommends. Splitting off
-held-out records alone moves it by a few hundredths."""
+BALANCED, UNBALANCED = (1.0, 1.5), 2.0
+"""Range of (weight x number of good responses) / (weight x number of bad ones) that KTO's paper recommends (eq. 9): outside
+it a run says so. The doctor warns at so many times outside it: held-out records alone move it by hundredths."""
 LOOKED_AT = 4
 """Conversations that are rendered with one turn changed, besides the longest: a template renders all of them alike."""
 
