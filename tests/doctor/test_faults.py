@@ -980,6 +980,7 @@ def odd(world, name):
         one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
     ]
     disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    rendered = [{"prompt": f"<|user|>{q}<|end|><|assistant|>", "completion": "好" + q} for q in QUESTIONS]
     formatted = [{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]
     greetings = [{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]
     quoted = [
@@ -1005,6 +1006,7 @@ def odd(world, name):
         "one record that speaks of a template": ("sft", [*demonstrations(), *spoken]),
         "a full stop that most responses have": ("dpo", stops),
         "strings in a format with roles": ("sft", formatted),
+        "strings with special tokens, which reading them says": ("sft", rendered),
         "one system message for all": ("sft", system),
         "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
         "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
@@ -1033,7 +1035,7 @@ ODD = [
     "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
     "a greeting that is answered with itself", "answers that quote their question once",
     "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
-    "a weight that balances labels", "a reference that is the policy",
+    "strings with special tokens, which reading them says", "a weight that balances labels", "a reference that is the policy",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
         "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",
