@@ -353,16 +353,19 @@ def test_white_space_alone(function, is_found):
 
 
 @pytest.mark.parametrize(
-    ("function", "is_found"),
+    ("function", "check"),
     [
-        (lambda completions: [float(len(text) % 3) for text in completions], False),
-        (lambda completions: [float(ord(text[0]) % 3) for text in completions], True),
-        (lambda completions: [float("nan") if not text else 1.0 for text in completions], True),
+        (lambda completions: [float(len(text) % 3) for text in completions], None),
+        (lambda completions: [float(ord(text[0]) % 3) for text in completions], "reward-fails"),
+        (lambda completions: [float("nan") if not text else 1.0 for text in completions], "reward-fails"),
+        (lambda completions: [float(text in "问题") for text in completions], "reward-empty"),
+        (lambda completions: [0.0 for text in completions], None),
+        (lambda completions: [-float(len(text)) for text in completions], "reward-empty"),
     ],
 )
-def test_a_reward_that_fails_on_an_empty_response(function, is_found):
-    one = rewards.fails_on_empty(*scored_by(function))
-    assert found(one) == (("reward-fails", "warn") if is_found else None)
+def test_a_reward_of_an_empty_response(function, check):
+    one = rewards.empty_response(*scored_by(function))
+    assert found(one) == (check and (check, "warn"))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,19 @@ def test_an_examination_on_the_terminal(heedful, settings, tmp_path):
     assert heedful("doctor", "sft", **run).out.count("WARN no-end-token") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("dpo", ["1 chosen", "1 rejected"]), ("reward", ["1 chosen", "1 rejected"]), ("kto", ["1 good", "2 bad"])],
+)
+def test_an_example_says_which_response_it_is(heedful, settings, command, names):
+    """Swapped labels are seen by eye."""
+    run = settings(beside(RECORDS)[command])
+    out = heedful("doctor", command, **run).out
+    assert [line.partition(": ")[0] for line in out.splitlines() if "jsonl" in line] == [
+        f"{run['data']}:{name}" for name in names
+    ]
+
+
 def test_a_failure_ends_with_status_2(heedful, settings):
     cut = settings(RECORDS, max_length=9, too_long="truncate", max_dropped=0.9)
     outcome = heedful("doctor", "sft", **cut)

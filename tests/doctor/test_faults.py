@@ -32,9 +32,14 @@ def said(role, text):
 
 
 def pairs(number=24):
+    """Nothing at the beginning or end of responses tells chosen from rejected."""
     return [
-        {"prompt": said("user", q), "chosen": said("assistant", f"好的，{q}"), "rejected": said("assistant", "不" + q)}
-        for q in QUESTIONS[:number]
+        {
+            "prompt": said("user", q),
+            "chosen": said("assistant", f"好的，{q}"),
+            "rejected": said("assistant", f"好的，{q}不" if i % 2 else "不" + q),
+        }
+        for i, q in enumerate(QUESTIONS[:number])
     ]
 
 
@@ -96,6 +101,12 @@ def noisy(completions, **_):
 def blank(completions, **_):
     texts = [one[-1]["content"] for one in completions]
     return [letters(completions)[row] if text else float("nan") for row, text in enumerate(texts)]
+
+def unwritten(completions, **_):
+    return [one / 97 if one else 1.0 for one in letters(completions)]
+
+def texts(completions, **_):
+    return [float(len(one.strip())) for one in completions]
 
 def crashes(completions, **_):
     return [float(ord(one[-1]["content"][0]) % 7 + len(one[-1]["content"]) % 5) for one in completions]
@@ -261,6 +272,17 @@ def row_of(letter):
             model.get_input_embeddings().weight[tokenizer(letter).input_ids[0]] = 0.0
 
     return change
+
+
+def zero_layer(model, tokenizer):
+    with torch.no_grad():
+        for weight in model.model.layers[1].parameters():
+            weight.zero_()
+
+
+def zero_norm(model, tokenizer):
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
 
 
 def without_template(model, tokenizer):
@@ -489,6 +511,7 @@ def broken_loss(world, settings):
     return settings | {"policy_loss": f"python:{world.write('loss.py', LOSS)}:first_is_broken", "minibatch_size": 4}
 
 
+SIDES = {"chosen": "\n好的。", "rejected": "\n不知道。"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
 ALIKE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
@@ -581,7 +604,7 @@ FAULTS = {
     "a head of zeros": Fault("ppo", scorer(zero_head), {"reward-constant": "fail"}),
     "a constant function": Fault("online-dpo", rewarded("same"), {"reward-constant": "warn"}),
     "length as reward": Fault("grpo", rewarded("length"), {"reward-length": "warn"}, "+1.00"),
-    "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn"}, "-1.00"),
+    "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn", "reward-empty": "warn"}, "-1.00"),
     "a space as reward": Fault("ppo", rewarded("spaced"), {"reward-white-space": "warn"}),
     "a reward that is seldom NaN": Fault("ppo", rewarded("sometimes"), {"reward-fails": "warn"}, "returned nan"),
     "a reward that is often NaN": Fault("ppo", rewarded("often"), {"reward-fails": "fail"}, "returned nan"),
@@ -589,6 +612,18 @@ FAULTS = {
     "a reward that needs a column": Fault("ppo", rewarded("columns"), {"refused": "fail"}, "needs the column solution"),
     "a policy that does not end": Fault("ppo", settings_of(max_new_tokens=2), {"responses-cut": "warn"}),
     "a reference that is another model": Fault("ppo", other_reference, {"kl-not-zero": "warn"}),
+    "a DPO reference that is another model": Fault("dpo", other_reference, {"kl-not-zero": "warn"}, "per token"),
+    "a KTO reference that is another model": Fault("kto", other_reference, {"kl-not-zero": "warn"}, "per token"),
+    "few bad labels": Fault(
+        "kto",
+        changed("偏.jsonl", [one | {"label": i > 0} for i, one in enumerate(labelled())]),
+        {"labels-unbalanced": "warn"},
+        "--undesirable-weight 23 would balance them",
+    ),
+    "a layer of zeros": Fault("sft", model_of(zero_layer), {"zero-layer": "fail"}, "model.layers.1"),
+    "a last norm of zeros": Fault(
+        "sft", model_of(zero_norm), {"refused": "fail"}, "weights that are all zero: norm.weight"
+    ),
     "an engine with other weights": Fault("ppo", engine(-1.0), {"sampler-mismatch": "fail"}),
     "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
     "weights that are no numbers": Fault(
@@ -649,6 +684,80 @@ FAULTS = {
         "ignores add_generation_prompt",
     ),
     # What the records say.
+    "answers that begin with the question": Fault(
+        "dpo",
+        changed(
+            "重.jsonl",
+            [
+                one | {side: said("assistant", one["prompt"][0]["content"] + text) for side, text in SIDES.items()}
+                for one in pairs()
+            ],
+        ),
+        {"answer-repeats": "warn"},
+        "24 of 24 answers begin with their question",
+    ),
+    "questions that hold their answer": Fault(
+        "sft",
+        changed(
+            "漏.jsonl",
+            [
+                one | {"prompt": said("user", f"问题。答案：{one['completion'][0]['content']}")}
+                for one in demonstrations()
+            ],
+        ),
+        {"answer-repeats": "warn"},
+        "24 of 24 answers stand in their question",
+    ),
+    "a template's tokens in the questions": Fault(
+        "sft",
+        changed(
+            "模.jsonl",
+            [
+                one | {"prompt": said("user", f"<|user|>{one['prompt'][0]['content']}<|end|>")}
+                for one in demonstrations()
+            ],
+        ),
+        {"template-in-text": "warn"},
+        "'<|user|>'",
+    ),
+    "a template's tokens in prompts": Fault(
+        "ppo",
+        changed("模.jsonl", [{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
+        {"template-in-text": "warn"},
+        "[INST]",
+    ),
+    "another template's token and role in the answers": Fault(
+        "sft",
+        changed(
+            "模.jsonl",
+            [
+                one | {"completion": said("assistant", f"Assistant: {one['completion'][0]['content']}</s>")}
+                for one in demonstrations()
+            ],
+        ),
+        {"template-in-text": "warn"},
+        "'</s>', 'Assistant:'",
+    ),
+    "a full stop that only chosen responses have": Fault(
+        "dpo",
+        changed(
+            "点.jsonl", [one | {"chosen": said("assistant", one["chosen"][0]["content"] + "。")} for one in pairs()]
+        ),
+        {"label-given-away": "warn"},
+        "100% of the chosen responses end with '。', and 0% of the rejected responses",
+    ),
+    "a word that bad responses begin with": Fault(
+        "kto",
+        changed(
+            "词.jsonl",
+            [
+                one if one["label"] else one | {"completion": said("assistant", "不！" + q)}
+                for one, q in zip(labelled(), QUESTIONS, strict=True)
+            ],
+        ),
+        {"label-given-away": "warn"},
+        "bad responses",
+    ),
     "one answer to all": Fault(
         "sft",
         changed("同.jsonl", [one | {"completion": said("assistant", "好的。")} for one in demonstrations()]),
@@ -754,6 +863,10 @@ FAULTS = {
     "a reward of the prompt, in groups": Fault(
         "grpo", lambda w, s: s | GROUPS | {"rewards": w.reward("asked")}, {"reward-ignores-responses": "fail"}
     ),
+    "an empty response that scores best": Fault("grpo", rewarded("unwritten"), {"reward-empty": "warn"}, "for ''"),
+    "a reward that takes messages for texts": Fault(
+        "grpo", rewarded("texts"), {"refused": "fail"}, 'its text is c[-1][\\"content\\"]'
+    ),
     "a random reward": Fault("ppo", rewarded("dice"), {"reward-random": "fail"}, "scored again"),
     "a noisy reward": Fault("ppo", rewarded("noisy"), {"reward-random": "warn"}),
     "a reward that is NaN for an empty response": Fault(
@@ -821,9 +934,8 @@ def test_a_planted_fault_is_found(world, examined, name):
     assert fault.words in json.dumps(findings, ensure_ascii=False)
     for one in findings:
         assert one["what"]
-        assert one["evidence"]
         is_message = one["check"] == "refused"  # of the training command, which says why and how to fix it
-        assert (bool(one["why"]), bool(one["fix"])) == (not is_message, not is_message)
+        assert [bool(one[part]) for part in ("evidence", "why", "fix")] == [not is_message] * 3
     assert not (world.place / "运行").exists()
 
 
@@ -861,13 +973,27 @@ def test_every_check_has_a_fault():
 def odd(world, name):
     """A healthy run that looks odd: its command and settings."""
     several = [
-        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"不{i % 12}")}
+        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"好的，{i % 12}？")}
         for i, one in enumerate(pairs())
     ]
     yes_no = [
         one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
     ]
     disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    rendered = [{"prompt": f"<|user|>{q}<|end|><|assistant|>", "completion": "好" + q} for q in QUESTIONS]
+    formatted = [{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]
+    greetings = [{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]
+    quoted = [
+        one | {"completion": said("assistant", one["prompt"][0]["content"] + "好")} for one in demonstrations()[:4]
+    ]
+    spoken = [
+        {"prompt": said("user", "What is [INST]?"), "completion": said("assistant", "A mark, like <|im_start|>.")}
+    ]
+    stops = [
+        one
+        | {side: said("assistant", one[side][0]["content"] + "。" * (side == "chosen" or i % 4 > 0)) for side in SIDES}
+        for i, one in enumerate(pairs())
+    ]
     system = [
         {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
     ]
@@ -875,6 +1001,12 @@ def odd(world, name):
         "answers of two kinds": ("sft", yes_no),
         "rejected responses that come twice": ("dpo", several),
         "people who disagree once": ("reward", disagreed),
+        "a greeting that is answered with itself": ("sft", greetings),
+        "answers that quote their question once": ("sft", [*demonstrations(), *quoted]),
+        "one record that speaks of a template": ("sft", [*demonstrations(), *spoken]),
+        "a full stop that most responses have": ("dpo", stops),
+        "strings in a format with roles": ("sft", formatted),
+        "strings with special tokens, which reading them says": ("sft", rendered),
         "one system message for all": ("sft", system),
         "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
         "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
@@ -882,6 +1014,8 @@ def odd(world, name):
     }  # fmt: skip
     settings = {
         "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
+        "a weight that balances labels": ("kto", {"desirable_weight": 1.3}),
+        "a reference that is the policy": ("dpo", {"reference": str(world.models / "policy")}),
         "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
         "a beta of SimPO": ("dpo", {"beta": 10.0}),
         "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
@@ -899,6 +1033,9 @@ def odd(world, name):
 
 ODD = [
     "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
+    "a greeting that is answered with itself", "answers that quote their question once",
+    "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
+    "strings with special tokens, which reading them says", "a weight that balances labels", "a reference that is the policy",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
         "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",

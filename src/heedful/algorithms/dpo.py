@@ -141,7 +141,12 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     )
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    rows = token_rows(one for pair in train for one in (pair.chosen, pair.rejected))
+    rows = [
+        row
+        for pair in train
+        for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected))
+        for row in token_rows([one], name)
+    ]
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
     if config.needs_reference:

@@ -38,6 +38,7 @@ from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
+from heedful.doctor import arithmetic
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
@@ -52,8 +53,6 @@ from heedful.training.verdict import Yardstick
 from heedful.types import Labelled, MicroBatch, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
-BALANCED = (1.0, 1.5)
-"""Recommended range of (weight x number of good responses) / (weight x number of bad ones) (eq. 9 of the paper)."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     texts = ((one.source, ids) for one in train + held_out for ids in (one.example.prompt, one.example.response))
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
-    rows = token_rows(one.example for one in train)
+    rows = [row for one in train for row in token_rows([one.example], "good" if one.record.label else "bad")]
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
     reference = reference_of(config, setup, policy)
@@ -177,15 +176,9 @@ def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
     if any(one.record.of_a_pair for one in train):
         notes.append("each pair counts as a good and a bad response; heedful dpo trains on the pairs themselves")
     good = sum(one.record.label for one in train)
-    bad = len(train) - good
-    balance = config.desirable_weight * good / (config.undesirable_weight * bad)
-    if not BALANCED[0] <= balance <= BALANCED[1]:
-        few = "desirable" if balance < BALANCED[0] else "undesirable"
-        weight = config.undesirable_weight * bad / good if few == "desirable" else config.desirable_weight * good / bad
-        notes.append(
-            f"{good} good and {bad} bad responses, weights {config.desirable_weight:g} and "
-            f"{config.undesirable_weight:g}: --{few}-weight {weight:.3g} would balance them"
-        )
+    unbalanced = arithmetic.label_balance(config, good, len(train) - good)
+    if unbalanced is not None:
+        notes.append(f"{unbalanced.what}: {unbalanced.fix}")
     return notes
 
 

@@ -176,15 +176,18 @@ def read_once(
     return [of_all[i] for i in range(len(lengths))]
 
 
-def token_rows(examples: Iterable[Example]) -> list[TokenRow]:
-    """What is learned of each example, for the checks: a row for each answer, after all that was said before it."""
+def token_rows(examples: Iterable[Example], name: str = "") -> list[TokenRow]:
+    """What is learned of each example, for the checks: a row for each answer, after all that was said before it.
+
+    ``name`` says which response of its record it is.
+    """
     rows = []
     for one in examples:
         learned, start = [True] * len(one.response) if one.learned is None else one.learned, 0
         for is_learned, group in groupby(learned):
             end = start + len(list(group))
             if is_learned:
-                rows.append(TokenRow(one.source, one.prompt + one.response[:start], one.response[start:end]))
+                rows.append(TokenRow(one.source, one.prompt + one.response[:start], one.response[start:end], name))
             start = end
     return rows
 

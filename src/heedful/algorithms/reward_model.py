@@ -158,7 +158,13 @@ def start(
     texts = ((one.source, row["input_ids"]) for one in train + held_out for row in one.rows)
     check_rows(model.classifier, tokenizer, texts)
     check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
-    rows = [TokenRow(one.source, (), row["input_ids"]) for one in train for row in one.rows]
+    rows = [
+        TokenRow(
+            one.source, (), row["input_ids"], f"rank {rank}" if len(one.rows) > 2 else "rejected" if i else "chosen"
+        )
+        for one in train
+        for i, (rank, row) in enumerate(zip(one.ranking.ranks, one.rows, strict=True))
+    ]
     examine(
         Subject(
             config=config,

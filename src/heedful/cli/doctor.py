@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
+from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
@@ -25,10 +26,10 @@ from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
 from heedful.data.batches import collate
 from heedful.data.learned import learned
 from heedful.display import Screen
-from heedful.doctor import first_step, rewards
+from heedful.doctor import arithmetic, first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
-from heedful.doctor.records import one_answer
+from heedful.doctor.records import given_away, one_answer
 from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
@@ -37,7 +38,7 @@ from heedful.models.policy import Policy
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
 from heedful.training.checkpoints import check_space
-from heedful.training.thresholds import SAMPLES
+from heedful.training.thresholds import SAMPLES, UNBALANCED
 from heedful.types import MicroBatch
 
 OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
@@ -68,7 +69,10 @@ class Examination:
         """Make the cheap checks of what a trainer has loaded."""
         self.subject, self.is_ours = subject, bool(learned(subject.tokenizer))
         self.findings += cheap_findings(subject)
-        self.add(one_answer(subject.records[0]))  # made-up data for a try may have one answer, and are trained on
+        train = subject.records[0]
+        self.add(
+            one_answer(train) or given_away(train)
+        )  # made-up data for a try may have one answer, and are trained on
 
     def add(self, *found: Finding | None) -> None:
         """Take up what checks found; a failure that ``--allow`` names is a warning."""
@@ -136,7 +140,7 @@ def examine(config: DoctorConfig) -> Examination:
 
 def refused(error: HeedfulError) -> Finding:
     """What heedful itself refuses, whatever is allowed: the training command's message, which says why and how to fix it."""
-    return Finding(REFUSED, "fail", redact(str(error)), type(error).__name__, why="", fix="")
+    return Finding(REFUSED, "fail", redact(str(error)), evidence="", why="", fix="")
 
 
 def examine_offline(examination: Examination, config: Any) -> None:
@@ -147,12 +151,28 @@ def examine_offline(examination: Examination, config: Any) -> None:
     check_machine(examination, learner, learner.model)
     check_text(examination, learner.model)
     network = learner.model.lm if isinstance(learner.model, Policy) else learner.model
+    batch = [train[row] for row in next(learner.batches)]
+    if isinstance(config, DPOConfig | KTOConfig) and config.reference is not None:
+        few = batch[: min(PASSES, config.micro_batch_size)]
+        examination.add(far_reference(learner.model, config.reference, few, data.pad_id))
+    if isinstance(config, KTOConfig):
+        good = sum(one.record.label for one in train)
+        examination.add(arithmetic.label_balance(config, good, len(train) - good, times=UNBALANCED))
     before, started = first_step.weights_before(network), time.perf_counter()
-    metrics = module.learn(learner, [train[row] for row in next(learner.batches)], *more, config)
+    metrics = module.learn(learner, batch, *more, config)
     seconds = time.perf_counter() - started
     examination.add(first_step.not_finite(learner.skips))
     check_move(examination, learner, learner.model, before, metrics)
     examination.measure(seconds, learner.schedule.total_steps)
+
+
+@torch.no_grad()
+def far_reference(model: Policy, name: str, batch: Sequence[Any], pad_id: int) -> Finding | None:
+    """Whether the reference of DPO or KTO is far from the policy on the chosen, or labelled, responses of a batch."""
+    examples = [one.chosen if isinstance(one, dpo.EncodedPair) else one.example for one in batch]
+    references = [one.ref_chosen if isinstance(one, dpo.EncodedPair) else one.ref for one in batch]
+    logprobs = whole_logprobs(model, examples, pad_id).tolist()
+    return first_step.far_reference(logprobs, references, [one.num_tokens for one in examples], name)
 
 
 def examine_online(examination: Examination, config: Any) -> None:
@@ -174,7 +194,7 @@ def examine_online(examination: Examination, config: Any) -> None:
             unsteady = rewards.random_scores(one, completions)
             blind = None if unsteady else rewards.ignores_responses(one, completions)
             examination.add(
-                rewards.fails(one, completions, config.max_failed_rewards) or rewards.fails_on_empty(one, completions),
+                rewards.fails(one, completions, config.max_failed_rewards) or rewards.empty_response(one, completions),
                 rewards.constant(one, completions),
                 rewards.length_alone(one, completions),
                 unsteady or blind or rewards.white_space(one, completions, learner.sampler.renderer),

@@ -84,6 +84,38 @@ CHECKS = {
         "The model cannot know who said what, and learns to write the user's turns too.",
         "give a --chat-template with the roles",
     ),
+    "template-in-text": Check(
+        "warn",
+        "share of records with special tokens or role names of a chat template in their texts",
+        "The chat template writes them itself; in the texts they are letters, which the policy learns to write.",
+        "give the texts alone, without what a chat template adds",
+    ),
+    "answer-repeats": Check(
+        "warn",
+        "share of answers that begin with their question, or stand in it",
+        "The model learns to copy: to repeat the question, or to look for the answer in it.",
+        "look at how the columns were filled",
+    ),
+    "label-given-away": Check(
+        "warn",
+        "whether the first character or word, or the last character, tells chosen from rejected (good from bad)",
+        "The model learns this mark, and nothing else of what makes a response better.",
+        "look at how the two were made; bring both into the same form",
+        is_cheap=False,
+    ),
+    "labels-unbalanced": Check(
+        "warn",
+        "numbers of good and bad responses with their weights (KTO)",
+        "The few hardly count: the model learns mostly from one label.",
+        "set --desirable-weight or --undesirable-weight",
+        is_cheap=False,
+    ),
+    "zero-layer": Check(
+        "fail",
+        "whether all matrices of a layer are zero",
+        "Such a layer does nothing, and has no gradient: it stays so for the whole run.",
+        "use an earlier checkpoint, or download it again",
+    ),
     "one-answer": Check(
         "fail or warn",
         "share of equal completions, or of equal chosen or rejected responses, to different prompts",
@@ -185,6 +217,13 @@ CHECKS = {
         "correct the reward for the response that is shown",
         is_cheap=False,
     ),
+    "reward-empty": Check(
+        "warn",
+        "the score of an empty response against the best of the sampled ones",
+        "The policy learns to end at once: nothing that it can write scores more.",
+        "give an empty response the lowest score",
+        is_cheap=False,
+    ),
     "reward-slow": Check(
         "warn",
         "a reward's seconds per step",
@@ -203,7 +242,7 @@ CHECKS = {
         "fail or warn",
         "whether the same responses score the same when they are scored again",
         "The policy learns noise: what was good in one step is bad in the next.",
-        "seed the reward, switch off its dropout, or average several calls",
+        "score each response by itself; seed the reward, switch off its dropout, or average several calls",
         is_cheap=False,
     ),
     "reward-ignores-responses": Check(
@@ -265,7 +304,7 @@ CHECKS = {
     "responses-cut": Check(
         "warn",
         "share of responses that reach --max-new-tokens",
-        "A reward then judges beginnings, and learning to end is the first thing that PPO does.",
+        "A reward then judges beginnings, and the first thing that the policy learns is to end.",
         "raise --max-new-tokens, run heedful sft first, or set --missing-eos-penalty",
         is_cheap=False,
     ),

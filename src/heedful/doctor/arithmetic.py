@@ -9,6 +9,7 @@ from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.doctor.findings import Finding, finding
 from heedful.training.thresholds import (
+    BALANCED,
     COLDEST,
     ENTROPY_COEF,
     FEWEST_BETA,
@@ -99,6 +100,22 @@ def beta(config: TrainingOptions) -> Finding | None:
         "warn",
         f"--beta {strength:g} {'holds the policy where it is' if strength > MOST_BETA else 'lets the policy go anywhere'}",
         f"papers have values between {FEWEST_BETA:g} and {MOST_BETA:g}",
+    )
+
+
+def label_balance(config: KTOConfig, good: int, bad: int, *, times: float = 1.0) -> Finding | None:
+    """Are good and bad responses, with their weights, this many ``times`` outside the balance that KTO's paper recommends?"""
+    balance = config.desirable_weight * good / (config.undesirable_weight * bad)
+    if BALANCED[0] / times <= balance <= BALANCED[1] * times:
+        return None
+    few = "desirable" if balance < BALANCED[0] else "undesirable"
+    weight = config.undesirable_weight * bad / good if few == "desirable" else config.desirable_weight * good / bad
+    return finding(
+        "labels-unbalanced",
+        "warn",
+        f"{good} good and {bad} bad responses, weights {config.desirable_weight:g} and {config.undesirable_weight:g}",
+        f"good ones weigh {balance:.3g} times as much as bad ones; {BALANCED[0]:g} to {BALANCED[1]:g} is recommended",
+        fix=f"--{few}-weight {weight:.3g} would balance them",
     )
 
 

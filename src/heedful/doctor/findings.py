@@ -62,6 +62,8 @@ class TokenRow(NamedTuple):
     prompt: Sequence[int]
     response: Sequence[int]
     """What is learned, or scored. Empty for a prompt alone."""
+    name: str = ""
+    """Which response of its record it is, such as chosen or bad; empty if there is one kind only."""
 
     @property
     def ids(self) -> list[int]:

@@ -96,6 +96,29 @@ def kl(passes: FirstPasses, reference: str | None) -> Finding | None:
     )
 
 
+def far_reference(
+    policy: Sequence[float], reference: Sequence[float], tokens: Sequence[int], name: str
+) -> Finding | None:
+    """Is the reference that was named absurdly far from the policy on responses of the data?
+
+    Args:
+        policy, reference: log-probs of responses, summed over their tokens, in nats.
+        tokens: their numbers of tokens.
+        name: of the reference.
+    """
+    number = max(1, sum(tokens))
+    mean = sum(abs(p - r) for p, r in zip(policy, reference, strict=True)) / number
+    if not mean > FAR_REFERENCE:
+        return None
+    return finding(
+        "kl-not-zero",
+        "warn",
+        f"before the first step the log-probs of policy and --reference {name} differ by {mean:.2g} nats per token",
+        f"mean log-prob of the tokens of {len(tokens)} responses: policy {sum(policy) / number:.3f}, reference "
+        f"{sum(reference) / number:.3f}",
+    )
+
+
 def sampler_mismatch(passes: FirstPasses, config: RolloutConfig) -> Finding | None:
     """Were tokens drawn with the probabilities that the policy has?"""
     mean = passes.mean((passes.sampler - passes.old).abs())

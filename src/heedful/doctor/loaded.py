@@ -1,8 +1,10 @@
 """Checks of models, reward models and settings that need no pass through a model."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
@@ -128,6 +130,37 @@ def untrained_tokens(
         f"{len(found)} token{'s' * (len(found) > 1)} of the texts {'have' if len(found) > 1 else 'has'} an embedding next to "
         "zero, or the mean of all rows",
         f"{names}; {where}",
+    )
+
+
+def zero_layer(model: PreTrainedModel) -> Finding | None:
+    """Are all matrices of a layer zero? Adapters, and matrices that are quantized or divided among ranks, are passed over."""
+    layers = [
+        (f"{name}.{i}", layer)
+        for name, modules in model.named_modules()
+        if isinstance(modules, nn.ModuleList) and not re.search(r"\.\d+(\.|$)", name)
+        for i, layer in enumerate(modules)
+    ]
+    found = []
+    for name, layer in layers:
+        matrices = [
+            weight.detach()
+            for of, weight in layer.named_parameters()
+            if weight.ndim > 1
+            and weight.is_floating_point()
+            and type(weight.detach()) is torch.Tensor
+            and "lora_" not in of
+        ]
+        if matrices and not any(weight.any() for weight in matrices):
+            found.append((name, len(matrices)))
+    if not found:
+        return None
+    names = ", ".join(name for name, _ in found[:4]) + ", ..." * (len(found) > 4)
+    return finding(
+        "zero-layer",
+        "fail",
+        f"all weights of {names} are zero",
+        f"{len(found)} of {len(layers)} layers; {found[0][1]} matrices of {found[0][0]}",
     )
 
 

@@ -27,6 +27,8 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         loaded.raw_prompts(subject),
         records.contradictions(train),
         records.repeated(train),
+        records.template_in_text(train, subject.renderer),
+        records.answer_repeats(train),
         records.unknown_tokens(rows, tokenizer),
         records.held_out_most(subject.counts, config.eval_data),
         arithmetic.lost_steps(config, subject.model.get_input_embeddings().weight, steps),
@@ -39,6 +41,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         encoded.share_cut(subject.counts),
         encoded.held_out_trained_on(train, held_out),
         loaded.untrained_tokens(subject.model, rows, tokenizer, needs=needed_end(subject)),
+        loaded.zero_layer(subject.model),
         loaded.learning_rate(config, subject.model.get_input_embeddings().weight.shape[1]),
     ]
     if subject.stop_ids and rows[0].response:

@@ -1,26 +1,47 @@
 """Checks of the records as they were read: what they say, whatever the model."""
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, finding, spread
 from heedful.training.thresholds import (
     CONTRADICTED,
     FEWEST,
+    GIVEN_AWAY,
+    MARKED,
     MOSTLY_CONTRADICTED,
     MOSTLY_ONE,
     MOSTLY_UNKNOWN,
     REPEATED,
+    REPEATED_BYTES,
+    REPEATS,
     UNKNOWN,
 )
-from heedful.types import Demonstration, Labelled, Prompt, Ranking, plain_response
+from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking, Response, last_answer, plain_response
 
 READ = 2000
-"""Rows whose tokens are looked at, spread evenly."""
+"""Rows or records whose texts are looked at, spread evenly."""
+TOKENS = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|system|user|assistant|end)\|>"
+    r"|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<[be]os>"
+)
+"""Special tokens of common chat templates."""
+ROLES = re.compile(
+    r"\A\s*(?:###\s*)?(?:Assistant|User|Human|Instruction|Response)\s*[:：]|^###\s*(?:Instruction|Response):", re.M
+)
+"""Role names that a message begins with. In raw text they may be the format that a model is to learn."""
+BEGINS_OR_ENDS: Mapping[str, Callable[[str], str]] = {
+    "begin with": lambda text: text[:1],
+    "begin with the word": lambda text: "".join(text.split()[:1]),
+    "end with": lambda text: text[-1:],
+}
+"""What may give a label away."""
 
 
 def one_answer(records: Sequence[HasPrompt]) -> Finding | None:
@@ -67,6 +88,104 @@ def _answers(records: Sequence[HasPrompt]) -> Mapping[str, list[tuple[str, str]]
     return found
 
 
+def given_away(records: Sequence[HasPrompt]) -> Finding | None:
+    """Does one character or word at the beginning or end tell chosen from rejected responses, or good from bad ones?"""
+    answers = _answers(records)
+    for better, worse in (("chosen responses", "rejected responses"), ("good responses", "bad responses")):
+        sides = [[text for _, text in answers.get(side, ())] for side in (better, worse)]
+        if min(map(len, sides)) < FEWEST // 2:
+            continue
+        for how, part in BEGINS_OR_ENDS.items():
+            counts = [Counter(map(part, side)) for side in sides]
+            shares = {
+                mark: [count[mark] / len(side) for count, side in zip(counts, sides, strict=True)]
+                for mark in counts[0] | counts[1]
+            }
+            mark, (first, second) = max(shares.items(), key=lambda item: abs(item[1][0] - item[1][1]))
+            if abs(first - second) >= GIVEN_AWAY:
+                numbers = [f"{count[mark]:,} of {len(side):,}" for count, side in zip(counts, sides, strict=True)]
+                return finding(
+                    "label-given-away",
+                    "warn",
+                    f"{first:.0%} of the {better} {how} {mark!r}, and {second:.0%} of the {worse}",
+                    f"{numbers[0]} and {numbers[1]}",
+                )
+    return None
+
+
+def answer_repeats(records: Sequence[HasPrompt]) -> Finding | None:
+    """Do answers that are learned begin with their question, or stand in it?"""
+    texts = list(_questions_and_answers(spread(records, READ)))
+    begin = [(source, q) for source, q, a in texts if len(q.encode()) >= REPEATED_BYTES and a.startswith(q)]
+    inside = [(source, a) for source, q, a in texts if len(a.encode()) >= REPEATED_BYTES and a in q]
+    for found, what in ((begin, "answers begin with their question"), (inside, "answers stand in their question")):
+        if len(texts) >= FEWEST and len(found) > REPEATS * len(texts):
+            source, text = found[0]
+            return finding(
+                "answer-repeats", "warn", f"{len(found):,} of {len(texts):,} {what}", f"{source}: {text[:60]!r}"
+            )
+    return None
+
+
+def _questions_and_answers(records: Sequence[HasPrompt]) -> Iterator[tuple[str, str, str]]:
+    """Sources, last questions and their answers; the best answer of several, and none that is bad."""
+    for one in records:
+        if not one.prompt or isinstance(one, Prompt) or (isinstance(one, Labelled) and not one.label):
+            continue
+        asked, answer = last_answer(one.prompt, _best(one))
+        yield (
+            one.source,
+            (asked if isinstance(asked, str) else asked[-1].content).strip(),
+            plain_response(answer).strip(),
+        )
+
+
+def _best(one: HasPrompt) -> Response:
+    if isinstance(one, Ranking):
+        return one.responses[one.ranks.index(min(one.ranks))]
+    assert isinstance(one, Demonstration)
+    return one.response
+
+
+def template_in_text(records: Sequence[HasPrompt], renderer: Renderer | None) -> Finding | None:
+    """Do most records have marks of a chat template in their texts?
+
+    Special tokens of the tokenizer in raw text have a warning where the data is read.
+    """
+    looked_at = spread(records, READ)
+    specials = set() if renderer is None else set(renderer.encoder.special_texts)
+    found: list[tuple[str, list[str], str]] = []
+    for one in looked_at:
+        for text in _texts(one):
+            if isinstance(one.prompt, str):
+                marks = [mark for mark in TOKENS.findall(text) if mark not in specials]
+            else:
+                own = [] if renderer is None else renderer.encoder.specials_in(text)
+                marks = [*own, *TOKENS.findall(text), *(mark[0].strip() for mark in ROLES.finditer(text))]
+            if marks:
+                found.append((one.source, list(dict.fromkeys(marks)), text))
+                break
+    if len(found) <= MARKED * len(looked_at):
+        return None
+    source, marks, text = found[0]
+    names = ", ".join(repr(one) for one, _ in Counter(mark for _, marks, _ in found for mark in marks).most_common(4))
+    at = max(0, text.index(marks[0]) - 30)
+    return finding(
+        "template-in-text",
+        "warn",
+        f"{len(found):,} of {len(looked_at):,} records have marks of a chat template in their texts: {names}",
+        f"{source}: {text[at : at + 60]!r}",
+    )
+
+
+def _texts(one: HasPrompt) -> Iterator[str]:
+    """The texts of a record: its prompt or each message of it, and its answers."""
+    answers = one.responses if isinstance(one, Ranking) else (one.response,) if isinstance(one, Demonstration) else ()
+    for text in (one.prompt, *answers):
+        for turn in text if isinstance(text, tuple) else (text,):
+            yield turn.content if isinstance(turn, Message) else turn
+
+
 def contradictions(records: Sequence[HasPrompt]) -> Finding | None:
     """Is the opposite of what a preference or a label says among the data too?"""
     said: dict[tuple[Hashable, ...], str] = {}
@@ -83,7 +202,8 @@ def contradictions(records: Sequence[HasPrompt]) -> Finding | None:
     return finding(
         "contradictions",
         "fail" if len(opposite) >= MOSTLY_CONTRADICTED * len(said) else "warn",
-        f"of {len(opposite):,} of {len(said):,} different preferences or labels the opposite is among the data",
+        f"{len(opposite):,} of {len(said):,} different {'labels' if isinstance(opposite[0][2], bool) else 'preferences'} are "
+        "contradicted by another record, which says the opposite",
         f"{said[first]} and {said[_opposite(first)]}",
     )
 

@@ -175,8 +175,8 @@ def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Fi
         "reward-random",
         "fail" if statistics.fmean(moves.values()) > RANDOM * spread else "warn",
         f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again in "
-        "another order, "
-        f"and scores of different responses spread by {spread:.2g}",
+        f"another order, and scores of different responses spread by {spread:.2g}: it is random, or depends on a response's "
+        "place or on the others of its batch",
         f"{before[row]:.3g}, then {after[row]:.3g} for {completions[row].response[:60]!r}",
     )
 
@@ -209,16 +209,31 @@ def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -
     )
 
 
-def fails_on_empty(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Does a reward fail on an empty response, which a policy may write?"""
+def empty_response(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
+    """Does a reward fail on empty responses, which a policy may write, or score them as high as the best of others?"""
     if not _asked_again(scored.reward):
         return None
-    empty = [replace(one, response="", ids=(), truncated=False) for one in completions[:1]]
-    (only,) = score_each([scored.reward], empty)[0].scores
-    if not isinstance(only, Problem):
+    empty = [replace(one, response="", ids=(), truncated=False) for one in completions[:FEWEST]]
+    again = score_each([scored.reward], empty)[0]
+    failed = next((row for row, one in enumerate(again.scores) if isinstance(one, Problem)), None)
+    if failed is not None:
+        return finding(
+            "reward-fails",
+            "warn",
+            f"{scored.reward.name} fails on an empty response",
+            f"it {again.scores[failed]}; for {sample(empty[failed])}",
+        )
+    written = [(total, row) for total, row in scored.totals if completions[row].response.strip()]
+    if len(written) < FEWEST or not again.totals:
+        return None
+    (best, row), (worst, _), (of_empty, _) = max(written), min(written), min(again.totals)
+    if of_empty < best or of_empty == worst:  # all scores are the same
         return None
     return finding(
-        "reward-fails", "warn", f"{scored.reward.name} fails on an empty response", f"it {only}; for {sample(empty[0])}"
+        "reward-empty",
+        "warn",
+        f"{scored.reward.name} scores an empty response at least as high as the best of {len(written)} sampled ones",
+        f"{of_empty:.3g} for '', {best:.3g} for {completions[row].response[:60]!r}",
     )
 
 

@@ -20,11 +20,13 @@ WHITE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
 
 
 def show_examples(console: Console, subject: Subject, number: int) -> None:
-    """Print the first examples: where they were read, their text, and their tokens with what is learned in brackets."""
+    """Print the first examples: where they were read, which response of their record they are, their text, and their tokens
+    with what is learned in brackets."""
     what = "scored" if subject.reward_model is not None else "learned"
     for row in subject.rows[:number]:
         learned = f", {len(row.response):,} of them {what}" if row.response else ""
-        _print(console, f"{row.source}: {len(row.prompt) + len(row.response):,} tokens{learned}", "bold")
+        named = f" {row.name}" if row.name else ""
+        _print(console, f"{row.source}{named}: {len(row.prompt) + len(row.response):,} tokens{learned}", "bold")
         text = subject.tokenizer.decode(row.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         _print(console, f"  text    {shown(redact_printed(text), 600)}")
         console.print(RichText("  tokens  ").append_text(_tokens(subject, row)), soft_wrap=True)

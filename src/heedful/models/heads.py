@@ -114,6 +114,13 @@ def logit_map(lm: PreTrainedModel) -> LogitMap:
     lm.train(was_training)
     if not bool(states.isfinite().all()):  # of a model in memory: loading checks others
         refuse_not_finite(lm, lm.name_or_path or type(lm).__name__)
+    if not bool(states.any()):
+        zero = [name for name, weight in trunk.named_parameters() if not name.endswith("bias") and not weight.any()]
+        raise CheckpointError(
+            f"{lm.name_or_path or type(lm).__name__}: its hidden states are all zero, so every token is as likely as any "
+            f"other; weights that are all zero: {', '.join(zero[:4]) or 'the embeddings of tokens 1 to 4'}. Use an earlier "
+            "checkpoint, or download it again"
+        )
     rtol = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 2e-2
     if seen and seen["output"].shape == logits.shape and seen["states"].shape == states.shape:
         before = _factor(seen["states"], states)

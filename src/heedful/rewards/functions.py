@@ -32,7 +32,16 @@ from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, HeedfulError, RewardError
 from heedful.rewards.mathematics import make_verifier
-from heedful.rewards.results import CallError, OneScore, Problem, Remote, ResultError, RewardFunction, read_scores
+from heedful.rewards.results import (
+    CallError,
+    OneScore,
+    Problem,
+    Remote,
+    ResultError,
+    RewardFunction,
+    raised,
+    read_scores,
+)
 from heedful.rewards.rules import make_rule
 
 START = """
@@ -275,7 +284,7 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str
     except ResultError as error:
         return {"wrong": str(error)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: only the function can raise them here
-        return {"raised": f"raised {user_code.describe(error)}"}
+        return {"raised": raised(error, arguments)}
     finally:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the function, say
             sys.stdout.flush()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from heedful import user_code
+
 OneScore = float | list[float] | None
 """A reward's score of a response: a number, one number per token, or None if the reward does not apply."""
 
@@ -144,3 +146,12 @@ def is_finite(number: Real | float) -> bool:
         return math.isfinite(number)
     except OverflowError:  # an integer too large for a float
         return False
+
+
+def raised(error: BaseException, arguments: Mapping[str, Any]) -> str:
+    """What a reward function raised, in words; with the form of its arguments if it took messages for texts."""
+    text = f"raised {user_code.describe(error)}"
+    gets_messages = any(isinstance(one, list) for one in arguments.get("completions", ()))
+    if gets_messages and isinstance(error, AttributeError | TypeError) and "list" in str(error):
+        text += '; the completion c of a conversation is a list of messages, and its text is c[-1]["content"]'
+    return text

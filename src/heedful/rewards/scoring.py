@@ -18,7 +18,6 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from heedful import user_code
 from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
@@ -36,6 +35,7 @@ from heedful.rewards.results import (
     ResultError,
     RewardFunction,
     Truncated,
+    raised,
     read_scores,
 )
 from heedful.types import Completion, Text
@@ -422,7 +422,7 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
             raise
         if isinstance(function, Distributed) and ranks.size() > 1:  # others may wait for this rank's part
             raise
-        raise CallError(f"raised {user_code.describe(error)}") from error
+        raise CallError(raised(error, arguments)) from error
 
 
 def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:

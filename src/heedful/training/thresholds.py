@@ -40,6 +40,18 @@ REPEATED = 0.5
 """Share of the records that repeat another: above it, an epoch is two or more."""
 UNKNOWN, MOSTLY_UNKNOWN = 0.1, 0.5
 """Share of tokens that stand for characters which the tokenizer does not know."""
+REPEATS, REPEATED_BYTES = 0.5, 16
+"""Share of the answers that begin with their question, or stand in it, above which the column was filled so. Texts of fewer
+bytes, such as a greeting or a choice, are passed over."""
+GIVEN_AWAY = 0.9
+"""So much more of the chosen responses than of the rejected ones begin, or end, with the same character or word: nine tenths
+of the pairs can then be told apart without reading them."""
+MARKED = 0.5
+"""Share of the records with marks of a chat template in their texts, above which one has rendered them. Fewer may speak of
+one."""
+BALANCED, UNBALANCED = (1.0, 1.5), 2.0
+"""Range of (weight x number of good responses) / (weight x number of bad ones) that KTO's paper recommends (eq. 9): outside
+it a run says so. The doctor warns at so many times outside it: held-out records alone move it by hundredths."""
 LOOKED_AT = 4
 """Conversations that are rendered with one turn changed, besides the longest: a template renders all of them alike."""
 
