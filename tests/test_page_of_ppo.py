@@ -124,6 +124,7 @@ def test_the_loop_of_the_readme_is_that_of_the_example():
     assert lines[-2] == "optimizer.step()"
 
 
+@pytest.mark.exhaustive  # the example, whose loop it is, runs in the suite
 def test_the_loop_of_the_readme_runs_and_learns(tmp_path):
     command = [sys.executable, "-c", loop_of_the_readme()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
