@@ -194,7 +194,9 @@ def token_rows(examples: Iterable[Example], name: str = "") -> list[TokenRow]:
 
 def as_batch(examples: Sequence[Example], pad_id: int) -> Batch:
     """Examples as tensors, with all padding at the end; ``response_mask`` marks what is learned."""
-    learned = [[True] * len(one.response) if one.learned is None else one.learned for one in examples]
+    learned = None
+    if any(one.learned is not None for one in examples):
+        learned = [[True] * len(one.response) if one.learned is None else one.learned for one in examples]
     prompts, responses = [one.prompt for one in examples], [one.response for one in examples]
     return collate_padding_behind(prompts, responses, pad_id=pad_id, own=learned)
 
