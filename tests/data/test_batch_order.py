@@ -91,18 +91,18 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_a_batch_larger_than_the_data(num_items, batch_size):
     with pytest.raises(ConfigError) as caught:
         BatchOrder(num_items, batch_size, seed=0)
-    assert f"--batch-size is {batch_size}, but the data have only {num_items} records" in str(caught.value)
-    assert "Lower --batch-size, or give more data" in str(caught.value)
+    assert f"batch_size is {batch_size}, but the data have only {num_items} records" in str(caught.value)
+    assert "Lower it, or give more data" in str(caught.value)
 
 
-def test_the_flag_in_messages_is_the_callers():
-    with pytest.raises(ConfigError, match=r"--rollout-batch-size is 8, .* only 4 prompts. Lower --rollout-batch-size"):
-        BatchOrder(4, 8, seed=0, batch_flag="--rollout-batch-size", items="prompts")
+def test_messages_name_the_items():
+    with pytest.raises(ConfigError, match=r"batch_size is 8, .* only 4 prompts. Lower it"):
+        BatchOrder(4, 8, seed=0, items="prompts")
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_of_nothing(batch_size):
-    with pytest.raises(ConfigError, match=f"--batch-size is {batch_size}; it must be at least 1"):
+    with pytest.raises(ConfigError, match=f"batch_size is {batch_size}; it must be at least 1"):
         BatchOrder(3, batch_size, seed=0)
 
 

@@ -47,6 +47,14 @@ def demonstrations():
     return [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs()]
 
 
+def asked(prompt):
+    """The demonstrations, with prompt(question, answer) as their question."""
+    return [
+        one | {"prompt": said("user", prompt(one["prompt"][0]["content"], one["completion"][0]["content"]))}
+        for one in demonstrations()
+    ]
+
+
 def prompts():
     return [{"prompt": said("user", q)} for q in QUESTIONS]
 
@@ -698,25 +706,13 @@ FAULTS = {
     ),
     "questions that hold their answer": Fault(
         "sft",
-        changed(
-            "漏.jsonl",
-            [
-                one | {"prompt": said("user", f"问题。答案：{one['completion'][0]['content']}")}
-                for one in demonstrations()
-            ],
-        ),
+        changed("漏.jsonl", asked(lambda question, answer: f"问题。答案：{answer}")),
         {"answer-repeats": "warn"},
         "24 of 24 answers stand in their question",
     ),
     "a template's tokens in the questions": Fault(
         "sft",
-        changed(
-            "模.jsonl",
-            [
-                one | {"prompt": said("user", f"<|user|>{one['prompt'][0]['content']}<|end|>")}
-                for one in demonstrations()
-            ],
-        ),
+        changed("模.jsonl", asked(lambda question, answer: f"<|user|>{question}<|end|>")),
         {"template-in-text": "warn"},
         "'<|user|>'",
     ),

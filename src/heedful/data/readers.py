@@ -706,8 +706,8 @@ UTF_16 = {
 """First bytes of UTF-16 files, as saved by Windows: a byte order mark, or JSON's opening bracket beside a NUL."""
 
 
-def _as_utf8(stream: BinaryIO) -> BinaryIO:
-    encoding = UTF_16.get(stream.peek(2)[:2])  # type: ignore[attr-defined]  # both streams below are buffered
+def _as_utf8(stream: io.BufferedReader) -> BinaryIO:
+    encoding = UTF_16.get(stream.peek(2)[:2])
     return stream if encoding is None else io.BytesIO(stream.read().decode(encoding).encode("utf-8"))
 
 

@@ -95,7 +95,6 @@ class BatchOrder:
         batch_size: items per batch.
         seed: of the shuffling.
         shuffle: False keeps the order of the data in every epoch.
-        batch_flag: the flag that sets ``batch_size``, named in messages.
         items: what the items are, for messages.
 
     Raises ConfigError if a batch would be empty or larger than the data.
@@ -108,15 +107,13 @@ class BatchOrder:
         seed: int,
         *,
         shuffle: bool = True,
-        batch_flag: str = "--batch-size",
         items: str = "records",
     ) -> None:
         if batch_size < 1:
-            raise ConfigError(f"{batch_flag} is {batch_size}; it must be at least 1")
+            raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         if num_items < batch_size:
             raise ConfigError(
-                f"{batch_flag} is {batch_size}, but the data have only {num_items} {items}. Lower "
-                f"{batch_flag}, or give more data"
+                f"batch_size is {batch_size}, but the data have only {num_items} {items}. Lower it, or give more data"
             )
         self.num_items = num_items
         self._batch_size = batch_size
