@@ -10,9 +10,12 @@ import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.errors import ConfigError, HeedfulError, user_frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PREFIX = "python:"
 MODULE = "heedful user file "
@@ -143,6 +146,29 @@ def call(flag: str, value: str | Callable[..., Any], *arguments: Any, **named: A
         raise
     except Exception as error:
         raise ConfigError(f"{flag} {name_of(value)} raised {describe(error)}") from error
+
+
+def call_loss(
+    flag: str, value: str | Callable[..., Any], *arguments: Any, **named: Any
+) -> "tuple[Tensor, dict[str, Tensor]]":
+    """`call` a loss's function, which returns ``(loss, metrics)``: a scalar tensor, and numbers by name.
+
+    The metrics come back as 0-dim tensors without gradient. Raises ConfigError for anything else.
+    """
+    import torch  # the settings, which name functions too, are read without it
+
+    match call(flag, value, *arguments, **named):
+        case (torch.Tensor(shape=()) as loss, dict(metrics)):
+            for name, number in metrics.items():
+                if not isinstance(number, bool | int | float | torch.Tensor) or torch.as_tensor(number).ndim:
+                    raise ConfigError(
+                        f"{flag} {name_of(value)} returned the metric {name!r} = {number!r:.80}; a metric must be one "
+                        "number, such as a tensor's mean()"
+                    )
+            return loss, {
+                name: torch.as_tensor(number, device=loss.device).detach() for name, number in metrics.items()
+            }
+    raise ConfigError(f"{flag} {name_of(value)} must return (loss, metrics): a scalar tensor and a dictionary")
 
 
 def describe(error: BaseException) -> str:

@@ -14,8 +14,18 @@ from cases import often, pairs_often
 from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
 from heedful.algorithms import dpo as dpo_module
 from heedful.algorithms import sft as sft_module
-from heedful.algorithms.dpo import accumulate, encode_preferences, response_logprobs, with_reference
+from heedful.algorithms.dpo import (
+    EncodedPair,
+    accumulate,
+    encode_preferences,
+    margins,
+    pair_loss,
+    response_logprobs,
+    with_reference,
+)
+from heedful.core.masking import rightness
 from heedful.data.chat import Renderer
+from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
@@ -429,6 +439,52 @@ def test_a_loss_of_ones_own_trains_as_the_built_in_one(trained, tmp_path):
         assert result.metrics["policy/seen"].dropna().tolist() == [4.0] * 3, "a sum over four micro-batches"
 
 
+def test_a_loss_of_ones_own_is_asked_about_all_pairs_at_once(trained):
+    """Of a step or of an evaluation, also for the accuracy of each pair; its metrics may be plain numbers."""
+    asked = set()
+
+    def loss(*tensors, num_pairs, **settings):
+        asked.add(num_pairs)
+        return sigmoid_by_hand(*tensors, num_pairs=num_pairs, **settings)[0], {"reward/accuracy": 0.5}
+
+    trained(loss)
+    assert asked == {4, 3}, "four pairs a step, three held out"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"loss": loss} for loss in ("sigmoid", "ipo", "ipo-sum", "hinge", "simpo", "orpo", sigmoid_by_hand)),
+        {"loss": "robust", "label_smoothing": 0.1},
+        {"loss": "sigmoid", "length_normalise": True},
+    ],
+)
+def test_the_accuracy_of_each_pair_is_that_of_the_loss(tmp_path, changes):
+    config = settings(tmp_path, **changes)
+    ranking = Ranking("问", ("甲", "乙"), (0, 1), "row")
+    lengths = [
+        (1, 8),
+        (8, 1),
+        (2, 2),
+        (8, 1),
+        (2, 2),
+    ]  # the last two are right only per token, only without a reference
+    pairs = [EncodedPair(ranking, [0], Example([0], [1] * a), Example([0], [1] * b)) for a, b in lengths]
+    references = [(-1.0, -9.0), (-9.0, -1.0), (-4.0, -4.0), (-8.0, -3.0), (-1.0, -4.0)]
+    pairs = [replace(one, ref_chosen=a, ref_rejected=b) for one, (a, b) in zip(pairs, references, strict=True)]
+    chosen, rejected = torch.tensor([-2.0, -9.5, -4.0, -10.0, -3.0]), torch.tensor([-9.5, -2.0, -4.0, -4.0, -4.0])
+    alone = [
+        pair_loss(chosen[i : i + 1], rejected[i : i + 1], [pair], config, num_pairs=1)[1]["reward/accuracy"]
+        for i, pair in enumerate(pairs)
+    ]
+    assert {0.0, 0.5, 1.0} <= {float(one) for one in alone}
+    assert rightness(margins(chosen, rejected, pairs, config)).tolist() == alone
+
+
+def a_row(chosen, *_, **__):
+    return chosen.sum(), {"reward/all": chosen}
+
+
 def nothing(*_, **__):
     return None
 
@@ -440,6 +496,7 @@ def fails(*_, **__):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
+        (a_row, r"--loss a_row returned the metric 'reward/all' = tensor\(\[.*; a metric must be one number"),
         (nothing, r"--loss nothing must return \(loss, metrics\)"),
         (fails, "--loss fails raised ValueError: 坏了 .*test_dpo.py, line"),
         ("python:nowhere.py:loss", "the file nowhere.py of python:nowhere.py:loss does not exist"),

@@ -41,7 +41,7 @@ from heedful.data.splits import item_key
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
 from heedful.doctor.preflight import Examine, refuse_unfit
-from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
@@ -201,9 +201,7 @@ def accumulate(
         if torch.is_grad_enabled():
             loss.backward()
         if each is not None:
-            alone = zip(chosen.split(1), rejected.split(1), part, strict=True)
-            own = [pair_loss(better, worse, [pair], config, num_pairs=1)[1] for better, worse, pair in alone]
-            each.add(part, torch.stack([metrics["reward/accuracy"] for metrics in own]))
+            each.add(part, rightness(margins(chosen, rejected, part, config)))
         sums.add({"loss/dpo": loss.detach(), **metrics})
     return sums.add_ranks().means(1)
 
@@ -219,10 +217,7 @@ def pair_loss(
         config: the settings.
         num_pairs: number of pairs of the whole optimizer step.
     """
-    tokens = (
-        upload(torch.tensor([pair.chosen.num_tokens for pair in pairs]), chosen.device),
-        upload(torch.tensor([pair.rejected.num_tokens for pair in pairs]), chosen.device),
-    )
+    tokens = _tokens(pairs, chosen)
     if user_code.is_named(config.loss):
         return own_loss(chosen, rejected, pairs, config, tokens, num_pairs=num_pairs)
     if config.loss == "simpo":
@@ -260,7 +255,7 @@ def own_loss(
     Raises ConfigError if it raises, or does not return a scalar and a dictionary.
     """
     ref_chosen, ref_rejected = _references(pairs, chosen)
-    found = user_code.call(
+    loss, metrics = user_code.call_loss(
         LOSS,
         config.loss,
         chosen,
@@ -272,13 +267,32 @@ def own_loss(
         config=config,
         num_pairs=num_pairs,
     )
-    margin = (chosen - ref_chosen - rejected + ref_rejected).detach()
+    margin = margins(chosen, rejected, pairs, config)
     common = {"reward/accuracy": rightness(margin).sum(), "reward/margin": config.strength * margin.sum()}
-    match found:
-        case (Tensor(shape=()) as loss, dict(metrics)):
-            return loss, {name: number / num_pairs for name, number in common.items()} | metrics
-    raise ConfigError(
-        f"{LOSS} {user_code.name_of(config.loss)} must return (loss, metrics): a scalar tensor and a dictionary"
+    return loss, {name: number / num_pairs for name, number in common.items()} | metrics
+
+
+def margins(chosen: Tensor, rejected: Tensor, pairs: Sequence[EncodedPair], config: DPOConfig) -> Tensor:
+    """By how much each pair's chosen response is preferred, ``[pairs]``, without gradient: what the losses' accuracy counts.
+
+    It is the difference of the log-probs per token without a reference; with one, of the log-ratios, per token only if
+    the loss divides them.
+    """
+    chosen, rejected = chosen.detach(), rejected.detach()
+    if config.needs_reference:
+        ref_chosen, ref_rejected = _references(pairs, chosen)
+        chosen, rejected = chosen - ref_chosen, rejected - ref_rejected
+    if config.is_per_token or not config.needs_reference:
+        chosen_tokens, rejected_tokens = _tokens(pairs, chosen)
+        chosen, rejected = chosen / chosen_tokens, rejected / rejected_tokens
+    return chosen - rejected
+
+
+def _tokens(pairs: Sequence[EncodedPair], chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of tokens of both responses of some pairs."""
+    return (
+        upload(torch.tensor([pair.chosen.num_tokens for pair in pairs]), chosen.device),
+        upload(torch.tensor([pair.rejected.num_tokens for pair in pairs]), chosen.device),
     )
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from heedful import core, user_code
 from heedful.configs.online import OnlineConfig
 from heedful.core.policy_losses import Metrics
-from heedful.errors import ConfigError
 
 FLAG = "--policy-loss"
 
@@ -50,9 +49,5 @@ def objective_loss(
             return core.a2c_policy_loss(
                 logprobs, advantages, response_mask, importance_level=level, reduction=reduction
             )
-    match user_code.call(FLAG, cfg.policy_loss, *tensors, config=cfg, reduction=reduction):
-        case (Tensor(shape=()) as loss, dict(metrics)):
-            return loss, {"loss/policy": loss.detach(), **metrics}
-    raise ConfigError(
-        f"{FLAG} {user_code.name_of(cfg.policy_loss)} must return (loss, metrics): a scalar tensor and a dictionary"
-    )
+    loss, metrics = user_code.call_loss(FLAG, cfg.policy_loss, *tensors, config=cfg, reduction=reduction)
+    return loss, {"loss/policy": loss.detach(), **metrics}
