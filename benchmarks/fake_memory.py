@@ -21,7 +21,6 @@ import random
 import string
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -32,10 +31,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from workload import END, PAD
 
-import heedful
-from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
 from heedful.algorithms.online import start as online_start
 from heedful.algorithms.online.rollout import rollout
+from heedful.configs.trainers import TRAINERS
 from heedful.engines import generate
 from heedful.engines.decoder import Decoder
 from heedful.engines.kv_cache import BLOCK
@@ -108,10 +106,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "online DPO": ("online-dpo", {}),
     "online DPO, LoRA": ("online-dpo", LORA),
 }
-CONFIGS = {
-    "sft": heedful.SFTConfig, "reward": heedful.RewardConfig, "dpo": heedful.DPOConfig, "kto": heedful.KTOConfig,
-    "ppo": heedful.PPOConfig, "grpo": heedful.GRPOConfig, "online-dpo": heedful.OnlineDPOConfig,
-}  # fmt: skip
 CPU_RUNS = (
     "SFT",
     "SFT, LoRA",
@@ -122,7 +116,6 @@ CPU_RUNS = (
     "PPO, shared critic",
     "PPO, critic of its own",
 )
-ROOMS: dict[str, ModuleType] = {"sft": sft, "reward": reward_model, "dpo": dpo, "kto": kto, "online-dpo": online_dpo}
 
 
 def make(folder: Path, size: str) -> None:
@@ -190,7 +183,7 @@ def settings(folder: Path, size: str, run: str) -> Any:
         common |= {} if command == "online-dpo" else {"kl_coef": 0.05}
     else:
         common |= {"max_steps": 2, "batch_size": 8 if is_pairs else 16}
-    return CONFIGS[command](**common | changes)
+    return TRAINERS[command].settings()(**common | changes)
 
 
 # The run ----------------------------------------------------------------------------------------------------------------
@@ -198,25 +191,21 @@ def settings(folder: Path, size: str, run: str) -> Any:
 
 def measure(config: Any, *, has_numbers: bool = False) -> dict[str, int]:
     """The largest number of live bytes in each phase of a run's set-up and first steps, as shapes or ``has_numbers``."""
-    command = next(name for name, kind in CONFIGS.items() if kind is type(config))
+    trainer = TRAINERS[config.algorithm]
+    page: Any = trainer.page()
     with LiveBytes(config.device, has_numbers=has_numbers) as device, shortened(device):
         device.phase = "backward"
-        if command in ("ppo", "grpo", "online-dpo"):
-            room = ROOMS.get(command, ppo)
+        if trainer.is_online:
             _, learner, _, _ = online_start.start(config, ())
             for _ in range(2):
                 scored = rollout(learner, next(learner.prompts))
                 with device.in_phase("scoring"):
-                    experience = room.make_experience(learner, scored)
-                room.learn(learner, experience)
+                    experience = page.make_experience(learner, scored)
+                page.learn(learner, experience)
         else:
-            room = ROOMS[command]
-            learner, *rest = room.start(config)
+            learner, data = page.start(config)
             for _ in range(2):
-                if command == "reward":
-                    room.learn(learner, rest[0][: config.batch_size], config)
-                else:
-                    room.learn(learner, rest[0].train[: config.batch_size], rest[0].pad_id, config)
+                page.learn(learner, data.train[: config.batch_size], config)
         return device.peaks
 
 

@@ -273,7 +273,7 @@ def policy_row(name):
         sampled = change(rollouts.logprobs, whole)
         in_place, packed = make_cache(lm, None)[1], can_pack(lm.base_model)
         saved, before = [], reloaded(lm, root / "model", None)[1] if architecture.text is None else None
-        sft.learn(learner, loaded.train, loaded.pad_id, SFTConfig(**settings_of(root, data)))
+        sft.learn(learner, loaded.train, SFTConfig(**settings_of(root, data)))
         learner.save(root / "sft")
         difference, before = reloaded(lm, root / "sft", before)
         saved.append(difference)
@@ -301,12 +301,12 @@ def reward_row(name):
         make(name, name, architecture, root / "model", auto)
         records = [{"prompt": t, "chosen": f"{t} 好", "rejected": "不 " * (i + 1)} for i, t in enumerate(TEXTS)]
         config = RewardConfig(**settings_of(root, write(root / "data.jsonl", records), batch_size=4, max_steps=1))
-        learner, train, _, _ = reward.start(config)
-        model, rows = learner.model.eval(), [row for one in train for row in one.rows]
+        learner, loaded = reward.start(config)
+        model, rows = learner.model.eval(), [row for one in loaded.train for row in one.rows]
         with torch.no_grad():
             first = model(rows)
             batched = change(torch.cat([model([row]) for row in rows]), first)
-        reward.learn(learner, train, config)
+        reward.learn(learner, loaded.train, config)
         learner.save(root / "saved")
         plain = AutoModelForSequenceClassification.from_pretrained(root / "saved").eval()
         with torch.no_grad():

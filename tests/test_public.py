@@ -1,6 +1,5 @@
 """The public names work as the documents show them."""
 
-import importlib
 import json
 import re
 import shlex
@@ -73,8 +72,7 @@ def test_every_command_of_the_documents_is_parsed(document, tmp_path, monkeypatc
         if rest and rest[0].endswith("/config.yaml"):
             Path(rest[0]).parent.mkdir(parents=True, exist_ok=True)
             Path(rest[0]).write_text("model: m\ndata: d.jsonl\noutput: o\n", encoding="utf-8")
-        module, _, config = COMMANDS[name].config.partition(":")
-        parse(getattr(importlib.import_module(f"heedful.{module}"), config), rest, prog=f"heedful {name}")
+        parse(COMMANDS[name].settings(), rest, prog=f"heedful {name}")
 
 
 def test_the_documents_have_commands():

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import gzip
-import importlib
 import io
 import json
 import math
@@ -37,8 +36,7 @@ each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path
 
 
 def config_of(command, words):
-    module, _, name = COMMANDS[command].config.partition(":")
-    return parse(getattr(importlib.import_module(f"heedful.{module}"), name), words, prog=f"heedful {command}")
+    return parse(COMMANDS[command].settings(), words, prog=f"heedful {command}")
 
 
 def header(path):

@@ -37,7 +37,7 @@ def rehearse(root, device):
     row = Row()
     with watch(row):
         rollouts = learner.sampler.generate(policy.eval(), prompts, torch.Generator().manual_seed(0))
-    sft.learn(learner, loaded.train, loaded.pad_id, SFTConfig(**settings))
+    sft.learn(learner, loaded.train, SFTConfig(**settings))
     weights = [parameter.detach().float().cpu() for parameter in policy.parameters()]
     return rollouts.own_ids(), [rollouts.logprobs.cpu(), *weights], row
 

@@ -227,7 +227,7 @@ def test_answers_after_the_first_are_counted(tiny, tmp_path):
         config = SFTConfig(
             model=tiny("gpt2"), data=str(path), output=tmp_path / name, eval_fraction=0.0, batch_size=2, dtype="float32"
         )
-        assert start(config)[1].counts.get("multi_turn") == expected
+        assert start(config)[1].facts["data"].get("multi_turn") == expected
 
 
 def test_a_line_that_is_too_long_ends_nothing(say, settings):

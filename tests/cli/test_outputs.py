@@ -1,7 +1,6 @@
 """No output of any command replaces a file or folder that heedful did not write, not even with ``--overwrite``."""
 
 import dataclasses
-import importlib
 import json
 import shutil
 
@@ -48,8 +47,7 @@ READS_ONLY = ("plan ", "doctor ")
 
 
 def settings_of(command):
-    module, _, name = COMMANDS[command].config.partition(":")
-    return {field.name for field in dataclasses.fields(getattr(importlib.import_module(f"heedful.{module}"), name))}
+    return {field.name for field in dataclasses.fields(COMMANDS[command].settings())}
 
 
 def test_the_table_has_every_command_with_an_output():

@@ -25,17 +25,7 @@ from heedful import (
     WinRateConfig,
 )
 from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
-from heedful.configs.doctor import (
-    DoctorA2CConfig,
-    DoctorDeviceConfig,
-    DoctorDPOConfig,
-    DoctorGRPOConfig,
-    DoctorKTOConfig,
-    DoctorOnlineDPOConfig,
-    DoctorPPOConfig,
-    DoctorRewardConfig,
-    DoctorSFTConfig,
-)
+from heedful.configs.doctor import DoctorDeviceConfig, doctor_settings
 from heedful.configs.evaluate import TasksConfig
 from heedful.configs.exam import ExamConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
@@ -48,20 +38,12 @@ from heedful.configs.label_data import (
     WithdrawConfig,
 )
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
-from heedful.configs.plan import (
-    PlanA2CConfig,
-    PlanDPOConfig,
-    PlanGRPOConfig,
-    PlanKTOConfig,
-    PlanOnlineDPOConfig,
-    PlanPPOConfig,
-    PlanRewardConfig,
-    PlanSFTConfig,
-)
+from heedful.configs.plan import plan_settings
 from heedful.configs.report import LookConfig, ReportConfig, WatchConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.tools import PushConfig, RunsConfig, SampleConfig, ServePolicyConfig, TinyConfig
 from heedful.configs.tracking import TrackConfig
+from trainers import TRAIN
 
 RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}
 MEASURE = {"model": "模型", "data": "数据.jsonl"}
@@ -99,8 +81,6 @@ LEAST = {
     PassAtKConfig: MEASURE,
     WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
-    PlanSFTConfig: {"model": "4B"},
-    PlanRewardConfig: {"model": "4B"},
     ExamConfig: {"reward": "评分"},
     RunsConfig: {"folder": "/"},
     NewProjectConfig: {"project": "项目"},
@@ -114,24 +94,12 @@ LEAST = {
     WithdrawConfig: {"project": "项目"},
     ListConfig: {"project": "项目"},
     CorrectConfig: {"project": "项目", "label": "0a1b", "answer": "{}"},
-    PlanPPOConfig: {"model": "4B"},
-    PlanA2CConfig: {"model": "4B"},
-    PlanDPOConfig: {"model": "4B"},
-    PlanKTOConfig: {"model": "4B"},
-    PlanGRPOConfig: {"model": "4B"},
-    PlanOnlineDPOConfig: {"model": "4B"},
     DoctorDeviceConfig: {},
-    DoctorSFTConfig: MEASURE,
-    DoctorRewardConfig: MEASURE,
-    DoctorPPOConfig: MEASURE,
-    DoctorA2CConfig: MEASURE,
-    DoctorDPOConfig: MEASURE,
-    DoctorKTOConfig: MEASURE,
-    DoctorGRPOConfig: MEASURE,
-    DoctorOnlineDPOConfig: MEASURE,
+    **{plan_settings(trainer): {"model": "4B"} for trainer in TRAIN},
+    **{doctor_settings(trainer): MEASURE for trainer in TRAIN},
 }
 
-WITHIN = (PlanSFTConfig, PlanPPOConfig, DoctorSFTConfig)
+WITHIN = (plan_settings(SFTConfig), plan_settings(PPOConfig), doctor_settings(SFTConfig))
 LIKE_OTHERS = {c for c in LEAST if c.__name__.startswith(("Plan", "Doctor")) and c not in WITHIN}
 
 
@@ -155,7 +123,7 @@ def least(config_class):
 
 @pytest.fixture(
     params=[
-        pytest.param(c, marks=[pytest.mark.exhaustive] * (c in (A2CConfig, PlanPPOConfig)), id=c.__name__)
+        pytest.param(c, marks=[pytest.mark.exhaustive] * (c in (A2CConfig, plan_settings(PPOConfig))), id=c.__name__)
         for c in LEAST
         if c not in LIKE_OTHERS
     ]

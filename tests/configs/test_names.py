@@ -1,7 +1,6 @@
 """A name that somebody brings from TRL, OpenRLHF or verl is answered with what to write."""
 
 import dataclasses
-import importlib
 
 import pytest
 
@@ -90,8 +89,7 @@ BROUGHT = [
 
 
 def settings_of(command):
-    module, _, name = COMMANDS[command].config.partition(":")
-    return {field.name for field in dataclasses.fields(getattr(importlib.import_module(f"heedful.{module}"), name))}
+    return {field.name for field in dataclasses.fields(COMMANDS[command].settings())}
 
 
 @pytest.mark.parametrize(("command", "brought", "ours"), BROUGHT, ids=str)

@@ -3,7 +3,6 @@
 ``python tests/configs/test_settings_page.py`` writes the page.
 """
 
-import importlib
 from pathlib import Path
 
 from heedful.cli.command_table import COMMANDS
@@ -24,8 +23,7 @@ ONLINE = ["ppo", "a2c", "grpo", "online-dpo"]
 
 
 def config_of(command):
-    module, _, name = COMMANDS[command].config.partition(":")
-    return getattr(importlib.import_module(f"heedful.{module}"), name)
+    return COMMANDS[command].settings()
 
 
 def commands_in_words(commands):

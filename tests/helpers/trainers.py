@@ -42,11 +42,10 @@ def begin(settings, *, with_samples=False):
     The table of samples, which draws random numbers, is then part of a step; reward models have none.
     """
     (module,) = (MODULES[name] for name, kind in CONFIGS.items() if type(settings) is kind)
-    learner, data, *_ = module.start(settings)
-    rows, more = (data, ()) if module is reward_model else (data.train, (data.pad_id,))
+    learner, data = module.start(settings)
 
     def step():
-        metrics = module.learn(learner, [rows[i] for i in next(learner.batches)], *more, settings)
+        metrics = module.learn(learner, [data.train[i] for i in next(learner.batches)], settings)
         samples = {"samples": module.sample_rows(learner, data)} if with_samples and module is not reward_model else {}
         return metrics | samples
 

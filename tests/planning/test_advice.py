@@ -6,7 +6,7 @@ import pytest
 
 from cases import often
 from heedful import ConfigError, DPOConfig, GRPOConfig, KTOConfig, PPOConfig, SFTConfig
-from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
+from heedful.configs.plan import plan_settings
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report, what_fits
 from heedful.planning.shapes import KNOWN
@@ -89,21 +89,21 @@ def test_a_plan_that_is_a_tenth_above_is_let_through():
 
 
 def test_a_report_says_part_by_part_what_is_needed_and_whether_it_fits():
-    lines = plan_report(PlanSFTConfig(model="0.5B", gpu_gb=80.0), KNOWN.__getitem__)
+    lines = plan_report(plan_settings(SFTConfig)(model="0.5B", gpu_gb=80.0), KNOWN.__getitem__)
     weights = next(line for line in lines if line.startswith("policy, trained"))
     assert weights.split()[-2:] == ["1.98", "1.98"]
     assert lines[-1] == "that fits into 80 GB"
 
 
 def test_a_report_says_what_would_fit():
-    lines = plan_report(PlanGRPOConfig(model="4B", gpu_gb=24.0), KNOWN.__getitem__)
+    lines = plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=24.0), KNOWN.__getitem__)
     assert "that does not fit into 24 GB; these settings would:" in lines[-1]
     assert "--lora-rank 16" in lines[-1]
 
 
 def test_a_preset_keeps_its_defaults_in_a_plan():
     """What a plan adds takes nothing of a trainer's own defaults away."""
-    plain, planned = GRPOConfig(model="4B", **BASE), PlanGRPOConfig(model="4B")
+    plain, planned = GRPOConfig(model="4B", **BASE), plan_settings(GRPOConfig)(model="4B")
     assert {
         name: value
         for name, value in vars(planned).items()
@@ -112,7 +112,7 @@ def test_a_preset_keeps_its_defaults_in_a_plan():
 
 
 def test_a_plan_on_a_cpu_has_no_gpu_in_it():
-    lines = plan_report(PlanPPOConfig(model="0.5B", device="cpu"), KNOWN.__getitem__)
+    lines = plan_report(plan_settings(PPOConfig)(model="0.5B", device="cpu"), KNOWN.__getitem__)
     assert not any("CUDA" in line or "half precision" in line for line in lines)
     assert lines[-1].startswith("peak: ")
 
@@ -271,11 +271,11 @@ def test_weights_in_bfloat16_are_offered_where_they_help_only():
 
 
 def test_dividing_is_offered_to_several_ranks_only():
-    lines = plan_report(PlanGRPOConfig(model="4B", gpu_gb=80.0, ranks=8), KNOWN.__getitem__)
+    lines = plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0, ranks=8), KNOWN.__getitem__)
     assert "GB on each of 8 ranks, in the phase" in lines[-2]
     assert "\n  --shard full  (" in lines[-1]
-    assert "--shard" not in plan_report(PlanGRPOConfig(model="4B", gpu_gb=80.0), KNOWN.__getitem__)[-1]
-    divided = PlanSFTConfig(
+    assert "--shard" not in plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0), KNOWN.__getitem__)[-1]
+    divided = plan_settings(SFTConfig)(
         model="8B", shard="full", ranks=8, replicas=2, batch_size=256, micro_batch_size=1, gpu_gb=80.0
     )
     said = plan_report(divided, KNOWN.__getitem__)[-1]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.configs.plan import PlanDPOConfig, PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
+from heedful import DPOConfig, GRPOConfig, PPOConfig, SFTConfig
+from heedful.configs.plan import plan_settings
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report
 from heedful.planning.shapes import KNOWN
@@ -18,10 +19,10 @@ PAGE = DOCS / "memory.md"
 LENGTHS = {"offline": Lengths(1024), "online": Lengths(1024, 512)}
 ONLINE = {"max_new_tokens": 512, "prompt_tokens": 512, "rewards": ("model:0.5B",), "rollout_micro_batch_size": 16}
 TRAINERS = {
-    "SFT": (PlanSFTConfig, {}),
-    "DPO": (PlanDPOConfig, {}),
-    "GRPO": (PlanGRPOConfig, ONLINE),
-    "PPO": (PlanPPOConfig, ONLINE),
+    "SFT": (plan_settings(SFTConfig), {}),
+    "DPO": (plan_settings(DPOConfig), {}),
+    "GRPO": (plan_settings(GRPOConfig), ONLINE),
+    "PPO": (plan_settings(PPOConfig), ONLINE),
 }
 METHODS = {
     "full": {},
@@ -32,10 +33,10 @@ METHODS = {
     "QLoRA": {"lora_rank": 16, "quantize": "4bit"},
 }
 GPUS = (24, 48, 80)
-EXAMPLE = PlanPPOConfig(model="1.5B", rewards=("model:0.5B",), gpu_gb=24.0)
+EXAMPLE = plan_settings(PPOConfig)(model="1.5B", rewards=("model:0.5B",), gpu_gb=24.0)
 COMMAND = "heedful plan ppo --model 1.5B --rewards model:0.5B --gpu-gb 24"
 
-DIVIDED = PlanPPOConfig(model="8B", rewards=("model:0.5B",), shard="full", ranks=8, gpu_gb=80.0)
+DIVIDED = plan_settings(PPOConfig)(model="8B", rewards=("model:0.5B",), shard="full", ranks=8, gpu_gb=80.0)
 DIVIDED_COMMAND = "heedful plan ppo --model 8B --rewards model:0.5B --shard full --ranks 8 --gpu-gb 80"
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from heedful import ConfigError, DPOConfig, PPOConfig, TrainingError
-from heedful.algorithms.offline import alarms_of_data
 from heedful.configs.online import ALARM_NAMES
 from heedful.training import alarm_signs as signs
 from heedful.training.alarm_signs import FIRST, RECENT, Limits
@@ -252,7 +251,7 @@ def test_dpo_whose_chosen_responses_fall():
 def test_dpo_knows_its_beta_also_by_default(changes, expected):
     """Losses without a reference, or per token, have no sums of nats to compare."""
     config = DPOConfig(model="m", data="d", output=Path("o"), **changes)
-    assert alarms_of_data(config).history.limits.beta == expected
+    assert config.summed_strength == expected
 
 
 def test_nan_and_absent_metrics_are_no_measurements():

@@ -10,7 +10,7 @@ COUNTS = {
     "sft": (5, lambda data: sum(len(one.response) for one in data.train)),
     "dpo": (7, lambda data: sum(len(pair.chosen.response) + len(pair.rejected.response) for pair in data.train)),
     "kto": (14, lambda data: sum(len(one.example.response) for one in data.train)),
-    "reward": (7, lambda rows: sum(len(row["input_ids"]) for ranking in rows for row in ranking.rows)),
+    "reward": (7, lambda data: sum(len(row["input_ids"]) for ranking in data.train for row in ranking.rows)),
 }
 """All records, and the tokens that are learned from."""
 

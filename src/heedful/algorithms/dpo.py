@@ -14,8 +14,8 @@ from torch import Tensor
 from heedful import core, user_code
 from heedful.algorithms.offline import (
     EachRecord,
-    PolicyData,
     PolicyLearner,
+    TrainingData,
     batches_of,
     fit,
     load,
@@ -72,6 +72,11 @@ class EncodedPair:
     ref_rejected: float = math.nan
 
     @property
+    def read_by_reference(self) -> tuple[Example, float]:
+        """A response, and the reference's log-prob of it."""
+        return self.chosen, self.ref_chosen
+
+    @property
     def source(self) -> str:
         return self.ranking.source
 
@@ -100,24 +105,21 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
         return fit(
             settings,
             learner,
-            data.train,
-            data.held_out,
-            "dpo",
-            learn=lambda pairs: learn(learner, pairs, data.pad_id, settings),
+            data,
+            learn=lambda pairs: learn(learner, pairs, settings),
             evaluate=lambda limit, each: evaluate_pairs(
-                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+                learner.model, data.held_out, learner.pad_id, settings, limit, each=each
             ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
-            facts={"data": data.counts},
             yardstick=Yardstick(
                 "eval/accuracy", higher_is_better=True, prompts=[item_key(pair.ranking) for pair in data.held_out]
             ),
         )
 
 
-def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[EncodedPair]]:
+def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, TrainingData[EncodedPair]]:
     """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
     if user_code.is_named(config.loss):
         user_code.load(LOSS, config.loss)
@@ -149,7 +151,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     ]
     examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
-    if config.needs_reference:
+    if config.loads_reference:
         reference = reference_of(config, setup, policy)
         train, held_out = (
             with_reference(reference, pairs, renderer.pad_id, config.micro_batch, setup.adaptive)
@@ -163,13 +165,13 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         config.num_samples,
         lambda ranking: dict(zip(("chosen", "rejected"), map(plain_response, ranking.responses), strict=True)),
     )
-    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+    return learner, TrainingData(train, held_out, {"data": counts}, shown)
 
 
-def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], config: DPOConfig) -> dict[str, float]:
     """One optimizer step on some pairs. Returns its metrics."""
     return learner.learn(
-        pairs, lambda limit: accumulate(learner.model, pairs, pad_id, config, limit), config.micro_batch
+        pairs, lambda limit: accumulate(learner.model, pairs, learner.pad_id, config, limit), config.micro_batch
     )
 
 
@@ -279,10 +281,10 @@ def margins(chosen: Tensor, rejected: Tensor, pairs: Sequence[EncodedPair], conf
     the loss divides them.
     """
     chosen, rejected = chosen.detach(), rejected.detach()
-    if config.needs_reference:
+    if config.loads_reference:
         ref_chosen, ref_rejected = _references(pairs, chosen)
         chosen, rejected = chosen - ref_chosen, rejected - ref_rejected
-    if config.is_per_token or not config.needs_reference:
+    if config.is_per_token or not config.loads_reference:
         chosen_tokens, rejected_tokens = _tokens(pairs, chosen)
         chosen, rejected = chosen / chosen_tokens, rejected / rejected_tokens
     return chosen - rejected

@@ -12,8 +12,8 @@ import torch
 from heedful import core
 from heedful.algorithms.offline import (
     EachRecord,
-    PolicyData,
     PolicyLearner,
+    TrainingData,
     batches_of,
     fit,
     load,
@@ -49,6 +49,7 @@ from heedful.models.tokenizer import check_companion
 from heedful.training.from_python import Objects, in_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
+from heedful.training.thresholds import UNBALANCED
 from heedful.training.verdict import Yardstick
 from heedful.types import Labelled, MicroBatch, plain_response
 
@@ -70,6 +71,11 @@ class LabelledRow:
     """The reference's log-prob of the whole response, in nats."""
     ref_other: float = math.nan
     """The reference's log-prob of ``other`` after ``asked``, in nats."""
+
+    @property
+    def read_by_reference(self) -> tuple[Example, float]:
+        """A response, and the reference's log-prob of it."""
+        return self.example, self.ref
 
     @property
     def source(self) -> str:
@@ -100,25 +106,21 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
         return fit(
             settings,
             learner,
-            data.train,
-            data.held_out,
-            "kto",
-            learn=lambda labelled: learn(learner, labelled, data.pad_id, settings),
+            data,
+            learn=lambda labelled: learn(learner, labelled, settings),
             evaluate=lambda limit, each: evaluate_labelled(
-                learner.model, data.held_out, data.pad_id, settings, limit, each=each
+                learner.model, data.held_out, learner.pad_id, settings, limit, each=each
             ),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
-            facts={"data": data.counts},
             yardstick=Yardstick(
                 "eval/accuracy", higher_is_better=True, prompts=[prompt_key(one.record.prompt) for one in data.held_out]
             ),
-            notes=notes_of(data.train, settings),
         )
 
 
-def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[LabelledRow]]:
+def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, TrainingData[LabelledRow]]:
     """Load and check everything, have it examined, and compute the reference's log-probs. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
@@ -154,7 +156,16 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         config.num_samples,
         lambda record: {"good" if record.label else "bad": plain_response(record.response)},
     )
-    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+    good = sum(one.record.label for one in train)
+    unbalanced = arithmetic.label_balance(config, good, len(train) - good, times=UNBALANCED)
+    return learner, TrainingData(
+        train,
+        held_out,
+        {"data": counts},
+        shown,
+        notes_of(train, config),
+        findings=[] if unbalanced is None else [unbalanced],
+    )
 
 
 def _with_others(
@@ -182,10 +193,10 @@ def notes_of(train: Sequence[LabelledRow], config: KTOConfig) -> list[str]:
     return notes
 
 
-def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, config: KTOConfig) -> dict[str, float]:
+def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], config: KTOConfig) -> dict[str, float]:
     """One optimizer step on some responses. Returns its metrics."""
     return learner.learn(
-        labelled, lambda limit: accumulate(learner.model, labelled, pad_id, config, limit), config.micro_batch
+        labelled, lambda limit: accumulate(learner.model, labelled, learner.pad_id, config, limit), config.micro_batch
     )
 
 

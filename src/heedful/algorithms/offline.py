@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful import user_code
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.options import SamplingOptions
+from heedful.configs.offline import EpochOptions
+from heedful.configs.options import ReferenceOptions, SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, plain_text, stop_ids
 from heedful.data.fitting import Counts
@@ -25,7 +24,7 @@ from heedful.data.splits import BatchOrder, HasPrompt
 from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
-from heedful.doctor.findings import Subject, TokenRow
+from heedful.doctor.findings import Finding, Subject, TokenRow
 from heedful.engines.sampler import make_sampler
 from heedful.errors import ConfigError, RefusedError
 from heedful.models.policy import Policy
@@ -62,8 +61,6 @@ from heedful.types import MicroBatch, Prompt
 SAMPLED_TOKENS = 64
 """Length limit of responses in the sample table, in tokens."""
 
-Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig
-
 
 class TokenRecord(Protocol):
     """A record as token ids, with its source (file and line) for messages and its number of trained tokens."""
@@ -98,7 +95,7 @@ class Setup:
     """Whether an unfinished run goes on."""
 
 
-def set_up(config: Config) -> Setup:
+def set_up(config: EpochOptions) -> Setup:
     """Check the settings that need no model, seed, and load the tokenizer. Raises ConfigError, CheckpointError."""
     plan = check_start(config)
     generator = seed_everything(config.seed)
@@ -107,7 +104,7 @@ def set_up(config: Config) -> Setup:
     return Setup(generator, device, dtype, source, load_chat_tokenizer(source, config), resumes=plan.resumes)
 
 
-def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, Sequence[int]]]) -> Policy:
+def load(config: EpochOptions, setup: Setup, longest: int, texts: Iterable[tuple[str, Sequence[int]]]) -> Policy:
     """Load the policy to train, and check memory for ``longest`` tokens and the vocabulary for ``texts``."""
     check_memory(config, Lengths(longest), setup.device, setup.dtype)
     policy = load_trained(config, setup.source, setup.device, setup.dtype)
@@ -116,7 +113,7 @@ def load(config: Config, setup: Setup, longest: int, texts: Iterable[tuple[str, 
 
 
 def subject_of(
-    config: Config,
+    config: EpochOptions,
     setup: Setup,
     policy: Policy,
     renderer: Renderer,
@@ -139,9 +136,10 @@ def subject_of(
     )
 
 
-def reference_of(config: DPOConfig | KTOConfig, setup: Setup, policy: Policy) -> Policy:
+def reference_of(config: EpochOptions, setup: Setup, policy: Policy) -> Policy:
     """The reference model: the policy itself before its first step, unless the settings name another model or
     device."""
+    assert isinstance(config, ReferenceOptions)
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, setup.source, policy, setup.device) if is_apart else policy
     divide(config, setup.device, reference)
@@ -208,7 +206,7 @@ def whole_logprobs(policy: Policy, examples: Sequence[Example], pad_id: int) -> 
     return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
 
 
-def batches_of(config: Config, train: int, held_out: int, item: str = "record") -> BatchOrder:
+def batches_of(config: EpochOptions, train: int, held_out: int, item: str = "record") -> BatchOrder:
     """The order of a run's records.
 
     Args:
@@ -235,7 +233,7 @@ def batches_of(config: Config, train: int, held_out: int, item: str = "record") 
 class OfflineLearner:
     """A policy or reward model with its optimizer, schedule, batch order and random state."""
 
-    def __init__(self, config: Config, setup: Setup, model: Policy | RewardModel, batches: BatchOrder) -> None:
+    def __init__(self, config: EpochOptions, setup: Setup, model: Policy | RewardModel, batches: BatchOrder) -> None:
         self.model = model
         self.tokenizer, self.generator, self.adaptive = setup.tokenizer, setup.generator, setup.adaptive
         self.batches = batches
@@ -335,13 +333,16 @@ class PolicyLearner(OfflineLearner):
 
     model: Policy
 
-    def __init__(self, config: Config, setup: Setup, policy: Policy, batches: BatchOrder, renderer: Renderer) -> None:
+    def __init__(
+        self, config: EpochOptions, setup: Setup, policy: Policy, batches: BatchOrder, renderer: Renderer
+    ) -> None:
         prepare(policy, config, base=config.model, dropout=getattr(config, "lora_dropout", 0.0))
         divide(config, setup.device, policy)
         super().__init__(config, setup, policy, batches)
         context = context_length(load_config(setup.source))
         options = SamplingOptions(max_new_tokens=min(SAMPLED_TOKENS, context // 2))
         self.sampler = make_sampler(options, renderer, policy, is_used=config.sample_every > 0)
+        self.pad_id = renderer.pad_id
         self.longest_shown = context - options.max_new_tokens
         """Length of the longest prompt in the sample table, in tokens."""
 
@@ -374,14 +375,19 @@ class EachRecord:
 
 
 @dataclass(frozen=True)
-class PolicyData(Generic[Item]):
-    """The records of a run as token ids."""
+class TrainingData(Generic[Item]):
+    """The records of a run as token ids, and what there is to say about them."""
 
     train: list[Item]
     held_out: list[Item]
-    counts: Counts
-    pad_id: int
-    shown: Shown
+    facts: Mapping[str, Any]
+    """Counts of them, for environment.json."""
+    shown: Shown = field(default_factory=list)
+    """Of the sample table."""
+    notes: Sequence[str] = ()
+    """Sentences before the first step."""
+    findings: Sequence[Finding] = ()
+    """What the doctor says besides its own checks."""
 
 
 def shown_of(
@@ -400,7 +406,7 @@ def shown_of(
     return shown
 
 
-def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]]:
+def sample_rows(learner: PolicyLearner, data: TrainingData) -> list[dict[str, Any]]:
     """Rows of the sample table: prompts, their responses in the data, and the policy's responses."""
     if not data.shown:
         return []
@@ -414,37 +420,18 @@ def sample_rows(learner: PolicyLearner, data: PolicyData) -> list[dict[str, Any]
 # The loop ----------------------------------------------------------------------------------------------------------------
 
 
-def alarms_of_data(config: Config) -> Alarms:
-    """The alarms of a trainer on given texts. Only DPO's losses that sum log-ratios over a response have a ``beta``."""
-    beta = None
-    is_own = isinstance(config, DPOConfig) and user_code.is_named(config.loss)
-    if isinstance(config, DPOConfig) and config.needs_reference and not (config.is_per_token or is_own):
-        beta = config.strength
-    return Alarms(Limits(beta=beta), names=OFFLINE)
-
-
-def own_files(config: Config) -> list[str]:
-    """The file of the user's own loss, whose content a resumed run compares."""
-    loss = getattr(config, "loss", None)
-    return [user_code.file_of(loss)] if isinstance(loss, str) and user_code.is_named(loss) else []
-
-
 def fit(
-    config: Config,
+    config: EpochOptions,
     learner: Any,
-    train: Sequence[Item],
-    held_out: Sequence[Item],
-    algorithm: str,
+    data: TrainingData[Item],
     *,
     learn: Callable[[list[Item]], Mapping[str, float]],
     evaluate: Callable[[MicroBatch, "EachRecord"], Mapping[str, float]],
     samples: Callable[[], list[dict[str, Any]]],
     shown: Mapping[str, str],
-    facts: Mapping[str, Any],
     yardstick: Yardstick,
     objective: str = "eval/loss",
     higher_is_better: bool = False,
-    notes: Sequence[str] = (),
     callbacks: Callbacks,
     held_out_rows: int | None = None,
 ) -> TrainingResult:
@@ -452,31 +439,33 @@ def fit(
 
     Args:
         learner: an `OfflineLearner` with ``save``.
+        data: its records.
         learn: takes an optimizer step on a batch.
         evaluate: returns metrics of the held-out records, read in the micro-batches it is given, and adds each record's
             share in the yardstick.
         samples: returns rows of the sample table.
         held_out_rows: number of held-out rows, or pairs, if not one per record.
-        shown, facts, yardstick, objective, higher_is_better, notes, callbacks: as in `Run`.
+        shown, yardstick, objective, higher_is_better, callbacks: as in `Run`.
     """
-    reference, offset_data = getattr(config, "reference", None), getattr(config, "offset_data", None)
+    train, held_out = data.train, data.held_out
+    reference = config.reference if isinstance(config, ReferenceOptions) else None
     passes_over_data = learner.schedule.total_steps * config.batch_size / len(train)
     compile_layers(config, [learner.model], int(passes_over_data * sum(record.num_tokens for record in train)))
     with Run(
         config,
         learner,
-        algorithm,
+        config.algorithm,
         learner.schedule.total_steps,
         objective=objective,
         higher_is_better=higher_is_better,
         shown=shown,
         parents=[config.model, *([reference] if reference else [])],
-        facts=facts,
-        notes=notes,
-        more_data=[*([offset_data] if offset_data else []), *own_files(config)],
+        facts=data.facts,
+        notes=data.notes,
+        more_data=config.other_files,
         yardstick=yardstick if held_out else None,
         callbacks=callbacks,
-        alarms=alarms_of_data(config),
+        alarms=Alarms(Limits(beta=config.summed_strength), names=OFFLINE),
     ) as run:
         for step in run.steps():
             if run.needs_update(step):

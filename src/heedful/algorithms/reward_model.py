@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.offline import EachRecord, OfflineLearner, Setup, batches_of, fit, set_up
+from heedful.algorithms.offline import EachRecord, OfflineLearner, Setup, TrainingData, batches_of, fit, set_up
 from heedful.configs.offline import RewardConfig
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
@@ -103,19 +103,17 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
     RewardError if a held-out score is not finite.
     """
     with in_files(config, **objects) as (settings, callbacks):
-        learner, train, held_out, facts = start(settings)
+        learner, data = start(settings)
+        train, held_out = data.train, data.held_out
         return fit(
             settings,
             learner,
-            train,
-            held_out,
-            "reward",
+            data,
             learn=lambda rankings: learn(learner, rankings, settings),
             evaluate=lambda limit, each: evaluate_rankings(learner.model, held_out, settings, limit, each),
             samples=lambda: sample_scores(learner.model, (held_out or train)[: settings.num_samples]),
             shown=SHOWN,
             callbacks=callbacks,
-            facts=facts,
             yardstick=Yardstick(
                 "eval/accuracy", higher_is_better=True, prompts=[item_key(one.ranking) for one in held_out]
             ),
@@ -125,10 +123,8 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
         )
 
 
-def start(
-    config: RewardConfig, examine: Examine = refuse_unfit
-) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
-    """Learner, training and held-out rankings, and facts about them. All is examined; nothing is written."""
+def start(config: RewardConfig, examine: Examine = refuse_unfit) -> tuple[RewardLearner, TrainingData[RankingRows]]:
+    """Load and check everything, and have it examined. Nothing is written."""
     setup = set_up(config)
     tokenizer, device, dtype = setup.tokenizer, setup.device, setup.dtype
     model = load_reward_model(
@@ -185,7 +181,8 @@ def start(
     item = "pair" if all(len(one.rows) == 2 for one in train) else "ranking"
     batches = batches_of(config, len(train), len(held_out), item)
     learner = RewardLearner(config, setup, model, batches, demonstrations)
-    return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
+    facts = {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
+    return learner, TrainingData(train, held_out, facts)
 
 
 def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:

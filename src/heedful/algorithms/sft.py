@@ -9,8 +9,8 @@ import torch
 from heedful import core
 from heedful.algorithms.offline import (
     EachRecord,
-    PolicyData,
     PolicyLearner,
+    TrainingData,
     as_batch,
     batches_of,
     fit,
@@ -56,22 +56,19 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
         return fit(
             settings,
             learner,
-            data.train,
-            data.held_out,
-            "sft",
-            learn=lambda examples: learn(learner, examples, data.pad_id, settings),
-            evaluate=lambda limit, each: evaluate_loss(learner.model, data.held_out, data.pad_id, limit, each),
+            data,
+            learn=lambda examples: learn(learner, examples, settings),
+            evaluate=lambda limit, each: evaluate_loss(learner.model, data.held_out, learner.pad_id, limit, each),
             samples=lambda: sample_rows(learner, data),
             shown=SHOWN,
             callbacks=callbacks,
-            facts={"data": data.counts},
             yardstick=Yardstick(
                 "eval/loss", higher_is_better=False, prompts=[str(one.prompt or one.source) for one in data.held_out]
             ),
         )
 
 
-def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, PolicyData[Example]]:
+def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLearner, TrainingData[Example]]:
     """Load and check everything, and have it examined. Nothing is written."""
     setup = set_up(config)
     renderer = Renderer(setup.tokenizer, config.special_tokens)
@@ -107,15 +104,15 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         config.num_samples,
         lambda demonstration: {"demonstration": plain_response(demonstration.response)},
     )
-    return learner, PolicyData(train, held_out, counts, renderer.pad_id, shown)
+    return learner, TrainingData(train, held_out, {"data": counts}, shown)
 
 
-def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, config: SFTConfig) -> dict[str, float]:
+def learn(learner: PolicyLearner, examples: Sequence[Example], config: SFTConfig) -> dict[str, float]:
     """One optimizer step on some examples. Returns its metrics."""
     learner.model.train()
     with own_random_numbers():  # of dropout
         return learner.learn(
-            examples, lambda limit: accumulate(learner.model, examples, pad_id, limit), config.micro_batch
+            examples, lambda limit: accumulate(learner.model, examples, learner.pad_id, limit), config.micro_batch
         )
 
 

@@ -1,6 +1,9 @@
 """Every command: its configuration, its function, its line in ``heedful --help``. Nothing is imported until it is used."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from heedful.configs.trainers import TRAINERS, imported
 
 
 @dataclass(frozen=True)
@@ -13,76 +16,28 @@ class Command:
     """The function to call with the configuration."""
     summary: str
     """Its line in ``heedful --help``."""
+    extended: str = ""
+    """A function that makes another class from that of a trainer's configuration; empty: it is taken as it is."""
     trains: bool = False
     """Whether it is a trainer, whose result is reported at the end."""
     serves: bool = False
     """Whether it needs the packages of heedful[label]."""
 
+    def settings(self) -> type[Any]:
+        """The class of its configuration."""
+        found: type[Any] = imported(self.config)
+        return imported(self.extended)(found) if self.extended else found
 
-TRAINERS = {
-    "sft": "SFTConfig",
-    "reward": "RewardConfig",
-    "ppo": "PPOConfig",
-    "a2c": "A2CConfig",
-    "grpo": "GRPOConfig",
-    "online-dpo": "OnlineDPOConfig",
-    "dpo": "DPOConfig",
-    "kto": "KTOConfig",
-}
-"""Trainers that can be planned and examined, with the class of their settings."""
+
 COMMANDS = {
     "demo": Command(
         "configs.tools:DemoConfig", "cli.commands:demo", "watch a tiny model learn from feedback, start to end"
     ),
     "tiny": Command("configs.tools:TinyConfig", "cli.commands:make_tiny", "make a tiny random model to try things on"),
-    "sft": Command(
-        "configs.offline:SFTConfig",
-        "algorithms.sft:train_sft",
-        "fine-tune on demonstrations or plain text",
-        trains=True,
-    ),
-    "reward": Command(
-        "configs.offline:RewardConfig",
-        "algorithms.reward_model:train_reward",
-        "learn a reward model from preferences",
-        trains=True,
-    ),
-    "ppo": Command(
-        "configs.online:PPOConfig",
-        "algorithms.ppo:train_ppo",
-        "optimise a policy against a reward",
-        trains=True,
-    ),
-    "a2c": Command(
-        "configs.online:A2CConfig",
-        "algorithms.ppo:train_ppo",
-        "optimise a policy against a reward, one step per rollout batch",
-        trains=True,
-    ),
-    "grpo": Command(
-        "configs.online:GRPOConfig",
-        "algorithms.ppo:train_grpo",
-        "optimise a policy against a reward, without a critic",
-        trains=True,
-    ),
-    "online-dpo": Command(
-        "configs.online:OnlineDPOConfig",
-        "algorithms.online_dpo:train_online_dpo",
-        "optimise a policy on pairs of its own responses, ranked by a reward",
-        trains=True,
-    ),
-    "dpo": Command(
-        "configs.offline:DPOConfig",
-        "algorithms.dpo:train_dpo",
-        "optimise a policy on preference pairs, without a reward",
-        trains=True,
-    ),
-    "kto": Command(
-        "configs.offline:KTOConfig",
-        "algorithms.kto:train_kto",
-        "optimise a policy on single responses labelled good or bad",
-        trains=True,
-    ),
+    **{
+        name: Command(trainer.config, trainer.function, trainer.summary, trains=True)
+        for name, trainer in TRAINERS.items()
+    },
     "sample": Command(
         "configs.tools:SampleConfig", "cli.commands:sample", "write several answers per prompt, for people to compare"
     ),
@@ -125,17 +80,21 @@ COMMANDS = {
     ),
     **{
         f"plan {name}": Command(
-            f"configs.plan:Plan{config}", "cli.commands:plan_memory", f"how much memory heedful {name} needs"
+            trainer.config,
+            "cli.commands:plan_memory",
+            f"how much memory heedful {name} needs",
+            extended="configs.plan:plan_settings",
         )
-        for name, config in TRAINERS.items()
+        for name, trainer in TRAINERS.items()
     },
     **{
         f"doctor {name}": Command(
-            f"configs.doctor:Doctor{config}",
+            trainer.config,
             "cli.doctor:doctor",
             f"examine what heedful {name} would do, without doing it",
+            extended="configs.doctor:doctor_settings",
         )
-        for name, config in TRAINERS.items()
+        for name, trainer in TRAINERS.items()
     },
     "doctor device": Command(
         "configs.doctor:DoctorDeviceConfig",

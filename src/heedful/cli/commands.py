@@ -16,8 +16,7 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.configs.exam import ExamConfig
-from heedful.configs.options import RunOptions
-from heedful.configs.plan import PlanConfig
+from heedful.configs.options import RunOptions, TrainingOptions
 from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.tools import (
     DemoConfig,
@@ -178,7 +177,7 @@ def exam(config: ExamConfig) -> None:
     show(examine(config), config)
 
 
-def plan_memory(config: PlanConfig) -> None:
+def plan_memory(config: TrainingOptions) -> None:
     """Print a run's memory, part by part, whether it fits, and if not, settings that would fit."""
     from heedful.models.shape import load_shape
     from heedful.models.source import resolve

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
 from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.configs.checks import REFUSED
-from heedful.configs.doctor import DoctorConfig
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
+from heedful.configs.doctor import DoctorOptions
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.configs.options import ReferenceOptions, TrainingOptions
+from heedful.configs.trainers import TRAINERS
 from heedful.data.batches import collate
 from heedful.data.learned import learned
 from heedful.display import Screen
-from heedful.doctor import arithmetic, first_step, rewards
+from heedful.doctor import first_step, rewards
 from heedful.doctor.findings import Finding, Subject, finding, spread
 from heedful.doctor.preflight import cheap_findings
 from heedful.doctor.records import given_away, one_answer
@@ -38,11 +38,9 @@ from heedful.models.policy import Policy
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
 from heedful.training.checkpoints import check_space
-from heedful.training.thresholds import SAMPLES, UNBALANCED
+from heedful.training.thresholds import SAMPLES
 from heedful.types import MicroBatch
 
-OFFLINE = ((SFTConfig, sft), (RewardConfig, reward_model), (DPOConfig, dpo), (KTOConfig, kto))
-"""The modules of the trainers on given texts."""
 GROUP = 4
 """Responses to a prompt that are sampled if training compares them; prompts differ more than these do."""
 MOST_READ = 256
@@ -55,7 +53,7 @@ PASSES = 16
 class Examination:
     """What was found so far."""
 
-    config: DoctorConfig
+    config: TrainingOptions
     """With a temporary output folder."""
     output: Path | None
     """Where the run would write."""
@@ -98,8 +96,9 @@ class Examination:
         return sorted(dict.fromkeys(found), key=lambda one: one.level)
 
 
-def doctor(config: DoctorConfig) -> None:
+def doctor(config: TrainingOptions) -> None:
     """Examine a run and print what is found. Raises SystemExit with status 2 if a check fails."""
+    assert isinstance(config, DoctorOptions)
     with _only_json(config.json):
         examined = examine(config)
     found = examined.result
@@ -118,7 +117,7 @@ def doctor(config: DoctorConfig) -> None:
         raise SystemExit(2)
 
 
-def examine(config: DoctorConfig) -> Examination:
+def examine(config: TrainingOptions) -> Examination:
     """Start the trainer of these settings up to its first step, take one step, and check everything on the way.
 
     What heedful refuses anyway is a finding too. Raises MachineError, MemoryFullError.
@@ -143,23 +142,20 @@ def refused(error: HeedfulError) -> Finding:
     return Finding(REFUSED, "fail", redact(str(error)), evidence="", why="", fix="")
 
 
-def examine_offline(examination: Examination, config: Any) -> None:
-    """SFT, reward models, DPO and KTO: the cheap checks, the machine, one step."""
-    module: Any = next(trainer for kind, trainer in OFFLINE if isinstance(config, kind))
-    learner, data, *_ = module.start(config, examination.look)
-    train, more = (data, ()) if module is reward_model else (data.train, (data.pad_id,))
+def examine_offline(examination: Examination, config: TrainingOptions) -> None:
+    """Trainers on given texts: the cheap checks, the machine, one step."""
+    page: Any = TRAINERS[config.algorithm].page()
+    learner, data = page.start(config, examination.look)
     check_machine(examination, learner, learner.model)
     check_text(examination, learner.model)
     network = learner.model.lm if isinstance(learner.model, Policy) else learner.model
-    batch = [train[row] for row in next(learner.batches)]
-    if isinstance(config, DPOConfig | KTOConfig) and config.reference is not None:
+    batch = [data.train[row] for row in next(learner.batches)]
+    if isinstance(config, ReferenceOptions) and config.reference is not None:
         few = batch[: min(PASSES, config.micro_batch_size)]
-        examination.add(far_reference(learner.model, config.reference, few, data.pad_id))
-    if isinstance(config, KTOConfig):
-        good = sum(one.record.label for one in train)
-        examination.add(arithmetic.label_balance(config, good, len(train) - good, times=UNBALANCED))
+        examination.add(far_reference(learner.model, config.reference, few, learner.pad_id))
+    examination.add(*data.findings)
     before, started = first_step.weights_before(network), time.perf_counter()
-    metrics = module.learn(learner, batch, *more, config)
+    metrics = page.learn(learner, batch, config)
     seconds = time.perf_counter() - started
     examination.add(first_step.not_finite(learner.skips))
     check_move(examination, learner, learner.model, before, metrics)
@@ -168,16 +164,15 @@ def examine_offline(examination: Examination, config: Any) -> None:
 
 @torch.no_grad()
 def far_reference(model: Policy, name: str, batch: Sequence[Any], pad_id: int) -> Finding | None:
-    """Whether the reference of DPO or KTO is far from the policy on the chosen, or labelled, responses of a batch."""
-    examples = [one.chosen if isinstance(one, dpo.EncodedPair) else one.example for one in batch]
-    references = [one.ref_chosen if isinstance(one, dpo.EncodedPair) else one.ref for one in batch]
+    """Whether the reference is far from the policy on the chosen, or labelled, responses of a batch."""
+    examples, references = zip(*(one.read_by_reference for one in batch), strict=True)
     logprobs = whole_logprobs(model, examples, pad_id).tolist()
     return first_step.far_reference(logprobs, references, [one.num_tokens for one in examples], name)
 
 
 def examine_online(examination: Examination, config: Any) -> None:
-    """PPO and relatives, online DPO: besides, what the policy writes, what rewards say to it, and what all models read."""
-    algorithm: Any = online_dpo if isinstance(config, OnlineDPOConfig) else ppo
+    """Online trainers: besides, what the policy writes, what rewards say to it, and what all models read."""
+    page: Any = TRAINERS[config.algorithm].page()
     learner: Learner[Any] = start(config, (), examine=examination.look).learner
     with contextlib.closing(learner.sampler):
         check_machine(examination, learner, learner.policy)
@@ -208,7 +203,7 @@ def examine_online(examination: Examination, config: Any) -> None:
             rewards.scale(totals, config, norm_std),
         )
         before, started = first_step.weights_before(learner.policy.lm), time.perf_counter()
-        learned = algorithm.learn(learner, algorithm.make_experience(learner, rollout(learner, next(learner.prompts))))
+        learned = page.learn(learner, page.make_experience(learner, rollout(learner, next(learner.prompts))))
         seconds = time.perf_counter() - started
         examination.add(first_step.not_finite(learner.skips))
         if not getattr(config, "critic_warmup_steps", 0):

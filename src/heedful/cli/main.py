@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import errno
 import gc
-import importlib
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from typing import Any, TextIO, cast
 
 from heedful import __version__
 from heedful.cli.command_table import COMMANDS, GROUPS, SHOWN
+from heedful.configs.trainers import imported
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import WithoutSecrets, remember_command
 
@@ -246,7 +246,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
 
         require_label_extra(f"heedful {name}")
     _let_threads_sleep()
-    config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
+    config = parse(command.settings(), words, prog=f"heedful {name}")
     try:
         function = _load(command.function, is_program=is_program)
         done = None if not command.trains else _load("training.output_folder:finished_before")(config)
@@ -325,12 +325,11 @@ def _load(reference: str, *, is_program: bool = False) -> Any:
     take a fifth of the time, so it is off meanwhile and they are frozen afterwards. This is done only if the process runs
     nothing else (``is_program``), because another program's process may have garbage of its own.
     """
-    module, _, attribute = reference.partition(":")
     if not is_program or "torch" in sys.modules or not gc.isenabled():
-        return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+        return imported(reference)
     gc.disable()
     try:
-        return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+        return imported(reference)
     finally:
         gc.freeze()
         gc.enable()

@@ -1,11 +1,11 @@
 """Settings of ``heedful doctor``: those of a trainer, and what is shown; or a device."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.configs.online import RolloutConfig
 from heedful.configs.settings import NOT_NEGATIVE, Settings
 
 
@@ -32,53 +32,10 @@ class DoctorDeviceConfig(Settings):
     """Write the table as JSON to standard output, and nothing else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorSFTConfig(DoctorOptions, SFTConfig):
-    """Examine data, model and settings of heedful sft before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorRewardConfig(DoctorOptions, RewardConfig):
-    """Examine data, model and settings of heedful reward before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorDPOConfig(DoctorOptions, DPOConfig):
-    """Examine data, model and settings of heedful dpo before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorKTOConfig(DoctorOptions, KTOConfig):
-    """Examine data, model and settings of heedful kto before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorPPOConfig(DoctorOptions, PPOConfig):
-    """Examine data, models, rewards and settings of heedful ppo before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorA2CConfig(DoctorOptions, A2CConfig):
-    """Examine data, models, rewards and settings of heedful a2c before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorGRPOConfig(DoctorOptions, GRPOConfig):
-    """Examine data, models, rewards and settings of heedful grpo before it runs. Nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOnlineDPOConfig(DoctorOptions, OnlineDPOConfig):
-    """Examine data, models, rewards and settings of heedful online-dpo before it runs. Nothing is written."""
-
-
-DoctorConfig = (
-    DoctorSFTConfig
-    | DoctorRewardConfig
-    | DoctorDPOConfig
-    | DoctorKTOConfig
-    | DoctorPPOConfig
-    | DoctorA2CConfig
-    | DoctorGRPOConfig
-    | DoctorOnlineDPOConfig
-)
+@cache
+def doctor_settings(trainer: type[Any]) -> type[DoctorOptions]:
+    """The settings of an examination of the trainer with these settings."""
+    read = "data, models, rewards" if issubclass(trainer, RolloutConfig) else "data, model"
+    explained = f"Examine {read} and settings of heedful {trainer.algorithm} before it runs. Nothing is written."
+    made = type(f"Doctor{trainer.__name__}", (DoctorOptions, trainer), {"__doc__": explained, "__module__": __name__})
+    return dataclass(frozen=True, kw_only=True)(made)

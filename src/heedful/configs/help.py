@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from heedful.configs.settings import UNIONS, flag, is_list, required, types_of
+from heedful.configs.trainers import TRAINERS
 
 SECTIONS = (
     "model and data", "algorithm", "sampling", "reward", "optimisation", "evaluation", "logging", "checkpoints", "devices",
@@ -47,41 +48,13 @@ class FirstScreen:
 
 
 POLICY_AND_DATA = "--model runs/sft/final --data prompts.jsonl"
-OFFLINE = (
-    "learning_rate", "epochs", "batch_size", "micro_batch_size", "max_length", "lora_rank", "gradient_checkpointing",
-    "dtype", "eval_data", "eval_every", "save_every", "track", "seed",
-)  # fmt: skip
-ONLINE = (
-    "learning_rate", "steps", "rollout_batch_size", "minibatch_size", "micro_batch_size", "ppo_epochs", "max_new_tokens",
-    "temperature", "kl_coef", "clip_range", "lora_rank", "dtype", "eval_every", "track",
-)  # fmt: skip
-GROUPED = (*ONLINE[:2], "samples_per_prompt", *ONLINE[2:10], "advantage", *ONLINE[10:])
+ONLINE_STEP = ("rollout_batch_size", "max_new_tokens")
 MEASURED = ("max_prompts", "max_new_tokens", "temperature", "eval_fraction", "micro_batch_size", "dtype", "output")
 FIRST_SCREENS = {
-    "sft": FirstScreen("--model Qwen/Qwen3-0.6B-Base --data demonstrations.jsonl --output runs/sft", OFFLINE),
-    "reward": FirstScreen(
-        "--model runs/sft/final --data preferences.jsonl --output runs/reward", (*OFFLINE, "center_coef")
-    ),
-    "ppo": FirstScreen(
-        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo",
-        (*ONLINE[:10], "gae_lambda", *ONLINE[10:]),
-        ("rewards",),
-    ),
-    "a2c": FirstScreen(
-        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/a2c",
-        tuple(name for name in ONLINE if name not in ("minibatch_size", "ppo_epochs", "clip_range")),
-        ("rewards",),
-    ),
-    "grpo": FirstScreen(f"{POLICY_AND_DATA} --rewards verify:math --output runs/grpo", GROUPED, ("rewards",)),
-    "online-dpo": FirstScreen(
-        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/online-dpo",
-        ("beta", "loss", "samples_per_prompt", *(name for name in ONLINE if name not in ("kl_coef", "clip_range"))),
-        ("rewards",),
-    ),
-    "dpo": FirstScreen(
-        "--model runs/sft/final --data preferences.jsonl --output runs/dpo", ("beta", "loss", *OFFLINE)
-    ),
-    "kto": FirstScreen("--model runs/sft/final --data labelled.jsonl --output runs/kto", ("beta", *OFFLINE)),
+    **{
+        name: FirstScreen(f"{trainer.example} --output runs/{name}", trainer.often, ("rewards",) * trainer.is_online)
+        for name, trainer in TRAINERS.items()
+    },
     "chat": FirstScreen(
         "--model runs/ppo/final",
         ("system_prompt", "max_new_tokens", "temperature", "top_p", "top_k", "thinking", "raw", "device", "dtype", "seed"),
@@ -154,28 +127,18 @@ FIRST_SCREENS = {
     "label restore": FirstScreen("PROJECT"),
     "doctor device": FirstScreen("--device cuda", ("device", "json")),
     **{
-        f"doctor {trainer}": FirstScreen(
-            f"--model runs/sft/final --data {data}.jsonl", ("examples", "json", "learning_rate", "batch_size", "allow")
+        f"doctor {name}": FirstScreen(
+            trainer.example,
+            ("examples", "json", "learning_rate", *(ONLINE_STEP if trainer.is_online else ("batch_size",)), "allow"),
+            ("rewards",) * trainer.is_online,
         )
-        for trainer, data in {
-            "sft": "demonstrations", "reward": "preferences", "dpo": "preferences", "kto": "labelled",
-        }.items()
+        for name, trainer in TRAINERS.items()
     },
     **{
-        f"doctor {trainer}": FirstScreen(
-            f"{POLICY_AND_DATA} --rewards model:runs/reward/final",
-            ("examples", "json", "learning_rate", "rollout_batch_size", "max_new_tokens", "allow"),
-            ("rewards",),
+        f"plan {name}": FirstScreen(
+            f"--model 1.5B {'--rewards model:0.5B' if trainer.is_online else '--max-length 1024'} --gpu-gb 24"
         )
-        for trainer in ("ppo", "a2c", "grpo", "online-dpo")
-    },
-    **{
-        f"plan {trainer}": FirstScreen("--model 1.5B --max-length 1024 --gpu-gb 24")
-        for trainer in ("sft", "reward", "dpo", "kto")
-    },
-    **{
-        f"plan {trainer}": FirstScreen("--model 1.5B --rewards model:0.5B --gpu-gb 24")
-        for trainer in ("ppo", "a2c", "grpo", "online-dpo")
+        for name, trainer in TRAINERS.items()
     },
 }  # fmt: skip
 

@@ -25,10 +25,28 @@ class EpochOptions(TrainingOptions):
     max_length: Annotated[int | None, POSITIVE] = None
     """Longest prompt with response in tokens; None is the model's context."""
 
+    @property
+    def step_rows(self) -> int:
+        return self.batch_size * (2 if self.learns_pairs else 1)
+
+    @property
+    def other_files(self) -> list[str]:
+        """What a run reads besides its records and models."""
+        return []
+
+    @property
+    def summed_strength(self) -> float | None:
+        """``strength`` of a loss of log-ratios that are summed over a response; None for others."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(EpochOptions):
     """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
+
+    algorithm = "sft"
+    has_dropout = True
+    rate_is_of = "imitation"
 
     model: Annotated[str, REQUIRED] = ""
     """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
@@ -43,6 +61,10 @@ class SFTConfig(EpochOptions):
     lora_dropout: Annotated[float, BELOW_ONE] = 0.0
     """Dropout of the adapters' inputs. The other trainers have no dropout."""
 
+    @property
+    def learns_prompts(self) -> bool:
+        return self.loss_on == "all"
+
     def check(self) -> None:
         super().check()
         self.check_belongs_to_lora("lora_dropout")
@@ -51,6 +73,11 @@ class SFTConfig(EpochOptions):
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(EpochOptions):
     """Reward model: learn from pairs or longer rankings which responses people prefer."""
+
+    algorithm = "reward"
+    learns_pairs = True
+    learns_scores = True
+    rate_is_of = "imitation"
 
     model: Annotated[str, REQUIRED] = ""
     """Model to start from: the SFT model, any language model, or an encoder."""
@@ -69,6 +96,10 @@ class RewardConfig(EpochOptions):
     """Demonstrations (columns of sft) that should score 0 on average: their mean score is saved as the model's
     offset."""
 
+    @property
+    def other_files(self) -> list[str]:
+        return [] if self.offset_data is None else [self.offset_data]
+
 
 REFERENCE_FREE = ("simpo", "orpo")
 """Losses without a reference."""
@@ -79,6 +110,10 @@ SMOOTHED = ("sigmoid", "robust")
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(ReferenceOptions, EpochOptions):
     """DPO and its relatives: learn from pairs of responses directly, without a reward model and without sampling."""
+
+    algorithm = "dpo"
+    learns_pairs = True
+    reads_reference_once = True
 
     model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
@@ -110,13 +145,22 @@ class DPOConfig(ReferenceOptions, EpochOptions):
     """Peak learning rate. With lora-rank the default is ten times as large."""
 
     @property
-    def needs_reference(self) -> bool:
+    def loads_reference(self) -> bool:
         return self.loss not in REFERENCE_FREE
+
+    @property
+    def other_files(self) -> list[str]:
+        return [user_code.file_of(self.loss)] if isinstance(self.loss, str) and user_code.is_named(self.loss) else []
 
     @property
     def is_per_token(self) -> bool:
         """Whether log-ratios to the reference are divided by the tokens of their responses."""
         return self.length_normalise or self.loss == "ipo"
+
+    @property
+    def summed_strength(self) -> float | None:
+        is_own = user_code.is_named(self.loss)
+        return None if is_own or self.is_per_token or not self.loads_reference else self.strength
 
     @property
     def strength(self) -> float:
@@ -147,7 +191,7 @@ class DPOConfig(ReferenceOptions, EpochOptions):
                 f"--loss robust needs the share of wrong labels: --label-smoothing above 0 and below 0.5, got "
                 f"{self.label_smoothing}; without any, --loss sigmoid is the same"
             )
-        if not self.needs_reference:
+        if not self.loads_reference:
             refuse(
                 self,
                 *("reference", "reference_device"),
@@ -174,6 +218,9 @@ class DPOConfig(ReferenceOptions, EpochOptions):
 class KTOConfig(ReferenceOptions, EpochOptions):
     """KTO: learn from single responses that people called good or bad, without pairs, reward model and sampling."""
 
+    algorithm = "kto"
+    reads_reference_once = True
+
     model: Annotated[str, REQUIRED] = ""
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     beta: Annotated[float, POSITIVE] = 0.1
@@ -188,6 +235,14 @@ class KTOConfig(ReferenceOptions, EpochOptions):
     noisy."""
     learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-6)
     """Peak learning rate. With lora-rank the default is ten times as large."""
+
+    @property
+    def loads_reference(self) -> bool:
+        return True
+
+    @property
+    def strength(self) -> float:
+        return self.beta
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from heedful import user_code
@@ -597,8 +597,9 @@ class RolloutConfig(
     adam_eps: Annotated[float, POSITIVE] = 1e-5
     """Adam's epsilon; 1e-5 is what RL implementations use."""
 
-    algorithm: ClassVar[str]
-    """The command, and the name of its runs."""
+    @property
+    def step_rows(self) -> int:
+        return self.minibatch_size
 
     @property
     def group_size(self) -> int:
@@ -889,8 +890,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
 class PPOConfig(OnlineConfig):
     """PPO: improve a policy against a reward while it stays near its reference."""
 
-    algorithm: ClassVar[str] = "ppo"
-    """The command, and the name of its runs."""
+    algorithm = "ppo"
 
     kl_kind: KLKind | None = "k1"
     """Estimator of the penalty. In the reward k1: the return is then score minus kl-coef times KL. In the loss k2 (its
@@ -902,8 +902,7 @@ class PPOConfig(OnlineConfig):
 class A2CConfig(PPOConfig):
     """A2C: improve a policy against a reward with one unclipped step per rollout batch."""
 
-    algorithm: ClassVar[str] = "a2c"
-    """The command, and the name of its runs."""
+    algorithm = "a2c"
 
     policy_loss: PolicyLoss | OwnCode | Callable[..., Any] = "a2c"
     """a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout batch. clip: PPO's clipped
@@ -926,8 +925,7 @@ class GRPOConfig(OnlineConfig):
     """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO, GSPO,
     REINFORCE."""
 
-    algorithm: ClassVar[str] = "grpo"
-    """The command, and the name of its runs."""
+    algorithm = "grpo"
 
     samples_per_prompt: Annotated[int, POSITIVE] = 8
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
@@ -953,8 +951,9 @@ class GRPOConfig(OnlineConfig):
 class OnlineDPOConfig(RolloutConfig):
     """Online DPO: several responses of the policy to each prompt, of which the reward prefers the best to the worst."""
 
-    algorithm: ClassVar[str] = "online-dpo"
-    """The command, and the name of its runs."""
+    algorithm = "online-dpo"
+    learns_pairs = True
+
     samples_per_prompt: Annotated[int, POSITIVE] = 2
     """Responses to each prompt; the best and the worst make a pair. rollout-batch-size counts them all."""
     minibatch_size: Annotated[int, POSITIVE] = 64
@@ -966,6 +965,14 @@ class OnlineDPOConfig(RolloutConfig):
     certain pairs for ever; ipo-sum: per response, as in the paper. hinge: SLiC."""
     beta: Annotated[float, POSITIVE] = 0.1
     """Strength of the pull to the reference. Raising it keeps the policy closer."""
+
+    @property
+    def step_rows(self) -> int:
+        return 2 * self.minibatch_size // self.samples_per_prompt
+
+    @property
+    def strength(self) -> float:
+        return self.beta
 
     @property
     def rows_per_pair(self) -> int:

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from heedful.configs.checks import CheckOptions
 from heedful.configs.settings import (
@@ -454,7 +454,7 @@ class OptimizerOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions, ModelOptions, RunOptions):
-    """Settings of every trainer."""
+    """Settings of every trainer, and what the memory plan, the doctor and the loops ask of them."""
 
     SECTION = "devices"
 
@@ -462,6 +462,44 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
     """Compile the repeated layers (torch.compile) for learning. auto compiles long runs where it pays, in bfloat16 on a CPU
     with AMX, and trains without if compiling fails. on compiles every run; if it fails, the run ends before it starts. off
     never compiles. Compiled layers round differently (docs/speed.md)."""
+
+    algorithm: ClassVar[str]
+    """The command, and the name of its runs."""
+    learns_pairs: ClassVar[bool] = False
+    """Whether it learns from pairs of texts, which a micro-batch keeps together."""
+    learns_scores: ClassVar[bool] = False
+    """Whether the model gives scores, as a reward model does, instead of tokens."""
+    has_dropout: ClassVar[bool] = False
+    """Whether the model learns with its dropout."""
+    rate_is_of: ClassVar[Literal["imitation", "reference"]] = "reference"
+    """What bounds its learning rate: imitating texts, or staying near a reference."""
+    reads_reference_once: ClassVar[bool] = False
+    """Whether the reference reads all texts before the first step, and is gone then."""
+
+    @property
+    def step_rows(self) -> int:
+        """Texts that an optimizer step learns from."""
+        raise NotImplementedError
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether there is a reference."""
+        return False
+
+    @property
+    def strength(self) -> float | None:
+        """``beta`` of a loss that holds the policy to a reference; None for other objectives."""
+        return None
+
+    @property
+    def learns_prompts(self) -> bool:
+        """Whether prompts are learned too."""
+        return False
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether the loss needs the entropy of each token."""
+        return False
 
     def check(self) -> None:
         super().check()

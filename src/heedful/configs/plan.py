@@ -2,14 +2,15 @@
 
 import re
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.configs.online import PPOConfig, RolloutConfig
 from heedful.configs.options import ShardOptions, check_ranks
 from heedful.configs.parse import read_keys
 from heedful.configs.settings import POSITIVE
+from heedful.configs.trainers import TRAINERS
 from heedful.errors import ConfigError
 from heedful.files import read_object
 
@@ -54,67 +55,14 @@ class OnlinePlanOptions(PlanOptions):
     """Longest prompt in tokens. The longest text has max-new-tokens more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanSFTConfig(OfflinePlanOptions, SFTConfig):
-    """How much memory heedful sft needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRewardConfig(OfflinePlanOptions, RewardConfig):
-    """How much memory heedful reward needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanDPOConfig(OfflinePlanOptions, DPOConfig):
-    """How much memory heedful dpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanKTOConfig(OfflinePlanOptions, KTOConfig):
-    """How much memory heedful kto needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanPPOConfig(OnlinePlanOptions, PPOConfig):
-    """How much memory heedful ppo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanA2CConfig(OnlinePlanOptions, A2CConfig):
-    """How much memory heedful a2c needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanGRPOConfig(OnlinePlanOptions, GRPOConfig):
-    """How much memory heedful grpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOnlineDPOConfig(OnlinePlanOptions, OnlineDPOConfig):
-    """How much memory heedful online-dpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
-
-
-PlanConfig = (
-    PlanSFTConfig
-    | PlanRewardConfig
-    | PlanDPOConfig
-    | PlanKTOConfig
-    | PlanPPOConfig
-    | PlanA2CConfig
-    | PlanGRPOConfig
-    | PlanOnlineDPOConfig
-)
-TRAINERS: dict[str, type[PlanConfig]] = {
-    "sft": PlanSFTConfig,
-    "reward": PlanRewardConfig,
-    "ppo": PlanPPOConfig,
-    "a2c": PlanA2CConfig,
-    "grpo": PlanGRPOConfig,
-    "online-dpo": PlanOnlineDPOConfig,
-    "dpo": PlanDPOConfig,
-    "kto": PlanKTOConfig,
-}
-"""The trainers with a plan, by their commands."""
+@cache
+def plan_settings(trainer: type[Any]) -> type[PlanOptions]:
+    """The settings of a plan of the trainer with these settings."""
+    options = OnlinePlanOptions if issubclass(trainer, RolloutConfig) else OfflinePlanOptions
+    models = "--model is a model's name, or 0.5B, 1.5B, 4B or 8B."
+    explained = f"How much memory heedful {trainer.algorithm} needs, part by part. {models}"
+    made = type(f"Plan{trainer.__name__}", (options, trainer), {"__doc__": explained, "__module__": __name__})
+    return dataclass(frozen=True, kw_only=True)(made)
 
 
 def trainer_of(path: Path, command: str = "plan") -> str:
@@ -134,8 +82,9 @@ def trainer_of(path: Path, command: str = "plan") -> str:
     named = set(re.findall(rf"(?<![a-z0-9])({names})(?![a-z0-9])", path.stem.lower().replace("_", "-")))
     if len(named) == 1:
         return str(named.pop())
-    keys = {one.key for one in read_keys(path, PlanPPOConfig)}
-    fitting = [name for name, config in TRAINERS.items() if keys <= {field.name for field in fields(config)}]
+    keys = {one.key for one in read_keys(path, plan_settings(PPOConfig))}
+    known = {name: {field.name for field in fields(plan_settings(one.settings()))} for name, one in TRAINERS.items()}
+    fitting = [name for name, names in known.items() if keys <= names]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

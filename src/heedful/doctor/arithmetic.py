@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from heedful.configs.offline import DPOConfig, KTOConfig
-from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
+from heedful.configs.offline import KTOConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.doctor.findings import Finding, finding
 from heedful.training.thresholds import (
@@ -90,10 +90,8 @@ def sampling(config: TrainingOptions) -> Finding | None:
 
 def beta(config: TrainingOptions) -> Finding | None:
     """Is the price of moving away from the reference within what any paper has used?"""
-    if not isinstance(config, DPOConfig | KTOConfig | OnlineDPOConfig):
-        return None
-    strength = float(getattr(config, "strength", None) or getattr(config, "beta", None) or 0.0)
-    if not strength or FEWEST_BETA <= strength <= MOST_BETA:
+    strength = config.strength
+    if strength is None or FEWEST_BETA <= strength <= MOST_BETA:
         return None
     return finding(
         "beta",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.configs.options import TrainingOptions
 from heedful.core.masking import masked_mean
 from heedful.devices import total_memory
 from heedful.doctor.findings import Finding, finding
@@ -15,7 +16,7 @@ from heedful.engines.responses import Responses
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
-from heedful.planning.memory import GB, Lengths, Trainer, plan_of
+from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.training.memory_preflight import main_memory, planned_as
 from heedful.training.non_finite import NonFiniteGuard
 from heedful.training.thresholds import (
@@ -124,12 +125,11 @@ def sampler_mismatch(passes: FirstPasses, config: RolloutConfig) -> Finding | No
     mean = passes.mean((passes.sampler - passes.old).abs())
     if mean <= MISMATCH or config.filters_on_servers:  # then they differ by the log of the kept mass, as they should
         return None
-    is_corrected = isinstance(config, OnlineConfig) and config.corrects
     return finding(
         "sampler-mismatch",
-        "fail" if mean > LARGE_MISMATCH and not is_corrected else "warn",
+        "fail" if mean > LARGE_MISMATCH and not config.corrects else "warn",
         f"log-probs of the sampler and of the policy differ by {mean:.2g} nats per token"
-        + (", which --importance corrects for" if is_corrected else ""),
+        + (", which --importance corrects for" if config.corrects else ""),
         f"mean log-prob: sampler {passes.mean(passes.sampler):.3f}, policy {passes.mean(passes.old):.3f}",
     )
 
@@ -147,7 +147,9 @@ def responses_cut(responses: Responses, config: RolloutConfig) -> Finding | None
     )
 
 
-def memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> Finding | None:
+def memory(
+    config: TrainingOptions, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype
+) -> Finding | None:
     """Does the plan fit into the memory with some room?"""
     kind, half = planned_as(device), compute_dtype in HALF
     try:

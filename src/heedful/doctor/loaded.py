@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import RolloutConfig
 from heedful.configs.options import ADAPTER_RATE, TrainingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.encoding import BYTES
@@ -176,10 +174,8 @@ def learning_rate(config: TrainingOptions, width: int) -> Finding | None:
             f"the default is {ADAPTER_RATE * default:g} for adapters and {default:g} for all weights",
             fix=f"leave --learning-rate out, or give about {ADAPTER_RATE * default:g}",
         )
-    is_online = isinstance(config, RolloutConfig | DPOConfig | KTOConfig)
-    assert is_online or isinstance(config, SFTConfig | RewardConfig)
     factor = ADAPTER_RATE if has_adapters else 1
-    measured = MEASURED_RATE["online" if is_online else "sft"] / width * factor
+    measured = MEASURED_RATE[config.rate_is_of] / width * factor
     if rate <= ABOVE_MEASURED * measured:
         return None
     return finding(

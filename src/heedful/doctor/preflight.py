@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from heedful.configs.offline import SFTConfig
 from heedful.data.splits import HasPrompt
 from heedful.display import say
 from heedful.doctor import arithmetic, encoded, loaded, records, rendering
@@ -49,7 +48,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         answers = [row for row in rows if row.source not in plain]
         marked = encoded.marked_frac([one for one in train if one.prompt])
         found.append(encoded.end_token(answers, subject.stop_ids, tokenizer, marked_frac=marked))
-        if not (isinstance(config, SFTConfig) and config.loss_on == "all"):  # which learns the ends of all turns
+        if not config.learns_prompts:  # with the ends of all turns
             found.append(encoded.stop_inside(answers, subject.stop_ids, tokenizer))
     if subject.renderer is not None:
         found.append(encoded.generation_mask(train, subject.renderer))

@@ -21,12 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.configs.options import ReferenceOptions, TrainingOptions
 from heedful.planning.shapes import Shape
 
-Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
-"""The settings of a trainer."""
 ShapeOf = Callable[[str], Shape]
 """Returns the shape of a model by its name."""
 Parts = dict[str, float]
@@ -83,7 +81,13 @@ class Plan:
 
 
 def plan_of(
-    config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, device: Literal["cpu", "cuda"], half: bool, ranks: int = 1
+    config: TrainingOptions,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    *,
+    device: Literal["cpu", "cuda"],
+    half: bool,
+    ranks: int = 1,
 ) -> Plan:
     """Compute the bytes of each part of a run on each of its ranks, phase by phase.
 
@@ -159,7 +163,7 @@ class _Network:
 class _Run:
     """The parts of a run that use memory: its networks, and the rows of one rank at a time."""
 
-    config: Trainer
+    config: TrainingOptions
     shape_of: ShapeOf
     lengths: Lengths
     device: Literal["cpu", "cuda"]
@@ -180,14 +184,8 @@ class _Run:
     def _count_rows(self) -> None:
         """Rows of one rank: per optimizer step, per micro-batch, per pass without gradients, and sampled at a time."""
         config, longest = self.config, self.lengths.longest
-        is_pairs = isinstance(config, DPOConfig | RewardConfig | OnlineDPOConfig)
-        limit, together = (config.micro_batch.of_pairs, 2) if is_pairs else (config.micro_batch, 1)
-        if isinstance(config, OnlineDPOConfig):
-            batch = 2 * config.minibatch_size // config.samples_per_prompt
-        elif isinstance(config, RolloutConfig):
-            batch = config.minibatch_size
-        else:
-            batch = config.batch_size * (1 if isinstance(config, KTOConfig) else together)
+        limit, together = (config.micro_batch.of_pairs, 2) if config.learns_pairs else (config.micro_batch, 1)
+        batch = config.step_rows
         rows = min(limit.rows, batch)
         if limit.tokens is not None:
             rows = min(rows, max(together, limit.tokens // longest // together * together))
@@ -208,16 +206,16 @@ class _Run:
 
     def _find_networks(self) -> None:
         """Set the networks on the device."""
-        config, shape_of, is_reward_model = self.config, self.shape_of, isinstance(self.config, RewardConfig)
+        config, shape_of = self.config, self.shape_of
         shape = shape_of(config.model)
         self.policy = self._network(
-            shape.trunk if is_reward_model else shape, learns=True, has_logits=not is_reward_model
+            shape.trunk if config.learns_scores else shape, learns=True, has_logits=not config.learns_scores
         )
         self.reference: _Network | None = None
         self.reference_is_freed = False
         """True if the reference is used only before the first step and then freed."""
-        if not isinstance(config, SFTConfig | RewardConfig) and self._has_reference(config):
-            self.reference_is_freed = isinstance(config, DPOConfig | KTOConfig)
+        if isinstance(config, ReferenceOptions) and config.loads_reference and not self._is_policy(config):
+            self.reference_is_freed = config.reads_reference_once
             as_policy = self.policy.adapts_experts if config.lora_rank else config.weights_dtype == "float32"
             if config.reference_device == "same":
                 self.reference = self._network(
@@ -234,14 +232,10 @@ class _Run:
         names = [one.removeprefix("model:") for one in scorers if isinstance(one, str) and one.startswith("model:")]
         self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
 
-    def _has_reference(self, config: DPOConfig | KTOConfig | RolloutConfig) -> bool:
-        """Whether there is a reference with weights of its own."""
-        is_policy = bool(config.lora_rank) or isinstance(config, DPOConfig | KTOConfig)
-        if is_policy and config.reference is None and not self.is_divided:
-            return False  # DPO's reference on the CPU needs no device memory
-        if isinstance(config, DPOConfig):
-            return config.needs_reference
-        return isinstance(config, KTOConfig) or config.loads_reference
+    def _is_policy(self, config: ReferenceOptions) -> bool:
+        """Whether the reference has the policy's weights, beneath adapters or before the first step."""
+        shares = bool(self.config.lora_rank) or self.config.reads_reference_once
+        return shares and config.reference is None and not self.is_divided
 
     def _critic(self, config: OnlineConfig) -> _Network:
         """A critic with a network of its own."""
@@ -445,7 +439,7 @@ class _Run:
         ends = self.tokens * 4 * shape.hidden * (1 if adapted or self.device == "cpu" else 2)  # the last norm
         logits, copies, freed = 0.0, self._casts(network, learning=True), 0.0
         if network.has_logits:
-            has_entropy = isinstance(self.config, OnlineConfig) and self.config.has_entropy_bonus
+            has_entropy = self.config.has_entropy_bonus
             forward, logits = self._logits(shape, self.rows, has_entropy=has_entropy)
             freed = logits - forward + (network.head * shape.output if network.trained == "all" else 0)
             states = 10 if self.half else 8  # bytes of a state, its gradient, and a copy in half precision
@@ -463,7 +457,7 @@ class _Run:
     def _unread(self, network: _Network) -> float:
         """Bytes of the last layer's MLP for unread tokens, which in float32 on a CPU is not computed. The output for the
         other tokens is kept twice."""
-        shape, read = network.shape, self.rows * (1 if isinstance(self.config, RewardConfig) else self.responses)
+        shape, read = network.shape, self.rows * (1 if self.config.learns_scores else self.responses)
         as_written = not (self.half or self.is_divided or self.config.compile == "on" or shape.experts)
         if self.device != "cpu" or not as_written or read > MOST_READ * self.tokens:
             return 0

@@ -6,10 +6,11 @@ from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
 
 from heedful.configs.online import RolloutConfig
-from heedful.configs.plan import OnlinePlanOptions, PlanConfig
+from heedful.configs.options import TrainingOptions
+from heedful.configs.plan import OfflinePlanOptions, OnlinePlanOptions, PlanOptions
 from heedful.configs.settings import flag
 from heedful.errors import ConfigError
-from heedful.planning.memory import GB, Lengths, Plan, ShapeOf, Trainer, plan_of
+from heedful.planning.memory import GB, Lengths, Plan, ShapeOf, plan_of
 
 C = TypeVar("C")
 Change = dict[str, Any]
@@ -35,20 +36,22 @@ OTHERS: list[Change] = [
 ]
 
 
-def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
+def plan_report(config: TrainingOptions, shape_of: ShapeOf) -> list[str]:
     """Lines with a run's memory, whether it fits, and if not, changes that make it fit.
 
     The run is planned for a CUDA device and bfloat16, unless ``device`` is cpu or ``dtype`` says otherwise.
     """
     device: Literal["cpu", "cuda"] = "cpu" if config.device == "cpu" else "cuda"
     half = config.dtype in ("bfloat16", "float16") or (config.dtype == "auto" and device == "cuda")
+    assert isinstance(config, PlanOptions)
     if isinstance(config, RolloutConfig):
         assert isinstance(config, OnlinePlanOptions)
         lengths = Lengths(config.prompt_tokens + config.max_new_tokens, config.prompt_tokens)
     else:
+        assert isinstance(config, OfflinePlanOptions)
         lengths = Lengths(config.max_length)
 
-    def planned(settings: Trainer) -> Plan:
+    def planned(settings: TrainingOptions) -> Plan:
         return plan_of(settings, shape_of, lengths, ranks=config.ranks, device=device, half=half)
 
     found = planned(config)

@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from heedful.configs.trainers import Panel
 from heedful.errors import ConfigError
 from heedful.plot.healthy import HEALTHY, Band
-from heedful.plot.panels import PANELS, Panel, panels_of_metrics
+from heedful.plot.panels import OFFLINE, panels_of_metrics
 from heedful.plot.run_metrics import Run, RunCurves, runs_of
 from heedful.plot.style import Picture, Theme, as_text, check_path, current_theme, drawable, picture, save
 
@@ -95,7 +96,7 @@ def figure_of(runs: Sequence[RunCurves]) -> Picture:
 
 def _panels(runs: Sequence[RunCurves]) -> list[Panel]:
     """The panels with values of any run: algorithms in their usual order, then by name."""
-    known = [panels for panels in PANELS.values() if any(run.panels == panels for run in runs)]
+    known = [panels for panels in OFFLINE.values() if any(run.panels == panels for run in runs)]
     others = {run.panels for run in runs} - set(known)
     ordered = [*known, *sorted(others, key=lambda panels: [panel.title for panel in panels])]
     return [

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from heedful.configs.trainers import Panel
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.files import read_object
-from heedful.plot.panels import Panel, panels_of, panels_of_table
+from heedful.plot.panels import panels_of, panels_of_table
 
 if TYPE_CHECKING:
     import pandas

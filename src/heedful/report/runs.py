@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.parse import plain_value
+from heedful.configs.trainers import TRAINERS
 from heedful.errors import CheckpointError, DataError
 from heedful.files import read_object
 from heedful.files import read_record as parsed
@@ -22,17 +21,6 @@ from heedful.training.alarms import FILE as ALARMS_FILE
 from heedful.training.alarms import Raised
 from heedful.training.provenance import FREE
 
-CONFIGS = {
-    "sft": SFTConfig,
-    "reward": RewardConfig,
-    "dpo": DPOConfig,
-    "kto": KTOConfig,
-    "ppo": PPOConfig,
-    "a2c": A2CConfig,
-    "grpo": GRPOConfig,
-    "online-dpo": OnlineDPOConfig,
-}
-"""The settings of each trainer, by the name of its command."""
 MODELS = ("final", "best")
 """Folders of a run that later runs start from."""
 MOST_PARENTS = 20
@@ -173,8 +161,8 @@ def _alarm(line: Mapping[str, Any], folder: Path) -> Raised:
 
 def changed_settings(run: RunRecord) -> dict[str, tuple[Any, Any]]:
     """Settings of a run that are not at the default of this version, each with the default; None for those without one."""
-    config = CONFIGS.get(run.algorithm)
-    fields = {} if config is None else {field.name: field for field in dataclasses.fields(config)}
+    trainer = TRAINERS.get(run.algorithm)
+    fields = {} if trainer is None else {field.name: field for field in dataclasses.fields(trainer.settings())}
     found = {}
     for name, value in run.settings.items():
         if name in FREE:

@@ -4,10 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from heedful.configs.trainers import Panel
 from heedful.core.best_of_n import expected_best, kl_bound
 from heedful.files import to_json
 from heedful.plot.healthy import HEALTHY
-from heedful.plot.panels import PANELS, Panel
+from heedful.plot.panels import OFFLINE
 from heedful.report.charts import COLOURS, Chart, Line, draw, in_words, is_drawable, number, text
 from heedful.report.rollouts import read_texts, rollout_files
 from heedful.report.runs import (
@@ -121,7 +122,7 @@ def curves(runs: Sequence[RunRecord]) -> str:
     charts = []
     for panels in dict.fromkeys(run.curves.panels for run in runs):
         here = [(place, run) for place, run in enumerate(runs) if run.curves.panels == panels]
-        own = () if panels in PANELS.values() else MORE
+        own = () if panels in OFFLINE.values() else MORE
         for panel in (*panels, *own):
             lines = [line for place, run in here for line in _lines(place, run, panel)]
             if lines:

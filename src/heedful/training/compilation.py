@@ -12,7 +12,6 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from heedful.configs.offline import SFTConfig
 from heedful.configs.options import TrainingOptions
 from heedful.devices import capabilities, dropout_state, set_dropout_state
 from heedful.distributed import ranks
@@ -131,7 +130,7 @@ def _try_compiling(config: TrainingOptions, models: Sequence[Trained]) -> str | 
         for model in models:
             was_training = model.training
             try:
-                model.train(was_training or isinstance(config, SFTConfig))  # others learn in the mode they are in
+                model.train(was_training or config.has_dropout)  # others learn in the mode they are in
                 for _ in _compiling(model):
                     if config.compile == "auto" and time.monotonic() > ends:
                         return f"it takes longer than {SLOWEST:.0f} s, for which only --compile on waits"

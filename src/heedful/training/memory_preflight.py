@@ -6,12 +6,13 @@ from typing import Literal
 
 import torch
 
+from heedful.configs.options import TrainingOptions
 from heedful.devices import free_memory
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
-from heedful.planning.memory import CUDA_CONTEXT, GB, Lengths, ShapeOf, Trainer, plan_of
+from heedful.planning.memory import CUDA_CONTEXT, GB, Lengths, ShapeOf, plan_of
 from heedful.planning.report import advice, what_fits
 
 MARGIN = 1.1
@@ -20,7 +21,7 @@ BESIDE_WEIGHTS = {"CUDA itself", "states of the value head", "copy that samples"
 """Parts of an optimizer step's plan that are not weights, gradients or moments."""
 
 
-def check_memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> None:
+def check_memory(config: TrainingOptions, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> None:
     """Raises ConfigError, with settings that would fit, if a run needs clearly more memory than the device has, or for a
     device without memory of its own, if its weights, gradients and moments alone exceed the machine's memory.
 
@@ -42,11 +43,11 @@ def check_memory(config: Trainer, lengths: Lengths, device: torch.device, comput
 
 
 def refuse_on_gpu(
-    config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, half: bool, free: float, number: int = 1
+    config: TrainingOptions, shape_of: ShapeOf, lengths: Lengths, *, half: bool, free: float, number: int = 1
 ) -> None:
     """Raises ConfigError if the plan for one of ``number`` ranks exceeds `MARGIN` times ``free`` bytes."""
 
-    def needed(settings: Trainer) -> float:  # the CUDA context is already part of the used memory
+    def needed(settings: TrainingOptions) -> float:  # the CUDA context is already part of the used memory
         return plan_of(settings, shape_of, lengths, ranks=number, device="cuda", half=half).peak - CUDA_CONTEXT
 
     need = needed(config)
@@ -62,7 +63,13 @@ def refuse_on_gpu(
 
 
 def refuse_in_main_memory(
-    config: Trainer, shape_of: ShapeOf, lengths: Lengths, device: Literal["cpu", "cuda"], *, half: bool, memory: float
+    config: TrainingOptions,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    device: Literal["cpu", "cuda"],
+    *,
+    half: bool,
+    memory: float,
 ) -> None:
     """Raises ConfigError if weights, gradients and moments of all ranks of this machine exceed its memory.
 
@@ -71,7 +78,7 @@ def refuse_in_main_memory(
     local = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # optional on a CPU
     local_ranks = int(local) if local.isdigit() else 1
 
-    def needed(settings: Trainer) -> float:
+    def needed(settings: TrainingOptions) -> float:
         if settings != config and _needs_gpu(settings, half):
             return math.inf
         step = plan_of(settings, shape_of, lengths, ranks=ranks.size(), device=device, half=half).phases["step"]
@@ -100,7 +107,7 @@ def main_memory() -> float:
         return math.inf
 
 
-def _needs_gpu(settings: Trainer, half: bool) -> bool:
+def _needs_gpu(settings: TrainingOptions, half: bool) -> bool:
     """Whether settings need a CUDA device, or bfloat16 products where there are none (``half`` is False)."""
     moved = settings.optimizer_device == "cpu" or getattr(settings, "reference_device", "same") == "cpu"
     small = settings.quantize != "none" or settings.optimizer != "adamw"

@@ -2,8 +2,7 @@
 
 import torch
 
-from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from heedful.configs.online import RolloutConfig
+from heedful.configs.options import ReferenceOptions, TrainingOptions
 from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.ranks import local_device
@@ -23,11 +22,8 @@ from heedful.training.fsdp import divides, loading_device
 from heedful.training.output_folder import FolderPlan, check_output
 from heedful.training.rank_consistency import join_ranks
 
-Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
-"""Settings of runs that start from a model."""
 
-
-def check_start(config: Config) -> FolderPlan:
+def check_start(config: TrainingOptions) -> FolderPlan:
     """Join the ranks, then check output folder and trackers, before anything is loaded.
 
     Returns the decision on a run already in the output folder. Raises ConfigError; see also `join_ranks`.
@@ -42,7 +38,7 @@ def check_start(config: Config) -> FolderPlan:
     return ranks.on_rank_zero(check)
 
 
-def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
+def resolve_machine(config: TrainingOptions) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError if the machine does not support the settings."""
     device = local_device(resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False)))
     check_bitsandbytes(config, quantized(config), device)
@@ -58,14 +54,14 @@ def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     return device, dtype
 
 
-def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
+def stored_dtype(config: TrainingOptions, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
     """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype."""
     if config.lora_rank:
         return frozen_dtype(device, compute_dtype)
     return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
 
 
-def float32_experts(config: Config) -> str:
+def float32_experts(config: TrainingOptions) -> str:
     """``--lora-targets`` whose experts stay in float32.
 
     PEFT adds an expert's adapters to its matrix in the matrix's dtype; half precision would round small steps away.
@@ -74,7 +70,7 @@ def float32_experts(config: Config) -> str:
     return config.lora_targets if config.lora_rank else ""
 
 
-def quantized(config: Config) -> list[str]:
+def quantized(config: TrainingOptions) -> list[str]:
     """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU is not quantized."""
     names = ["model", "value_model"]
     if getattr(config, "reference_device", "cpu") == "same":
@@ -83,7 +79,7 @@ def quantized(config: Config) -> list[str]:
 
 
 def load_trained(
-    config: Config, source: Source, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False
+    config: TrainingOptions, source: Source, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False
 ) -> Policy:
     """Load the policy to train, in 4 bits if the settings say so. Raises CheckpointError."""
     return load_policy(
@@ -97,7 +93,9 @@ def load_trained(
     )
 
 
-def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
+def prepare(
+    module: Policy | ValueModel | RewardModel, config: TrainingOptions, *, base: str, dropout: float = 0.0
+) -> None:
     """Prepare a model for training: untrained embedding rows (`hold_untrained_rows`) and, by the settings, adapters,
     gradient checkpointing, gradient scaler.
 
@@ -116,7 +114,7 @@ def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: 
 
 
 def load_reference(
-    config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy, device: torch.device | None = None
+    config: TrainingOptions, source: Source, policy: Policy, device: torch.device | None = None
 ) -> Policy:
     """The frozen reference: another model, a second copy of the policy's model, or, with LoRA, the policy's own
     weights.
@@ -127,6 +125,7 @@ def load_reference(
 
     ``device`` is the run's device; None is the policy's, which differs for a policy to be sharded.
     """
+    assert isinstance(config, ReferenceOptions)
     if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
         reference.value_head = None
@@ -150,7 +149,7 @@ def load_reference(
     return reference
 
 
-def copy_reference(config: RolloutConfig, policy: Policy) -> Policy:
+def copy_reference(config: ReferenceOptions, policy: Policy) -> Policy:
     """The frozen reference of a policy in memory: a copy of its current state."""
     reference = policy.frozen_copy()
     reference.value_head = None
@@ -165,6 +164,6 @@ def halve_reference(reference: Policy) -> Policy:
     return reference
 
 
-def reference_device(config: RolloutConfig | DPOConfig | KTOConfig, device: torch.device) -> torch.device:
+def reference_device(config: ReferenceOptions, device: torch.device) -> torch.device:
     """Device of the reference, for a policy on ``device``."""
     return torch.device("cpu") if config.reference_device == "cpu" else device

@@ -60,7 +60,7 @@ LOOKED_AT = 4
 NEAR_THE_MEAN = 0.01
 """A row of embeddings that is closer to the mean of all rows than this times what is usual was put there by transformers'
 resize_token_embeddings, which draws new rows at about 1e-5 of the usual distance."""
-MEASURED_RATE = {"sft": 0.48, "online": 0.23}
+MEASURED_RATE = {"imitation": 0.48, "reference": 0.23}
 """The highest learning rate of all weights, times the model's hidden size, of the recipes that were measured: SFT of the demo
 (5e-3 * 96), PPO on numbers (3e-4 * 768). Rates that are stable fall about as 1 / width (Yang et al. 2022, muP). Learning
 from a policy's own responses, or against a reference, wants less than SFT."""
