@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -11,12 +10,10 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
-from heedful.distributed import ranks
-from heedful.engines.engine import Engine, RemoteEngine
 from heedful.engines.generate import MICRO_BATCH, sample
 from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
-from heedful.errors import ConfigError
+from heedful.engines.sources import Source
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows, rows_with_text
 from heedful.types import MicroBatch
@@ -36,67 +33,41 @@ class Sampler:
     """Ids from this one on have no text, and are not sampled."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """Remembers the micro-batch that fits into memory."""
-    remote: RemoteEngine | None = None
-    """Servers that sample instead of this process."""
-    engine: Engine | None = None
-    """The user's engine that samples instead (``--sampler python:``)."""
+    source: Source | None = None
+    """What samples in the place of this process; None: this process."""
 
-    def generate(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Responses:
-        """Sample one response to each prompt."""
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        generator: torch.Generator,
+        *,
+        version: int | None = None,
+    ) -> Responses:
+        """Sample one response to each prompt, with the policy's current weights, of this version if they are counted."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
-        if self.engine is not None:
-            return self._ask(self.engine, policy, prompts)
-        if self.remote is not None:
-            return self.finish(self.begin(policy, prompts, generator), policy, prompts)
-        responses = sample(
-            policy,
-            [prompt.ids for prompt in prompts],
-            self.options,
-            stop_ids=self.stop_ids,
-            pad_id=self.renderer.pad_id,
-            num_tokens=self.num_tokens,
-            generator=generator,
-            micro_batch=self.micro_batch,
-            adaptive=self.adaptive,
-        )
-        return self._with_texts(responses, prompts)
-
-    def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Any:
-        """Start sampling on servers with the policy's current weights; `finish` waits for the result."""
-        assert self.remote is not None
-        return self.remote.begin(policy, [prompt.ids for prompt in prompts], generator)
-
-    def finish(self, ticket: Any, policy: Policy, prompts: Sequence[EncodedPrompt]) -> Responses:
-        """The result of `begin`, like that of `generate`. Raises SamplerError."""
-        assert self.remote is not None
-        return self._with_texts(self.remote.finish(ticket, policy.device), prompts)
+        if self.source is None:
+            responses = sample(
+                policy,
+                [prompt.ids for prompt in prompts],
+                self.options,
+                stop_ids=self.stop_ids,
+                pad_id=self.renderer.pad_id,
+                num_tokens=self.num_tokens,
+                generator=generator,
+                micro_batch=self.micro_batch,
+                adaptive=self.adaptive,
+            )
+        else:
+            responses = self.source.generate(policy, prompts, generator, version)
+        if responses.versions is None and version is not None:
+            responses = replace(responses, versions=torch.full_like(responses.lengths, version))
+        return responses if responses.completions else self._with_texts(responses, prompts)
 
     def close(self) -> None:
         """Close the connection to servers, or the user's engine, if any."""
-        for one in (self.engine, self.remote):
-            if one is not None:
-                one.close()
-
-    def _ask(self, engine: Engine, policy: Policy, prompts: Sequence[EncodedPrompt]) -> Responses:
-        """Responses of the user's engine, on rank 0. Raises ConfigError if they do not fit the prompts."""
-
-        def generate() -> Responses:
-            engine.update_weights(policy)
-            return engine.generate([one.prompt for one in prompts])
-
-        found = ranks.on_rank_zero(generate)
-        name, longest = type(engine).__name__, self.options.max_new_tokens
-        if len(found) != len(prompts):
-            raise ConfigError(
-                f"--sampler: {name}.generate returned {len(found)} responses for {len(prompts)} prompts; "
-                "return one per prompt"
-            )
-        if found.mask.shape[1] > longest:
-            raise ConfigError(
-                f"--sampler: {name}.generate returned a response of {found.mask.shape[1]} tokens, above "
-                f"--max-new-tokens {longest}"
-            )
-        return found.to(policy.device)
+        if self.source is not None:
+            self.source.close()
 
     def _with_texts(self, responses: Responses, prompts: Sequence[EncodedPrompt]) -> Responses:
         written = responses.own_ids()

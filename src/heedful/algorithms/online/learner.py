@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
-from heedful.algorithms.online.ahead import Ahead
 from heedful.algorithms.online.average import WeightAverage, averaged
 from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.ptx import PretrainingMix
@@ -72,9 +71,9 @@ class Learner(Generic[C_co]):
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
-    ahead: Ahead | None = None
-    """Rollout batches that servers sample during the update; None for synchronous sampling. A resumed run samples them
-    anew."""
+    ahead: Sampler | None = None
+    """Samples rollout batches, on servers, during earlier updates; None: ``sampler`` does, when they are needed. A resumed
+    run samples them anew."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """Micro-batch that fits into memory in training. Sampling and passes without gradients use the sampler's; reward
     models have their own."""

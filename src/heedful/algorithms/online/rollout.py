@@ -116,12 +116,8 @@ def sample_and_score(
 ) -> SampledBatch:
     """Sample a response to each prompt and score it, with the learner's rewards by default. Raises RewardError."""
     started = time.perf_counter()
-    if learner.ahead is None:
-        version = learner.schedule.done
-        responses = learner.sampler.generate(learner.policy, prompts, learner.generator)
-    else:
-        responses, version = learner.ahead.generate(learner.policy, prompts, done=learner.schedule.done)
-    responses = replace(responses, versions=torch.full_like(responses.lengths, version))
+    sampler = learner.ahead or learner.sampler
+    responses = sampler.generate(learner.policy, prompts, learner.generator, version=learner.schedule.done)
     hit("rollout")
     seconds = time.perf_counter() - started
     given = score_tokens(learner.rewards if rewards is None else rewards, responses.completions)
@@ -132,14 +128,15 @@ def sample_and_score(
 
 def server_metrics(learner: Learner[RolloutConfig], responses: Responses) -> dict[str, float]:
     """Staleness of the sampling weights, in steps, and the number of retried requests."""
-    servers = learner.sampler.remote
-    if servers is None or responses.versions is None:
+    source = learner.sampler.source
+    retries = None if source is None else source.take_retries()
+    if retries is None or responses.versions is None:
         return {}
     staleness = (learner.schedule.done - responses.versions).float()
     return {
         "rollout/staleness_mean": float(staleness.mean()),
         "rollout/staleness_max": float(staleness.max()),
-        "rollout/sampler_retries": float(servers.take_retries()),
+        "rollout/sampler_retries": float(retries),
     }
 
 

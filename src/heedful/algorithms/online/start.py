@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from heedful import core, user_code
-from heedful.algorithms.online.ahead import Ahead
+from heedful.algorithms.online.async_servers import AsyncServers
 from heedful.algorithms.online.average import WeightAverage
 from heedful.algorithms.online.critic import (
     check_critic,
@@ -34,6 +34,7 @@ from heedful.doctor.findings import Subject, TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler
+from heedful.engines.sources import OwnEngine, Servers
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.models.heads import disable_dropout
@@ -214,11 +215,15 @@ def _make_ready(
     return reference, critic
 
 
-def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Ahead | None:
+def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Sampler | None:
     """Asynchronous sampling, if the settings turn it on."""
     if not isinstance(config, OnlineConfig) or not config.async_steps:
         return None
-    return Ahead(sampler, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed)
+    assert isinstance(sampler.source, Servers)
+    ahead = AsyncServers(
+        sampler.source.remote, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed
+    )
+    return replace(sampler, source=ahead)
 
 
 def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
@@ -330,11 +335,12 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
-        return replace(sampler, engine=user_code.call("--sampler", config.user_engine, policy, config))
+        engine = user_code.call("--sampler", config.user_engine, policy, config)
+        return replace(sampler, source=OwnEngine(engine, config.max_new_tokens))
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
     )
-    return replace(sampler, remote=remote)
+    return replace(sampler, source=Servers(remote))
 
 
 def _load_prompts(

@@ -3,15 +3,15 @@
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from heedful.algorithms.online.prompts import Prompts
 from heedful.data.loading import EncodedPrompt
+from heedful.engines.engine import RemoteEngine
 from heedful.engines.responses import Responses
-from heedful.engines.sampler import Sampler
 from heedful.models.policy import Policy
 
 
@@ -24,10 +24,10 @@ class PendingBatch:
     version: int
     """Version of the weights that sample it: number of rollout batches they were trained on."""
     ticket: Any
-    """For `Sampler.finish`."""
+    """For `RemoteEngine.finish`."""
 
 
-class Ahead:
+class AsyncServers:
     """Rollout batches sampled ahead of the update, at most ``async_steps`` of them.
 
     Taking one starts the batch ``async_steps`` later, with the current weights. So the batch of step n is sampled by
@@ -38,34 +38,45 @@ class Ahead:
     checkpoint.
 
     Args:
-        sampler: a sampler with servers.
+        remote: the servers.
         prompts: the run's prompts.
         async_steps: number of batches to sample ahead.
         steps: number of steps of the run.
         seed: the run's seed.
     """
 
-    def __init__(self, sampler: Sampler, prompts: Prompts, *, async_steps: int, steps: int, seed: int) -> None:
-        self.sampler, self.prompts = sampler, prompts
+    def __init__(self, remote: RemoteEngine, prompts: Prompts, *, async_steps: int, steps: int, seed: int) -> None:
+        self.remote, self.prompts = remote, prompts
         self.async_steps, self.steps, self.seed = async_steps, steps, seed
         self._waiting: deque[PendingBatch] = deque()
 
-    def generate(self, policy: Policy, prompts: Sequence[EncodedPrompt], *, done: int) -> tuple[Responses, int]:
-        """The responses of this step and the version of the weights that sampled them; starts later batches.
+    def generate(
+        self, policy: Policy, prompts: Sequence[EncodedPrompt], _generator: torch.Generator, version: int | None, /
+    ) -> Responses:
+        """The responses of this step, with the version of the weights that sampled them; starts later batches.
 
-        ``done`` is the number of rollout batches that the policy was trained on. Raises SamplerError.
+        ``version`` is the number of rollout batches that the policy was trained on. Raises SamplerError.
         """
-        step = done + 1
+        assert version is not None
+        step = version + 1
         if not self._waiting or self._waiting[0].step != step:
             self._waiting.clear()
-            self._begin(policy, prompts, step=step, version=done)
+            self._begin(policy, prompts, step=step, version=version)
         taken = self._waiting.popleft()
-        responses = self.sampler.finish(taken.ticket, policy, prompts)
+        responses = self.remote.finish(taken.ticket, policy.device)
         for later in range(step + 1 + len(self._waiting), min(step + self.async_steps, self.steps) + 1):
-            self._begin(policy, self.prompts.ahead(later - step), step=later, version=done)
-        return responses, taken.version
+            self._begin(policy, self.prompts.ahead(later - step), step=later, version=version)
+        return replace(responses, versions=torch.full_like(responses.lengths, taken.version))
+
+    def take_retries(self) -> int:
+        """Of rows and servers."""
+        return self.remote.take_retries()
+
+    def close(self) -> None:
+        """Cancel all pending requests."""
+        self.remote.close()
 
     def _begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], *, step: int, version: int) -> None:
         seed = random.Random(f"{self.seed}:{step}").getrandbits(63)
-        ticket = self.sampler.begin(policy, prompts, torch.Generator().manual_seed(seed))
+        ticket = self.remote.begin(policy, [one.ids for one in prompts], torch.Generator().manual_seed(seed))
         self._waiting.append(PendingBatch(step, version, ticket))
