@@ -10,10 +10,10 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
+from heedful.engines.engine import Source
 from heedful.engines.generate import MICRO_BATCH, sample
 from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
-from heedful.engines.sources import Source
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows, rows_with_text
 from heedful.types import MicroBatch

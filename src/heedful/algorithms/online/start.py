@@ -32,9 +32,9 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
 from heedful.doctor.findings import Subject, TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
+from heedful.engines.engine import OwnEngine, Servers
 from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler
-from heedful.engines.sources import OwnEngine, Servers
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.models.heads import disable_dropout
