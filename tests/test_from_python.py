@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
@@ -688,6 +689,16 @@ def test_an_experience_prints_its_shapes(policy):
     assert len(text) < 1500
     for name in ("advantages", "old_logprobs", "rewards"):
         assert re.search(rf"^  {name} +\[{rows}, {time}\] float32$", text, re.MULTILINE)
+
+
+def test_pieces_take_the_experience_of_a_step(policy):
+    policy.add_value_head()
+    before = copy.deepcopy(policy)
+    config = heedful.PPOConfig(**ONLINE | {"temperature": 0.7})
+    _, experience, _ = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    torch.testing.assert_close(heedful.logprobs(before, experience), experience.old_logprobs)
+    torch.testing.assert_close(heedful.values(before, experience), experience.old_values)
+    torch.testing.assert_close(heedful.score(first_token, experience).tolist(), experience.scores)
 
 
 def test_a_loss_may_have_a_metric_of_its_own_under_any_name(policy):

@@ -74,9 +74,7 @@ def evaluate_scores(config: ScoresConfig, rewards: AnyRewards = ()) -> dict[str,
     }
 
 
-def evaluate_best_of_n(
-    config: BestOfNConfig, rewards: AnyRewards = (), judge: AnyRewards = ()
-) -> dict[str, Any]:
+def evaluate_best_of_n(config: BestOfNConfig, rewards: AnyRewards = (), judge: AnyRewards = ()) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
     Of equally good responses, the first counts as the best. If a reward or judge fails on one of the n, the prompt's choice
