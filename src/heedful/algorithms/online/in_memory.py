@@ -24,7 +24,7 @@ from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
-from heedful.training.callbacks import STOP, OnMetrics, call
+from heedful.training.callbacks import OnMetrics, wants_stop
 from heedful.training.from_python import as_given, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
@@ -77,7 +77,7 @@ def ppo_steps(
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
-            stops = on_step is not None and call("on_step", on_step, step, dict(metrics)) is STOP
+            stops = on_step is not None and wants_stop("on_step", on_step, step, metrics)
             yield step, experience, metrics
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
