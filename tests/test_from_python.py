@@ -664,6 +664,26 @@ def test_the_steps_name_prompts_by_their_index(policy, capsys):
     assert re.search(r"skipped a non-finite update .*records data\[\d\]", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_what_is_printed_names_records_as_they_were_passed(policy, capsys, stepwise):
+    """Not by a line of a file that the user never wrote."""
+
+    def broken(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+        return (logprobs * float("nan")).sum(), {}
+
+    rows = [{"prompt": question, "说": "x"} for question in QUESTIONS]
+    if stepwise:
+        config = heedful.PPOConfig(**ONLINE | {"policy_loss": broken})
+        next(heedful.ppo_steps(config, policy, rows, rewards=first_token))
+    else:
+        train("ppo", {"policy_loss": broken}, model=policy, data=rows)
+    said = capsys.readouterr().err
+    assert "data: beside the prompt: `说`" in said
+    assert re.search(r"skipped a non-finite update .*records data\[\d\]", said)
+    assert "inputs/" not in said
+    assert ".jsonl:" not in said
+
+
 @pytest.mark.parametrize("per_token", [False, True])
 def test_an_advantage_that_is_not_finite_ends_the_loop(policy, per_token):
     """A division by a spread of 0, say: the message names the function, and no update is tried."""

@@ -21,6 +21,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.configs.settings import types_of
 from heedful.data.in_memory import Records, write_records
+from heedful.display import worded
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.files import in_words, sync_tree
@@ -74,8 +75,8 @@ def in_files(
 ) -> Iterator[tuple[C, Callbacks]]:
     """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
-    A HeedfulError in this context names objects as they were passed: ``data[2]`` for line 3 of the file. On exit, files
-    that no run in the folder uses are removed.
+    Messages in this context name objects as they were passed (`as_passed`). On exit, files that no run in the folder uses
+    are removed.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -88,12 +89,10 @@ def in_files(
         return
     meet(config)
     written = ranks.on_rank_zero(lambda: _write(config, given, tokenizer))
+    files = {name: written[name] for name, value in given.items() if not isinstance(value, str | Path | None)}
     try:
-        yield replace(config, **written), callbacks
-    except HeedfulError as error:
-        files = {name: written[name] for name, value in given.items() if not isinstance(value, str | Path | None)}
-        error.args = (as_given(str(error), files),)
-        raise
+        with as_passed(files):
+            yield replace(config, **written), callbacks
     finally:
         if ranks.is_first():
             _remove_unused(real_path(Path(written["output"])))
@@ -180,6 +179,21 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
             sync_tree(written)
             written.rename(path)
     return path
+
+
+@contextlib.contextmanager
+def as_passed(paths: Mapping[str, str]) -> Iterator[None]:
+    """Errors, and lines on the screen, name objects as they were passed: ``data[2]`` for line 3 of the file.
+
+    Args:
+        paths: the written files, by the names of the arguments.
+    """
+    try:
+        with worded(lambda text: as_given(text, paths)):
+            yield
+    except HeedfulError as error:
+        error.args = (as_given(str(error), paths),)
+        raise
 
 
 def as_given(message: str, paths: Mapping[str, str]) -> str:

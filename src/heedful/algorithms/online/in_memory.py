@@ -17,7 +17,7 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.settings import refuse
 from heedful.data.in_memory import Records, write_records
 from heedful.display import say
-from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
@@ -25,7 +25,7 @@ from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.callbacks import OnMetrics, wants_stop
-from heedful.training.from_python import as_given, check_given
+from heedful.training.from_python import as_given, as_passed, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
 
@@ -117,7 +117,7 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
     """Settings whose ``model`` and ``data`` are temporary files that describe the policy and hold the prompts; and these
     files by the names of the objects, for `as_given`.
 
-    A HeedfulError in this context names prompts by their index: ``data[2]``.
+    Messages in this context name prompts by their index: ``data[2]``.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -138,11 +138,8 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
             **machine_of(policy),
         )
         files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
-        try:
+        with as_passed(files):
             yield settings, files
-        except HeedfulError as error:
-            error.args = (as_given(str(error), files),)
-            raise
 
 
 def machine_of(policy: Policy) -> Any:
