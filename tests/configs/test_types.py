@@ -157,6 +157,21 @@ def test_every_configuration_answers_unknown_names(config_class, make):
         config_class("模型")
 
 
+def test_every_configuration_names_what_it_needs(config_class, least):
+    """In one sentence, not in a TypeError of Python."""
+    needed = [one.name for one in dataclasses.fields(config_class) if one.default is dataclasses.MISSING]
+    for name in needed:
+        others = {other: value for other, value in least.items() if other != name}
+        said = rf"^{config_class.__name__} needs {name}; write {config_class.__name__}\({name}=\.\.\.\)$"
+        with pytest.raises(ConfigError, match=said):
+            config_class(**others)
+    if needed:
+        with pytest.raises(ConfigError, match=f"needs {', '.join(needed)}; write"):
+            config_class()
+    config = config_class(**least)
+    assert copy.deepcopy(config) == copy.copy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
 @pytest.mark.parametrize(
     ("train", "config", "unknown", "said"),
     [

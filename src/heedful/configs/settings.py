@@ -304,7 +304,7 @@ class Settings:
     """The settings named by a command's file or flags, even with their default; empty if made in Python."""
 
     def __new__(cls, *values: object, **settings: object) -> Self:
-        """Raise ConfigError for a value without a name, and for an unknown name, with the probable one."""
+        """Raise ConfigError for a value without a name, an unknown name, with the probable one, and a missing setting."""
         if values:
             raise ConfigError(
                 f"{cls.__name__} takes settings by name, such as {cls.__name__}({min(types_of(cls))}=...)"
@@ -315,9 +315,18 @@ class Settings:
             for name in settings
             if name not in known
         ]
+        needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        missing = [name for name in needed if name not in settings]
+        if missing:
+            example = ", ".join(f"{name}=..." for name in missing)
+            wrong.append(f"{cls.__name__} needs {', '.join(missing)}; write {cls.__name__}({example})")
         if wrong:
             raise ConfigError("\n".join(wrong))
         return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
+        """The settings, from which a copy is made."""
+        return (), {name: getattr(self, name) for name in types_of(type(self))}
 
     def __post_init__(self) -> None:
         for name in types_of(type(self)):
