@@ -26,6 +26,8 @@ from heedful.data import BatchOrder
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 
+pytestmark = pytest.mark.in_python
+
 CPU = {"device": "cpu", "dtype": "float32", "seed": 3, "eval_fraction": 0.0, "sample_every": 0, "learning_rate": 1e-3}
 OFFLINE = {**CPU, "batch_size": 4, "max_steps": 2}
 ONLINE = {**CPU, "steps": 2, "rollout_batch_size": 4, "minibatch_size": 2, "max_new_tokens": 4}
@@ -276,13 +278,13 @@ def test_an_unfinished_run_goes_on_with_the_same_objects_only(policy, tmp_path):
     with pytest.raises(StopError):
         train("sft", settings, model=policy, data=ROWS["sft"], on_step=stop_after(1))
     with pytest.raises(
-        ConfigError, match=r"(?s)unfinished run with other settings.*--data: .*inputs/data-.* in the run"
+        ConfigError, match=r"(?s)unfinished run with other settings.*  data: .*inputs/data-.* in the run"
     ):
         train("sft", settings, model=policy, data=ROWS["sft"][:-1])
     other = Policy.from_pretrained(policy.lm.name_or_path, device="cpu")
     other.lm.transformer.ln_f.weight.data.add_(1)
     with pytest.raises(
-        ConfigError, match=r"(?s)unfinished run with other settings.*--model: .*inputs/model-.* in the run"
+        ConfigError, match=r"(?s)unfinished run with other settings.*  model: .*inputs/model-.* in the run"
     ):
         train("sft", settings, model=other, data=ROWS["sft"])
     assert len(list((tmp_path / "run" / "inputs").iterdir())) == 2
@@ -373,6 +375,19 @@ def test_wrong_objects_are_refused_like_wrong_files(case, policy, tmp_path):
     assert words in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_name_settings_as_python_does(policy, capsys):
+    """A command's flags are another person's words; what else is typed in a shell stays."""
+    same = [*ROWS["dpo"][:3], {"prompt": "问题", "chosen": "好", "rejected": "好"}]
+    with pytest.raises(
+        DataError, match=r"rejected responses: data\[3\]\. .* use equal_pairs='drop' or unusable='drop'$"
+    ):
+        train("dpo", model=policy, data=same)
+    train("dpo", {"learning_rate": 1.0}, model=policy, data=ROWS["dpo"])
+    said = capsys.readouterr().err
+    assert re.search(r"learning_rate=1 is high .* leave learning_rate out", said)
+    assert "--" not in said
 
 
 def test_what_is_in_the_settings_is_not_given_again(policy, model):
@@ -574,14 +589,14 @@ def moved(policy):
 NO_STEPS = {
     "frozen": (ConfigError, frozen, {}, "the policy is frozen"),
     "no tokenizer": (CheckpointError, without_tokenizer, {}, "the policy has no tokenizer; load it with"),
-    "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
+    "another device": (ConfigError, moved, {}, "device cpu: the policy is on meta; leave it out, or move the policy"),
     "another precision": (
         ConfigError,
         None,
         {"dtype": "bfloat16"},
-        "--dtype bfloat16: the policy was loaded with float32",
+        "dtype='bfloat16': the policy was loaded with float32",
     ),
-    "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "--ema-decay 0.9 is for a policy that a run loads"),
+    "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "ema_decay=0.9 is for a policy that a run loads"),
     "a model": (ConfigError, None, {"model": "m"}, "model is both in the settings (m) and an argument"),
 }
 
@@ -696,7 +711,7 @@ def test_an_advantage_that_is_not_finite_ends_the_loop(policy, per_token):
     before = weights(policy)
     with pytest.raises(
         heedful.ConfigError,
-        match=r"^--advantage divided returned numbers that are not finite for (\d+) of \1 responses",
+        match=r"^advantage divided returned numbers that are not finite for (\d+) of \1 responses",
     ):
         next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
     assert is_same(weights(policy), before)
@@ -779,7 +794,7 @@ def test_scores_per_token_are_on_their_tokens(policy):
 def test_adapters_are_put_on_once(policy):
     config = heedful.PPOConfig(**ONLINE | {"lora_rank": 2})
     next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
-    with pytest.raises(ConfigError, match="--lora-rank 2: the policy already has adapters"):
+    with pytest.raises(ConfigError, match="lora_rank=2: the policy already has adapters"):
         next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
     assert next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=[first_token]))[0] == 1
 

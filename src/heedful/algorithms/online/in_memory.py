@@ -14,10 +14,10 @@ from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.configs.settings import refuse
+from heedful.configs.settings import named, refuse
 from heedful.data.in_memory import Records, write_records
 from heedful.display import say
-from heedful.errors import CheckpointError, ConfigError
+from heedful.errors import CheckpointError, ConfigError, reworded
 from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
@@ -73,7 +73,7 @@ def ppo_steps(
         for one in learner.prompts.prompts
     ]
     compile_networks(learner)
-    with contextlib.closing(learner.sampler), kept(policy, head):
+    with contextlib.closing(learner.sampler), kept(policy, head), reworded(lambda text: named(text, type(config))):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
@@ -121,10 +121,11 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
 
     Raises ConfigError, DataError, CheckpointError.
     """
-    check_policy(config, policy)
-    if policy.tokenizer is None:
-        raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
-    with tempfile.TemporaryDirectory(prefix="heedful-") as name:
+    files: dict[str, str] = {}
+    with as_passed(config, files), tempfile.TemporaryDirectory(prefix="heedful-") as name:
+        check_policy(config, policy)
+        if policy.tokenizer is None:
+            raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
         folder = Path(name)
         save_all_but_weights(policy, policy.tokenizer, folder / "model")
         is_named = isinstance(prompts, str | Path)
@@ -137,9 +138,8 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
             eval_fraction=0.0,
             **machine_of(policy),
         )
-        files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
-        with as_passed(files):
-            yield settings, files
+        files |= {"model": settings.model} | ({} if is_named else {"data": settings.data})
+        yield settings, files
 
 
 def machine_of(policy: Policy) -> Any:
