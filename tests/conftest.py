@@ -87,6 +87,18 @@ def _seed() -> None:
     torch.manual_seed(20240217)
 
 
+@pytest.fixture(autouse=True)
+def _settings_as_flags(request):
+    """Messages name settings by flags, as after a command. Tests that are marked ``in_python`` read those of Python."""
+    from heedful.configs.settings import answering_command
+
+    if request.node.get_closest_marker("in_python"):
+        yield
+    else:
+        with answering_command():
+            yield
+
+
 class Outcome:
     """What a command said and how it ended."""
 

@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "exam": {"plot", "evaluate", "engines", "rewards", "models", "kernels", "data", "core"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
-    "pieces": {"engines", "rewards", "models", "kernels", "data", "core"},
+    "pieces": {"algorithms", "engines", "rewards", "models", "kernels", "data", "core"},
     "demo": {
         "plot",
         "algorithms",

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
@@ -24,6 +25,8 @@ from heedful import CheckpointError, ConfigError, DataError, Message, Policy
 from heedful.data import BatchOrder
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, write_jsonl
+
+pytestmark = pytest.mark.in_python
 
 CPU = {"device": "cpu", "dtype": "float32", "seed": 3, "eval_fraction": 0.0, "sample_every": 0, "learning_rate": 1e-3}
 OFFLINE = {**CPU, "batch_size": 4, "max_steps": 2}
@@ -275,13 +278,13 @@ def test_an_unfinished_run_goes_on_with_the_same_objects_only(policy, tmp_path):
     with pytest.raises(StopError):
         train("sft", settings, model=policy, data=ROWS["sft"], on_step=stop_after(1))
     with pytest.raises(
-        ConfigError, match=r"(?s)unfinished run with other settings.*--data: .*inputs/data-.* in the run"
+        ConfigError, match=r"(?s)unfinished run with other settings.*  data: .*inputs/data-.* in the run"
     ):
         train("sft", settings, model=policy, data=ROWS["sft"][:-1])
     other = Policy.from_pretrained(policy.lm.name_or_path, device="cpu")
     other.lm.transformer.ln_f.weight.data.add_(1)
     with pytest.raises(
-        ConfigError, match=r"(?s)unfinished run with other settings.*--model: .*inputs/model-.* in the run"
+        ConfigError, match=r"(?s)unfinished run with other settings.*  model: .*inputs/model-.* in the run"
     ):
         train("sft", settings, model=other, data=ROWS["sft"])
     assert len(list((tmp_path / "run" / "inputs").iterdir())) == 2
@@ -372,6 +375,19 @@ def test_wrong_objects_are_refused_like_wrong_files(case, policy, tmp_path):
     assert words in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_name_settings_as_python_does(policy, capsys):
+    """A command's flags are another person's words; what else is typed in a shell stays."""
+    same = [*ROWS["dpo"][:3], {"prompt": "问题", "chosen": "好", "rejected": "好"}]
+    with pytest.raises(
+        DataError, match=r"rejected responses: data\[3\]\. .* use equal_pairs='drop' or unusable='drop'$"
+    ):
+        train("dpo", model=policy, data=same)
+    train("dpo", {"learning_rate": 1.0}, model=policy, data=ROWS["dpo"])
+    said = capsys.readouterr().err
+    assert re.search(r"learning_rate=1 is high .* leave learning_rate out", said)
+    assert "--" not in said
 
 
 def test_what_is_in_the_settings_is_not_given_again(policy, model):
@@ -573,14 +589,14 @@ def moved(policy):
 NO_STEPS = {
     "frozen": (ConfigError, frozen, {}, "the policy is frozen"),
     "no tokenizer": (CheckpointError, without_tokenizer, {}, "the policy has no tokenizer; load it with"),
-    "another device": (ConfigError, moved, {}, "--device cpu: the policy is on meta; leave it out, or move the policy"),
+    "another device": (ConfigError, moved, {}, "device cpu: the policy is on meta; leave it out, or move the policy"),
     "another precision": (
         ConfigError,
         None,
         {"dtype": "bfloat16"},
-        "--dtype bfloat16: the policy was loaded with float32",
+        "dtype='bfloat16': the policy was loaded with float32",
     ),
-    "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "--ema-decay 0.9 is for a policy that a run loads"),
+    "the weights' own": (ConfigError, None, {"ema_decay": 0.9}, "ema_decay=0.9 is for a policy that a run loads"),
     "a model": (ConfigError, None, {"model": "m"}, "model is both in the settings (m) and an argument"),
 }
 
@@ -663,6 +679,26 @@ def test_the_steps_name_prompts_by_their_index(policy, capsys):
     assert re.search(r"skipped a non-finite update .*records data\[\d\]", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_what_is_printed_names_records_as_they_were_passed(policy, capsys, stepwise):
+    """Not by a line of a file that the user never wrote."""
+
+    def broken(logprobs, old_logprobs, advantages, mask, *, config, reduction):
+        return (logprobs * float("nan")).sum(), {}
+
+    rows = [{"prompt": question, "说": "x"} for question in QUESTIONS]
+    if stepwise:
+        config = heedful.PPOConfig(**ONLINE | {"policy_loss": broken})
+        next(heedful.ppo_steps(config, policy, rows, rewards=first_token))
+    else:
+        train("ppo", {"policy_loss": broken}, model=policy, data=rows)
+    said = capsys.readouterr().err
+    assert "data: beside the prompt: `说`" in said
+    assert re.search(r"skipped a non-finite update .*records data\[\d\]", said)
+    assert "inputs/" not in said
+    assert ".jsonl:" not in said
+
+
 @pytest.mark.parametrize("per_token", [False, True])
 def test_an_advantage_that_is_not_finite_ends_the_loop(policy, per_token):
     """A division by a spread of 0, say: the message names the function, and no update is tried."""
@@ -675,7 +711,7 @@ def test_an_advantage_that_is_not_finite_ends_the_loop(policy, per_token):
     before = weights(policy)
     with pytest.raises(
         heedful.ConfigError,
-        match=r"^--advantage divided returned numbers that are not finite for (\d+) of \1 responses",
+        match=r"^advantage divided returned numbers that are not finite for (\d+) of \1 responses",
     ):
         next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
     assert is_same(weights(policy), before)
@@ -688,6 +724,16 @@ def test_an_experience_prints_its_shapes(policy):
     assert len(text) < 1500
     for name in ("advantages", "old_logprobs", "rewards"):
         assert re.search(rf"^  {name} +\[{rows}, {time}\] float32$", text, re.MULTILINE)
+
+
+def test_pieces_take_the_experience_of_a_step(policy):
+    policy.add_value_head()
+    before = copy.deepcopy(policy)
+    config = heedful.PPOConfig(**ONLINE | {"temperature": 0.7})
+    _, experience, _ = next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=first_token))
+    torch.testing.assert_close(heedful.logprobs(before, experience), experience.old_logprobs)
+    torch.testing.assert_close(heedful.values(before, experience), experience.old_values)
+    torch.testing.assert_close(heedful.score(first_token, experience).tolist(), experience.scores)
 
 
 def test_a_loss_may_have_a_metric_of_its_own_under_any_name(policy):
@@ -748,7 +794,7 @@ def test_scores_per_token_are_on_their_tokens(policy):
 def test_adapters_are_put_on_once(policy):
     config = heedful.PPOConfig(**ONLINE | {"lora_rank": 2})
     next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
-    with pytest.raises(ConfigError, match="--lora-rank 2: the policy already has adapters"):
+    with pytest.raises(ConfigError, match="lora_rank=2: the policy already has adapters"):
         next(heedful.ppo_steps(config, policy, QUESTIONS, rewards=[first_token]))
     assert next(heedful.ppo_steps(heedful.PPOConfig(**ONLINE), policy, QUESTIONS, rewards=[first_token]))[0] == 1
 

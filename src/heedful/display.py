@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -108,7 +108,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a line of text above the bar."""
-        self.console.print(harmless(text), markup=False, highlight=False)
+        self.console.print(harmless(_worded(text)), markup=False, highlight=False)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print a table of samples above the bar."""
@@ -144,12 +144,26 @@ def silence() -> Iterator[None]:
         _silent = before
 
 
+_worded: Callable[[str], str] = str
+
+
+@contextlib.contextmanager
+def worded(words: Callable[[str], str]) -> Iterator[None]:
+    """Lines of text inside go through a function, such as one that names objects as they were passed."""
+    global _worded  # noqa: PLW0603  one screen per process
+    before, _worded = _worded, words
+    try:
+        yield
+    finally:
+        _worded = before
+
+
 def say(text: str) -> None:
     """Print a line on standard error from anywhere; beside a live bar it comes above it."""
     if _silent:
         return
     with contextlib.suppress(OSError):  # nobody reads it: a terminal that was closed, a pipe's end
-        print(f"heedful: {text}", file=sys.stderr, flush=True)
+        print(f"heedful: {_worded(text)}", file=sys.stderr, flush=True)
 
 
 def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

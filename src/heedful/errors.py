@@ -20,9 +20,11 @@ without heedful's own frames; `raise ... from` and ``%debug`` still have them.
 `Terminated` is not an error: like KeyboardInterrupt, it ends the program.
 """
 
+import contextlib
 import itertools
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -60,6 +62,16 @@ class HeedfulError(Exception):
         raised = user_frame(self.__cause__) if self.__cause__ is not None else None
         where = [_shown(one) for one in (*frames, raised) if one is not None]
         return [*where, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+
+
+@contextlib.contextmanager
+def reworded(words: Callable[[str], str]) -> Iterator[None]:
+    """The messages of errors inside go through a function, such as one that names objects as they were passed."""
+    try:
+        yield
+    except HeedfulError as error:
+        error.args = (words(str(error)),)
+        raise
 
 
 class ConfigError(HeedfulError, ValueError):

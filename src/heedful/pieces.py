@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful import core
+from heedful.algorithms.online.experience import Experience
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
 from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
@@ -29,6 +30,9 @@ from heedful.rewards.models import model_rewards
 from heedful.rewards.resolve import AnyRewards, listed, named_by, resolve_rewards
 from heedful.rewards.scoring import Reward, score_tokens
 from heedful.types import MicroBatch, Prompt
+
+AnyBatch = Responses | Experience
+"""What was sampled: by an engine, or in a step of `heedful.ppo_steps`."""
 
 
 def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> list[Reward]:
@@ -49,7 +53,7 @@ def load_rewards(rewards: AnyRewards, *, device: str | torch.device = "cpu") -> 
 
 
 def score(
-    rewards: AnyRewards, batch: Responses, *, per_token: bool = False, raw_prompts: bool = False
+    rewards: AnyRewards, batch: AnyBatch, *, per_token: bool = False, raw_prompts: bool = False
 ) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
     """The score of each response ``[B]``: the weighted sum of the rewards.
 
@@ -57,7 +61,7 @@ def score(
 
     Args:
         rewards: as for `load_rewards`. Strings are loaded again at each call; for a loop, load them once.
-        batch: responses.
+        batch: responses, or the experience of a step.
         per_token: return scores per token ``[B, T]``: those of a reward that scores tokens are on their tokens, the others
             on the last token of the response. A row sums to the response's score.
         raw_prompts: prompts that are strings are meant as raw text, also for a reward model that learned conversations; False
@@ -65,25 +69,26 @@ def score(
 
     Raises ConfigError, CheckpointError for rewards that are not there, RewardError for one that fails on a response.
     """
-    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
-    loaded = load_rewards(rewards, device=batch.ids.device)
+    _check_batch(batch)
+    loaded = load_rewards(rewards, device=batch.mask.device)
     for _, reward in model_rewards(loaded) if not raw_prompts else ():
         if reward.inputs.renderer is not None:
             warn_of_strings(reward.inputs.renderer, [one.prompt for one in batch.completions])
     given = score_tokens(loaded, batch.completions)
     if given.failed:
-        raise RewardError(f"{len(given.failed)} of {len(batch)} responses have no score: {given.note}")
-    totals = torch.tensor(given.totals, dtype=torch.float32, device=batch.ids.device)
+        raise RewardError(f"{len(given.failed)} of {len(batch.completions)} responses have no score: {given.note}")
+    totals = torch.tensor(given.totals, dtype=torch.float32, device=batch.mask.device)
     if not per_token:
         return totals
     dense = given.tokens or [[] for _ in given.totals]
     return core.spread_scores(totals, dense, batch.mask)
 
 
-def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
+def logprobs(policy: Policy, batch: AnyBatch, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
     """Log-probs of the response tokens under a policy ``[B, T]``, without gradients, at the temperature of the batch.
 
-    Zero outside ``batch.mask``. With gradients: ``policy(batch.ids, batch.attention_mask, batch.mask).logprobs``.
+    Zero outside ``batch.mask``. With gradients: ``policy(batch.ids, batch.attention_mask, batch.mask).logprobs``. The batch
+    may be the experience of a step, as for `score` and `values`.
 
     Raises ConfigError if the policy is on another device than the batch.
     """
@@ -92,7 +97,7 @@ def logprobs(policy: Policy, batch: Responses, *, micro_batch_size: int = 16) ->
     return token_outputs(policy, batch.batch, temperature=batch.temperature, micro_batch=limit).logprobs
 
 
-def values(model: Policy | ValueModel, batch: Responses, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
+def values(model: Policy | ValueModel, batch: AnyBatch, *, micro_batch_size: int = 16) -> Float[Tensor, "batch time"]:
     """Values of the states before each response token ``[B, T]``, by a policy with a value head or a value model.
 
     Raises ValueError for a policy without a value head, ConfigError for a model on another device than the batch.
@@ -196,6 +201,11 @@ def _check(given: object, kind: type | tuple[type, ...], name: str, how: str) ->
         raise ConfigError(f"{name} is {_kind_of(given)}; make it with {how}")
 
 
+def _check_batch(batch: object) -> None:
+    how = "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)"
+    _check(batch, (Responses, Experience), "batch", how)
+
+
 def _kind_of(given: object) -> str:
     kind = type(given)
     article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
@@ -220,11 +230,11 @@ def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
     return list(ids[:end])
 
 
-def _check_pass(model: Policy | ValueModel, batch: Responses) -> None:
+def _check_pass(model: Policy | ValueModel, batch: AnyBatch) -> None:
     """Raises ConfigError if a model or a batch is something else, or if they are on two devices."""
     _check(model, (Policy, ValueModel), "model", "heedful.Policy.from_pretrained(model, tokenizer)")
-    _check(batch, Responses, "batch", "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)")
-    here, there = next(model.parameters()).device, batch.ids.device
+    _check_batch(batch)
+    here, there = next(model.parameters()).device, batch.mask.device
     if here != there:
         raise ConfigError(
             f"the {'policy' if isinstance(model, Policy) else 'value model'} is on {here}, and the responses are on {there}; "

@@ -12,9 +12,10 @@ import torch
 import yaml
 
 import heedful
-from heedful import ConfigError, GRPOConfig, PPOConfig, SFTConfig
+from heedful import ConfigError, GRPOConfig, PPOConfig, RewardConfig, SFTConfig
+from heedful.cli.main import main
 from heedful.configs.parse import parse
-from heedful.configs.settings import types_of
+from heedful.configs.settings import named, types_of
 
 LEAST = {"model": "模型", "data": "数据.jsonl", "output": "运行"}
 
@@ -106,6 +107,45 @@ def test_what_a_wrong_value_is_told(wrong, said):
     assert str(error.value).splitlines()[1].startswith(f"--{next(iter(wrong)).replace('_', '-')}: "), "what it is for"
 
 
+@pytest.mark.in_python
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"kl_in": "loss", "kl_kind": "k1"}, "kl_in='loss' does not go with kl_kind='k1', whose gradient is zero"),
+        ({"kl_in": "los"}, "kl_in must be one of reward, loss, got 'los'. Perhaps you meant loss\nkl_in: Where"),
+        ({"minibatch_size": 48}, "rollout_batch_size=64 is not a multiple of minibatch_size=48; try"),
+        ({"advantage": "grpo"}, "kl_in='reward' does not go with advantage='grpo': the division"),
+        ({"shuffle": "好"}, "shuffle must be true or false, got '好'"),
+    ],
+)
+def test_messages_in_python_have_the_names_of_python(wrong, said, capsys):
+    """And those of a command its flags, in the same process."""
+    with pytest.raises(ConfigError) as error:
+        PPOConfig(**LEAST | wrong)
+    assert str(error.value).startswith(said)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (LEAST | wrong).items()]
+    assert main(["ppo", *flags]) == 2
+    command = capsys.readouterr().err.removeprefix("heedful: ConfigError: ")
+    assert command.startswith("--")
+    assert named(command, PPOConfig).startswith(said)
+
+
+@pytest.mark.in_python
+@pytest.mark.parametrize(
+    ("flags", "python"),
+    [
+        ("use --equal-pairs drop, or raise --max-dropped 0.1.", "use equal_pairs='drop', or raise max_dropped=0.1."),
+        ("--no-shuffle keeps the order; --columns a=b,c=d", "shuffle=False keeps the order; columns='a=b,c=d'"),
+        (
+            "heedful sft --seed 1, or --seed 2; --to 3 is another's",
+            "heedful sft --seed 1, or seed=2; --to 3 is another's",
+        ),
+    ],
+)
+def test_a_message_in_the_words_of_python(flags, python):
+    assert named(flags, RewardConfig) == python
+
+
 def test_values_that_mean_the_same_are_the_same():
     plain = PPOConfig(
         **LEAST, kl_coef=0.5, seed=3, whiten_rewards=True, rewards=("rule:digits",), reward_weights=(1.0,)
@@ -155,6 +195,21 @@ def test_every_configuration_answers_unknown_names(config_class, make):
         make(config_class, sead=1)
     with pytest.raises(ConfigError, match=rf"takes settings by name, such as {config_class.__name__}\("):
         config_class("模型")
+
+
+def test_every_configuration_names_what_it_needs(config_class, least):
+    """In one sentence, not in a TypeError of Python."""
+    needed = [one.name for one in dataclasses.fields(config_class) if one.default is dataclasses.MISSING]
+    for name in needed:
+        others = {other: value for other, value in least.items() if other != name}
+        said = rf"^{config_class.__name__} needs {name}; write {config_class.__name__}\({name}=\.\.\.\)$"
+        with pytest.raises(ConfigError, match=said):
+            config_class(**others)
+    if needed:
+        with pytest.raises(ConfigError, match=f"needs {', '.join(needed)}; write"):
+            config_class()
+    config = config_class(**least)
+    assert copy.deepcopy(config) == copy.copy(config) == pickle.loads(pickle.dumps(config)) == config
 
 
 @pytest.mark.parametrize(

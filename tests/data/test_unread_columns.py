@@ -141,3 +141,12 @@ def test_an_empty_answer_is_a_fault_of_a_demonstration_only(written):
     with pytest.raises(DataError, match=rf"{path}:2: `output` is empty .*\(read as alpaca\)"):
         read_demonstrations(path)
     assert len(read_prompts(path)) == 2
+
+
+def test_the_format_is_reported_unless_columns_name_it(written, capsys):
+    """Who says how a file is read knows it."""
+    path = written("数据.jsonl", [{"instruction": "翻译", "ask": "翻译", "output": "hello"}])
+    read_demonstrations(path)
+    assert "read as alpaca" in capsys.readouterr().err
+    read_demonstrations(path, columns="instruction=ask")
+    assert "read as" not in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_the_table_of_k(tiny, sampled):
 
 def test_without_a_judge_the_rewards_judge(tiny, sampled):
     result = evaluate_best_of_n(BestOfNConfig(model=tiny(), **sampled), rewards=[ascii_share])
-    same = evaluate_best_of_n(BestOfNConfig(model=tiny(), **sampled), rewards=[ascii_share], judge=[ascii_share])
+    same = evaluate_best_of_n(BestOfNConfig(model=tiny(), **sampled), rewards=ascii_share, judge=ascii_share)
     assert 0.5 < result["win_rate"] == same["win_rate"]
     assert same["judge_score_mean"] == same["score_mean"] == result["score_mean"]
     assert not [name for name in [*result, *result["best_of"][0], *result["samples"][0]] if "judge" in name]

@@ -62,15 +62,16 @@ def letters(completions, **_):
 
 
 def test_rewards_may_be_functions_objects_and_strings(tiny, sampled, reward):
-    """As for train_ppo; they are added to those of the configuration."""
+    """As for train_ppo, several or one; they are added to those of the configuration."""
     config = ScoresConfig(model=tiny(), num_samples=12, **sampled)
     expected = evaluate_scores(dataclasses.replace(config, rewards=(reward,)))
     for one in (letters, Reward("letters", letters), reward):
         assert evaluate_scores(config, rewards=[one]) == expected
+        assert evaluate_scores(config, rewards=one) == expected
     versus = WinRateConfig(model=tiny(), baseline=tiny(seed=1), num_samples=12, **sampled)
     expected = evaluate_win_rate(dataclasses.replace(versus, rewards=(reward, "rule:digits")))
     both = dataclasses.replace(versus, rewards=("rule:digits",))
-    assert evaluate_win_rate(both, rewards=[letters]) == expected
+    assert evaluate_win_rate(both, rewards=letters) == expected
     assert 0 < expected["win_rate"] < 1
 
 

@@ -74,7 +74,7 @@ def test_a_judge_foretells_with_a_policy(examined, tiny):
     assert (found["parts"]["foretold"]["judge"], found["parts"]["foretold"]["rise"]) == ("constant", 0.0)
     assert [row["reward"] for row in found["parts"]["edits"]["second_opinion"]] == ["exact", "constant"]
     assert found["not_done"] == []
-    assert examined(length, judge=[constant], second=[exact, constant], **settings) == found
+    assert examined(length, judge=constant, second=[exact, constant], **settings) == found, "one, or a list"
     other = examined(length, judge=[constant], second=[exact, constant], seed=1, **settings)
     assert other["parts"]["search"] != found["parts"]["search"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import heedful
-from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig, TrainingResult
+from heedful import ConfigError, DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig, TrainingResult
 from heedful.training.verdict import FEWEST, Verdict, Yardstick, judge
 from jsonl import read_metrics, write_jsonl
 
@@ -184,7 +184,7 @@ def test_the_step_that_stop_ends_is_evaluated(config, length):
     done = heedful.train_ppo(
         config(PPOConfig, steps=9, eval_every=0),
         rewards=[length],
-        on_step=lambda step, _: heedful.STOP if step == 1 else 0,
+        on_step=lambda step, _: heedful.STOP if step == 1 else None,
     )
     assert [line["step"] for line in read_metrics(done.folder, having="eval/score_mean")] == [0, 1]
 
@@ -203,6 +203,27 @@ def test_stop_ends_trainers_on_data_and_ppo_steps_too(tiny, tmp_path, length):
     prompts = [row["prompt"] for row in rows]
     steps = [step for step, *_ in heedful.ppo_steps(settings, policy, prompts, [length], on_step=enough)]
     assert steps == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
+def test_what_is_not_stop_is_refused(config, length, name):
+    def enough(step, metrics):
+        return True
+
+    settings = config(PPOConfig, steps=2, eval_every=1)
+    first = 1 if name == "on_step" else 0
+    said = (
+        rf"^{name} \(enough\) returned True at step {first}; return heedful\.STOP to end the run after this step, else"
+    )
+    with pytest.raises(ConfigError, match=said):
+        heedful.train_ppo(settings, rewards=[length], **{name: enough})
+
+
+def test_what_is_not_stop_is_refused_by_ppo_steps(tiny, length):
+    policy = heedful.Policy.from_pretrained(tiny(), device="cpu")
+    settings = PPOConfig(steps=2, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4)
+    with pytest.raises(ConfigError, match=r"^on_step \(<lambda>\) returned '够了' at step 1; return heedful\.STOP"):
+        next(heedful.ppo_steps(settings, policy, ["1 加 1?"] * 4, [length], on_step=lambda *_: "够了"))
 
 
 def test_stop_reads_well():

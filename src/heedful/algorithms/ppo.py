@@ -112,6 +112,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         sampler_logprobs=scored.responses.logprobs,
         is_finite=finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
         entropy=None if old is None else old.entropy,
+        temperature=cfg.temperature,
     )
     return experience.only(~scored.responses.truncated) if cfg.mask_truncated else experience
 

@@ -237,6 +237,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(f"heedful: there is no command {name!r}{hint}\nheedful --help lists the commands", file=sys.stderr)
         return 2
     from heedful.configs.parse import parse
+    from heedful.configs.settings import answering_command
 
     command = COMMANDS[name]
     if _is_rank() and not command.trains:
@@ -250,7 +251,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
     try:
         function = _load(command.function, is_program=is_program)
         done = None if not command.trains else _load("training.output_folder:finished_before")(config)
-        result: Any = function(config) if done is None else None
+        with answering_command():
+            result: Any = function(config) if done is None else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
             error.filename = str(config.output)  # the system names no file when the disk is full

@@ -20,7 +20,7 @@ import yaml
 from heedful import user_code
 from heedful.configs.help import every_setting, first_screen, settings
 from heedful.configs.names import answer, is_hydra
-from heedful.configs.settings import UNIONS, flag, is_list, required, types_of
+from heedful.configs.settings import UNIONS, answering_command, flag, is_list, required, types_of
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import LARGEST_YAML, read_object, shallow
 from heedful.redact import HIDDEN, redact
@@ -74,7 +74,8 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     values = {name: value_of(text, types_of(config_class)[name]) for name, text in texts.items()}
     _require(config_class, [name for name, value in values.items() if value is not None], command)
     try:
-        config = config_class(**values)
+        with answering_command():
+            config = config_class(**values)
     except ConfigError as error:
         named = set(re.findall(r"--[\w-]+", str(error)))
         blamed = [one for one in from_yaml if one.flag in named and one.key not in flags]

@@ -6,9 +6,10 @@ import difflib
 import importlib.util
 import math
 import os
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from heedful import user_code
 from heedful.configs.names import answer
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, reworded
 
 LABEL_EXTRA = ("starlette", "uvicorn", "markdown_it", "nh3")
 """Import names of the packages of heedful[label]."""
@@ -25,6 +26,43 @@ LABEL_EXTRA = ("starlette", "uvicorn", "markdown_it", "nh3")
 def flag(field: str) -> str:
     """The command-line spelling of a field."""
     return "--" + field.replace("_", "-")
+
+
+_answers_command = False
+
+
+@contextlib.contextmanager
+def answering_command() -> Iterator[None]:
+    """Messages inside answer a command, so they name settings by flags."""
+    global _answers_command  # noqa: PLW0603  one command per process
+    before, _answers_command = _answers_command, True
+    try:
+        yield
+    finally:
+        _answers_command = before
+
+
+def named(text: str, config_class: Any) -> str:
+    """A message with settings in the words of who asked: flags of a command, names of Python otherwise.
+
+    >>> named("use --equal-pairs drop, or raise --max-dropped 0.1", RewardConfig)
+    "use equal_pairs='drop', or raise max_dropped=0.1"
+    """
+
+    def in_python(found: re.Match[str]) -> str:
+        name, space, value = (found[1] or "").replace("-", "_"), found[2], found[3]
+        if name not in hints:
+            switch = name.removeprefix("no_")
+            return f"{switch}=False{space}{value}" if hints.get(switch) is bool else found[0]
+        is_text = value in _choices(hints[name]) or "=" in value
+        is_value = is_text or re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", value)
+        return f"{name}={value!r}" if is_text else f"{name}={value}" if is_value else f"{name}{space}{value}"
+
+    if _answers_command:
+        return text
+    hints = types_of(config_class)
+    other_command = r"heedful [a-z][^\n;,.:()]*"
+    return re.sub(rf"{other_command}|--([a-z][a-z-]*[a-z])( ?)((?:\w(?:[\w.,=+-]*\w)?)?)", in_python, text)
 
 
 def require_label_extra(what: str) -> None:
@@ -304,7 +342,7 @@ class Settings:
     """The settings named by a command's file or flags, even with their default; empty if made in Python."""
 
     def __new__(cls, *values: object, **settings: object) -> Self:
-        """Raise ConfigError for a value without a name, and for an unknown name, with the probable one."""
+        """Raise ConfigError for a value without a name, an unknown name, with the probable one, and a missing setting."""
         if values:
             raise ConfigError(
                 f"{cls.__name__} takes settings by name, such as {cls.__name__}({min(types_of(cls))}=...)"
@@ -315,15 +353,25 @@ class Settings:
             for name in settings
             if name not in known
         ]
+        needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        missing = [name for name in needed if name not in settings]
+        if missing:
+            example = ", ".join(f"{name}=..." for name in missing)
+            wrong.append(f"{cls.__name__} needs {', '.join(missing)}; write {cls.__name__}({example})")
         if wrong:
             raise ConfigError("\n".join(wrong))
         return super().__new__(cls)
 
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
+        """The settings, from which a copy is made."""
+        return (), {name: getattr(self, name) for name in types_of(type(self))}
+
     def __post_init__(self) -> None:
-        for name in types_of(type(self)):
-            object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
-        expand_paths(self)
-        self.check()
+        with reworded(lambda text: named(text, type(self))):
+            for name in types_of(type(self)):
+                object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
+            expand_paths(self)
+            self.check()
 
     def check(self) -> None:
         """Raise ConfigError if settings contradict each other. Groups add to it and call super()."""

@@ -310,7 +310,7 @@ def _renamed(record: Record) -> Record:
 
 
 def _report(path: str, records: Sequence[Record], known: Known) -> None:
-    if known.format is not None:
+    if known.format is not None and known.mapping.keys().isdisjoint(known.format.columns):
         say(f"{path}: read as {known.format.name}: {known.format.how}")
     texts: dict[str, None] = {}
     keys: dict[str, None] = {}

@@ -24,15 +24,22 @@ from heedful.models.policy import Policy, freeze
 from heedful.models.shape import context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
+from heedful.rewards import Completion, Ensemble, Reward
 from heedful.rewards.models import Machine, ask_reward_models, check_context
 from heedful.rewards.own_answers import say_unmatched, unmatched_answers
-from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import (
+    AnyReward,
+    AnyRewards,
+    check_reward_options,
+    check_wanted,
+    listed,
+    load_judges,
+    load_rewards,
+)
 from heedful.rewards.scoring import Scores
 from heedful.types import Prompt
 
 Item = TypeVar("Item", bound=HasPrompt)
-AnyReward = str | Reward | RewardFunction
 
 
 def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
@@ -71,13 +78,13 @@ def by_prompt(values: Sequence[float], items: Iterable[HasPrompt]) -> list[list[
 
 
 def load_functions(
-    config: ScoresConfig, rewards: Sequence[AnyReward], judges: Sequence[AnyReward] = ()
+    config: ScoresConfig, rewards: AnyRewards, judges: Sequence[AnyReward] = ()
 ) -> tuple[Ensemble, Ensemble]:
     """Load the rewards of ``--rewards`` and those given in Python, and judges.
 
     Raises ConfigError, CheckpointError and RewardError.
     """
-    wanted = [*config.rewards, *rewards]
+    wanted = [*config.rewards, *listed(rewards)]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *judges], config)
     machine = machine_of(config)

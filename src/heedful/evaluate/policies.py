@@ -24,7 +24,6 @@ from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.measuring import (
-    AnyReward,
     answer,
     by_prompt,
     counted,
@@ -42,16 +41,17 @@ from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Completion, Reward, score_tokens
 from heedful.rewards.judge import JudgeReward
+from heedful.rewards.resolve import AnyRewards, listed
 from heedful.rewards.scoring import Scores
 from heedful.types import Prompt
 
 
-def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
+def evaluate_scores(config: ScoresConfig, rewards: AnyRewards = ()) -> dict[str, Any]:
     """Measure the mean score of a policy's responses with its 95 % interval, their length, and the share with an end token.
 
     Args:
         config: the settings of the measurement.
-        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings.
+        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings, or one of them.
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
@@ -74,9 +74,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> 
     }
 
 
-def evaluate_best_of_n(
-    config: BestOfNConfig, rewards: Sequence[AnyReward] = (), judge: Sequence[AnyReward] = ()
-) -> dict[str, Any]:
+def evaluate_best_of_n(config: BestOfNConfig, rewards: AnyRewards = (), judge: AnyRewards = ()) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
     Of equally good responses, the first counts as the best. If a reward or judge fails on one of the n, the prompt's choice
@@ -90,12 +88,13 @@ def evaluate_best_of_n(
 
     Args:
         config: the settings of the measurement.
-        rewards: rewards besides those of ``config``, which choose the best: functions, `Reward` objects or strings.
+        rewards: rewards besides those of ``config``, which choose the best: functions, `Reward` objects or strings, or one
+            of them.
         judge: judges besides those of ``config``, in the same forms.
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions, judges = load_functions(config, rewards, [*config.judge, *judge])
+    functions, judges = load_functions(config, rewards, [*config.judge, *listed(judge)])
     prompts, counts = prompts_of(config, [config.model], [*functions, *judges])
     answered = answer(config, config.model, prompts, best_of=config.n)
     given = [score_tokens(rewards, answered.completions) for rewards in (functions, judges) if rewards]
@@ -138,7 +137,7 @@ def evaluate_best_of_n(
     }
 
 
-def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
+def evaluate_pass_at_k(config: PassAtKConfig, rewards: AnyRewards = ()) -> dict[str, Any]:
     """Measure pass@k for each k of ``config``, with its 95 % interval over prompts, and the share of correct responses.
 
     Every k is estimated without bias from the ``samples_per_prompt`` responses to a prompt (`heedful.core.pass_at_k`). A
@@ -176,7 +175,7 @@ def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ())
     }
 
 
-def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
+def evaluate_win_rate(config: WinRateConfig, rewards: AnyRewards = ()) -> dict[str, Any]:
     """Measure a policy's win rate: how often its response scores higher than the baseline's, with its 95 % interval.
 
     A tie counts one half. Both models answer the same prompts, each through its own tokenizer and chat template. If there are
@@ -184,7 +183,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) 
 
     Args:
         config: the settings of the measurement.
-        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings.
+        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings, or one of them.
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heedful.configs.exam import ExamConfig
-from heedful.evaluate.measuring import AnyReward
 from heedful.exam import measures, probes, search
 from heedful.exam.material import ScoredPairs, answers_of, load_scorers, prompts_of, read_pairs
 from heedful.exam.measures import Record
 from heedful.redact import redact
 from heedful.rewards.models import ask_reward_models
+from heedful.rewards.resolve import AnyReward, AnyRewards, listed
 
 WORST = 10
 MOST_OF_A_KIND = 2
@@ -26,8 +26,8 @@ VERDICTS = (
 def examine(
     config: ExamConfig,
     reward: AnyReward | None = None,
-    judge: Sequence[AnyReward] = (),
-    second: Sequence[AnyReward] = (),
+    judge: AnyRewards = (),
+    second: AnyRewards = (),
 ) -> Record:
     """Examine a reward and return all that the page shows.
 
@@ -38,14 +38,17 @@ def examine(
     Args:
         config: the settings of the exam.
         reward: a function or `Reward` in the place of ``config.reward``.
-        judge: judges besides those of ``config``.
-        second: other rewards besides those of ``config``.
+        judge: judges besides those of ``config``, or one.
+        second: other rewards besides those of ``config``, or one.
 
     Raises ConfigError, DataError, CheckpointError and RewardError; a reward that fails on any text fails the exam.
     """
     pairs, counts = read_pairs(config)
     scorer, trusted, others = load_scorers(
-        config, config.reward if reward is None else reward, [*config.judge, *judge], [*config.second, *second]
+        config,
+        config.reward if reward is None else reward,
+        [*config.judge, *listed(judge)],
+        [*config.second, *listed(second)],
     )
     for one in filter(None, () if config.raw_prompts else (scorer, trusted, *others)):
         ask_reward_models(one.rewards, [pair.prompt for pair in pairs], columns=config.columns)

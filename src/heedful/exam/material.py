@@ -14,12 +14,12 @@ from heedful.data.schemas import read_prompts, read_rankings
 from heedful.data.splits import prompt_key
 from heedful.display import silence
 from heedful.errors import DataError
-from heedful.evaluate.measuring import AnyReward, answer, held_out, left_out, machine_of
+from heedful.evaluate.measuring import answer, held_out, left_out, machine_of
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards import Completion, Ensemble, score_tokens
 from heedful.rewards.models import model_rewards
-from heedful.rewards.resolve import check_reward_options, load_judges
+from heedful.rewards.resolve import AnyReward, check_reward_options, load_judges
 from heedful.types import Message, Prompt, plain_response
 
 KINDS = ("model", "python", "rule", "verify", "http", "https", "judge")

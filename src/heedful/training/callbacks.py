@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from heedful.distributed import ranks
+from heedful.errors import ConfigError
 
 
 class Stop(enum.Enum):
-    """What ``on_step`` or ``on_evaluation`` returns to end the run after this step, with its model saved. Whatever else they
-    return has no effect."""
+    """What ``on_step`` or ``on_evaluation`` returns to end the run after this step, with its model saved. Otherwise they
+    return None."""
 
     STOP = "heedful.STOP"
 
@@ -61,8 +62,20 @@ NO_CALLBACKS = Callbacks()
 def _stopped_by(name: str, function: OnMetrics | None, step: int, metrics: Mapping[str, float]) -> str | None:
     if function is None:
         return None
-    stops = ranks.is_first() and call(name, function, step, dict(metrics)) is STOP
+    stops = ranks.is_first() and wants_stop(name, function, step, metrics)
     return f"{name} ({_name(function)})" if ranks.broadcast(stops) else None
+
+
+def wants_stop(name: str, function: OnMetrics, step: int, metrics: Mapping[str, float]) -> bool:
+    """Whether a user's function, called with a step's metrics, returned `STOP`. Raises ConfigError for what is neither that
+    nor None."""
+    returned = call(name, function, step, dict(metrics))
+    if returned is not None and returned is not STOP:
+        raise ConfigError(
+            f"{name} ({_name(function)}) returned {returned!r:.60} at step {step}; return heedful.STOP to end the run after "
+            "this step, else None"
+        )
+    return returned is STOP
 
 
 def call(name: str, function: Callable[..., object], step: int, argument: object) -> object:

@@ -19,10 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.configs.names import answer
 from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
-from heedful.configs.settings import types_of
+from heedful.configs.settings import named, types_of
 from heedful.data.in_memory import Records, write_records
+from heedful.display import worded
 from heedful.distributed import ranks
-from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.errors import CheckpointError, ConfigError, reworded
 from heedful.files import in_words, sync_tree
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
@@ -74,8 +75,8 @@ def in_files(
 ) -> Iterator[tuple[C, Callbacks]]:
     """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
-    A HeedfulError in this context names objects as they were passed: ``data[2]`` for line 3 of the file. On exit, files
-    that no run in the folder uses are removed.
+    Messages in this context name objects as they were passed (`as_passed`). On exit, files that no run in the folder uses
+    are removed.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -83,20 +84,19 @@ def in_files(
     callbacks = Callbacks(on_step, on_evaluation, on_save)
     given = {"model": model, "data": data, "eval_data": eval_data}
     check_given(config, given)
-    if config.output is not None and tokenizer is None and all(value is None for value in given.values()):
-        yield config, callbacks
-        return
-    meet(config)
-    written = ranks.on_rank_zero(lambda: _write(config, given, tokenizer))
-    try:
-        yield replace(config, **written), callbacks
-    except HeedfulError as error:
-        files = {name: written[name] for name, value in given.items() if not isinstance(value, str | Path | None)}
-        error.args = (as_given(str(error), files),)
-        raise
-    finally:
-        if ranks.is_first():
-            _remove_unused(real_path(Path(written["output"])))
+    files: dict[str, str] = {}
+    with as_passed(config, files):
+        if config.output is not None and tokenizer is None and all(value is None for value in given.values()):
+            yield config, callbacks
+            return
+        meet(config)
+        written = ranks.on_rank_zero(lambda: _write(config, given, tokenizer))
+        files |= {name: written[name] for name, value in given.items() if not isinstance(value, str | Path | None)}
+        try:
+            yield replace(config, **written), callbacks
+        finally:
+            if ranks.is_first():
+                _remove_unused(real_path(Path(written["output"])))
 
 
 def refuse_unknown(config: TrainingOptions, names: Iterable[str]) -> None:
@@ -180,6 +180,22 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
             sync_tree(written)
             written.rename(path)
     return path
+
+
+@contextlib.contextmanager
+def as_passed(config: TrainingOptions, paths: Mapping[str, str]) -> Iterator[None]:
+    """Errors, and lines on the screen, name settings and objects as they were passed: ``data[2]`` for line 3 of the file.
+
+    Args:
+        config: the settings.
+        paths: the written files, by the names of the arguments.
+    """
+
+    def words(text: str) -> str:
+        return named(as_given(text, paths), type(config))
+
+    with reworded(words), worded(words):
+        yield
 
 
 def as_given(message: str, paths: Mapping[str, str]) -> str:

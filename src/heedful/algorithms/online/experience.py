@@ -63,6 +63,8 @@ class Experience:
     """False where a response's rewards, log-probs or values are not finite; for messages."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Of the policy that sampled, in nats; None if ``old_logprobs`` is. To be looked at."""
+    temperature: float = 1.0
+    """Sampling temperature, also of the log-probs."""
 
     def __repr__(self) -> str:
         """A line for each field: the shape and type of a tensor, the number of texts."""

@@ -14,18 +14,18 @@ from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.configs.settings import refuse
+from heedful.configs.settings import named, refuse
 from heedful.data.in_memory import Records, write_records
 from heedful.display import say
-from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.errors import CheckpointError, ConfigError, reworded
 from heedful.kernels.device import resolve_device
 from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
-from heedful.training.callbacks import STOP, OnMetrics, call
-from heedful.training.from_python import as_given, check_given
+from heedful.training.callbacks import OnMetrics, wants_stop
+from heedful.training.from_python import as_given, as_passed, check_given
 
 C = TypeVar("C", bound=RolloutConfig)
 
@@ -73,11 +73,11 @@ def ppo_steps(
         for one in learner.prompts.prompts
     ]
     compile_networks(learner)
-    with contextlib.closing(learner.sampler), kept(policy, head):
+    with contextlib.closing(learner.sampler), kept(policy, head), reworded(lambda text: named(text, type(config))):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics
-            stops = on_step is not None and call("on_step", on_step, step, dict(metrics)) is STOP
+            stops = on_step is not None and wants_stop("on_step", on_step, step, metrics)
             yield step, experience, metrics
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
@@ -117,14 +117,15 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
     """Settings whose ``model`` and ``data`` are temporary files that describe the policy and hold the prompts; and these
     files by the names of the objects, for `as_given`.
 
-    A HeedfulError in this context names prompts by their index: ``data[2]``.
+    Messages in this context name prompts by their index: ``data[2]``.
 
     Raises ConfigError, DataError, CheckpointError.
     """
-    check_policy(config, policy)
-    if policy.tokenizer is None:
-        raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
-    with tempfile.TemporaryDirectory(prefix="heedful-") as name:
+    files: dict[str, str] = {}
+    with as_passed(config, files), tempfile.TemporaryDirectory(prefix="heedful-") as name:
+        check_policy(config, policy)
+        if policy.tokenizer is None:
+            raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
         folder = Path(name)
         save_all_but_weights(policy, policy.tokenizer, folder / "model")
         is_named = isinstance(prompts, str | Path)
@@ -137,12 +138,8 @@ def described(config: C, policy: Policy, prompts: Records | str | Path) -> Itera
             eval_fraction=0.0,
             **machine_of(policy),
         )
-        files = {"model": settings.model} | ({} if is_named else {"data": settings.data})
-        try:
-            yield settings, files
-        except HeedfulError as error:
-            error.args = (as_given(str(error), files),)
-            raise
+        files |= {"model": settings.model} | ({} if is_named else {"data": settings.data})
+        yield settings, files
 
 
 def machine_of(policy: Policy) -> Any:
