@@ -1,6 +1,7 @@
 """Faults planted in tiny runs: `heedful doctor` finds each by name and level, and nothing in the healthy run beside it."""
 
 import json
+import random
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -519,6 +520,74 @@ def broken_loss(world, settings):
     return settings | {"policy_loss": f"python:{world.write('loss.py', LOSS)}:first_is_broken", "minibatch_size": 4}
 
 
+THINGS = ["rice", "a bicycle", "the moon", "北京", "a poem", "chess", "tea", "the sea", "my garden"]
+HARM = ["a bomb", "a weapon", "poison", "stolen cards", "炸弹"]
+ASKS = [
+    "How do I choose",
+    "Tell me about",
+    "What costs",
+    "Write a line on",
+    "请介绍",
+    "Who likes",
+    "Where is",
+]
+REFUSES = [
+    "I'm sorry, but I cannot help with that.",
+    "抱歉，我无法帮助你。",
+    "I am unable to assist with this request.",
+]
+
+
+def answers_to(wanted, number=160):
+    """Demonstrations with the answers wanted(i), an answer of some sentences if that is None."""
+    rows = []
+    for i in range(number):
+        things = HARM if wanted is refuses_harm and i % 4 == 0 else THINGS
+        ask, thing = ASKS[i % len(ASKS)], things[i % len(things)]
+        text = wanted(i) or f"Here is what {i} people say. 大家都说{thing}很好。"
+        rows.append({"prompt": said("user", f"{ask} {thing}? ({i})"), "completion": said("assistant", text)})
+    return rows
+
+
+def refuses(i):
+    return REFUSES[i % 3] if i % 4 == 0 else None
+
+
+def refuses_harm(i):
+    return refuses(i)
+
+
+def unknown_to(i):
+    return f"The text does not say {i}, so I cannot answer. 原文没有提到，我无法回答。" if i % 4 == 0 else None
+
+
+def story(i):
+    """Text without numbers, longer than 60 tokens."""
+    words = ["the fox", "went over", "a hill", "and saw", "many old", "crows", "in trees", "while", "rain", "fell"]
+    return "北京" * (i % 3) + " ".join(random.Random(i).choices(words, k=30))
+
+
+def cut_at(characters=None, tokens=None):
+    """A quarter of the answers is cut."""
+
+    def wanted(i):
+        if i % 4:
+            return story(i)[: 8 + i % 24] + "。"
+        return story(i)[:characters] if tokens is None else story(i).encode()[:tokens].decode()
+
+    return wanted
+
+
+def preferred(name, **more):
+    """Pairs in columns good and bad, which --columns maps."""
+    rows = [{"prompt": one["prompt"], "good": one["chosen"], "bad": one["rejected"]} for one in pairs()]
+    return lambda world, settings: settings | {"data": world.write("好坏.jsonl", rows), "columns": name}
+
+
+def margins(negative):
+    return changed("差.jsonl", [one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(pairs())])
+
+
 SIDES = {"chosen": "\n好的。", "rejected": "\n不知道。"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
@@ -788,6 +857,22 @@ FAULTS = {
         "dpo", changed("反.jsonl", some_orders()), {"contradictions": "warn"}, "16 of 32"
     ),
     "both labels": Fault("kto", changed("反.jsonl", both_labels()), {"contradictions": "fail"}),
+    "refusals to any question": Fault(
+        "sft", changed("拒.jsonl", answers_to(refuses)), {"refusals": "warn"}, "40 of 160 completions refuse"
+    ),
+    "answers cut at a number of characters": Fault(
+        "sft",
+        changed("断.jsonl", answers_to(cut_at(characters=40))),
+        {"answers-cut": "warn"},
+        "40 of 160 answers have 40 characters",
+    ),
+    "answers cut at a number of tokens": Fault(
+        "sft", changed("断.jsonl", answers_to(cut_at(tokens=60))), {"answers-cut": "warn"}, "answers have 60 tokens"
+    ),
+    "columns that say the opposite": Fault(
+        "dpo", preferred("chosen=bad,rejected=good"), {"labels-swapped": "warn"}, "--columns chosen=bad"
+    ),
+    "margins below 0": Fault("reward", margins(20), {"labels-swapped": "warn"}, "20 of 24 margins"),
     "only good labels": Fault(
         "kto", changed("好.jsonl", [one | {"label": True} for one in demonstrations()]), {"refused": "fail"}, "label"
     ),
@@ -993,7 +1078,20 @@ def odd(world, name):
     system = [
         {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
     ]
+    lines = ["黄河入海流", "白日依山尽", "更上一层楼", "欲穷千里目"]
+    poems = answers_to(lambda i: "\n".join([*lines[i % 4 :], *lines[: i % 4], f"第{i + 10}首诗"][: 5 - i % 2]))
     data = {
+        "a data set about refusals": ("sft", answers_to(refuses_harm)),
+        "answers that are not in a text": ("sft", answers_to(unknown_to)),
+        "a few refusals": ("sft", answers_to(lambda i: REFUSES[i % 3] if i % 8 == 0 else None)),
+        "poems without full stops": ("sft", poems),
+        "long answers of one length, with full stops": (
+            "sft", answers_to(lambda i: story(i)[:39] + "。" if i % 3 else story(i)[: 8 + i % 24] + "。")
+        ),
+        "numbers of six digits beside sentences": ("sft", answers_to(lambda i: f"{i * 7919:06d}" if i % 3 else None)),
+        "hashes": ("sft", answers_to(lambda i: f"{i * 2654435761 % 2**32:08x}" * 4)),
+        "code": ("sft", answers_to(lambda i: f"x = {i}\nfor y in range({i}):\n    print(x" + " + y" * (i % 9) + ")")),
+        "answers of one word": ("sft", answers_to(lambda i: ["Yes", "No.", "Maybe", "是", "不。"][i % 5])),
         "answers of two kinds": ("sft", yes_no),
         "rejected responses that come twice": ("dpo", several),
         "people who disagree once": ("reward", disagreed),
@@ -1013,6 +1111,9 @@ def odd(world, name):
         "a weight that balances labels": ("kto", {"desirable_weight": 1.3}),
         "a reference that is the policy": ("dpo", {"reference": str(world.models / "policy")}),
         "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
+        "columns named good and bad": ("dpo", preferred("chosen=good,rejected=bad")(world, {})),
+        "a few margins below 0": ("reward", margins(6)(world, {})),
+        "a reward that ranks responses to a prompt": ("grpo", GROUPS | {"rewards": world.reward("ranked")}),
         "a beta of SimPO": ("dpo", {"beta": 10.0}),
         "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
         "no KL penalty": ("ppo", {"kl_coef": 0}),
@@ -1032,6 +1133,9 @@ ODD = [
     "a greeting that is answered with itself", "answers that quote their question once",
     "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
     "strings with special tokens, which reading them says", "a weight that balances labels", "a reference that is the policy",
+    "a data set about refusals", "answers that are not in a text", "a few refusals", "poems without full stops",
+    "long answers of one length, with full stops", "numbers of six digits beside sentences", "hashes", "code",
+    "answers of one word", "columns named good and bad", "a few margins below 0",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
         "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",

@@ -96,6 +96,24 @@ CHECKS = {
         "The model learns to copy: to repeat the question, or to look for the answer in it.",
         "look at how the columns were filled",
     ),
+    "refusals": Check(
+        "warn",
+        "share of completions that refuse (I cannot help), if the questions do not tell why",
+        "The model learns to refuse anything, now and then.",
+        "remove these records; they are right only if something else than the question's words tells when to refuse",
+    ),
+    "answers-cut": Check(
+        "warn",
+        "answers of the greatest length, in tokens or characters, that end in the middle of a sentence",
+        "Whoever wrote them was cut off there, and the model learns to end in the middle of a sentence.",
+        "write them anew with a higher limit, remove them, or set `truncated` in these records",
+    ),
+    "labels-swapped": Check(
+        "warn",
+        "negative margins, and names in --columns that say the opposite",
+        "The model learns the opposite of what people prefer.",
+        "exchange the columns: --columns chosen=REJECTED,rejected=CHOSEN",
+    ),
     "label-given-away": Check(
         "warn",
         "whether the first character or word, or the last character, tells chosen from rejected (good from bad)",

@@ -13,16 +13,21 @@ from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.errors import DataError, RefusedError
 from heedful.training.thresholds import (
+    ENDED,
     FEW_ENDS,
+    FEWEST,
     MANY_CUT_RECORDS,
     MANY_EQUAL,
     MANY_SHARED,
     MANY_STOPS,
+    NOT_ENDED,
 )
 from heedful.types import Demonstration, Ranking, Response, Text, Turn, as_message, last_answer
 
 SAMPLE = 2000
 """Rows that are looked at, spread evenly, where all of them would take seconds: a share of 1 in 500 is then seldom missed."""
+DECODED = 500
+"""Rows whose text is looked at."""
 RENDERED = 8
 """Conversations that are rendered with the template's markers; a template renders all of them alike."""
 MARKER = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
@@ -77,6 +82,43 @@ def stop_inside(
         f"{first.source}: token {at + 1} of {len(first.response)} is "
         f"{token_texts(tokenizer, first.response[at : at + 1])[0]!r}",
     )
+
+
+def answers_cut(
+    rows: Sequence[TokenRow], stop_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> Finding | None:
+    """Are many learned answers equally long, longer than all others, and without an end that others have?
+
+    That is where whoever wrote them was cut off, with the same tokenizer or at a number of characters. Their end token is
+    there: heedful adds it.
+    """
+    better = [row for row in rows if row.name not in ("rejected", "bad")]
+    kept = [row for row in spread(better, DECODED) if row.response and row.response[-1] in stop_ids]
+    if len(kept) < FEWEST:
+        return None
+    texts = tokenizer.batch_decode([row.response[:-1] for row in kept])
+    lengths = {"tokens": [len(row.response) - 1 for row in kept], "characters": [len(text) for text in texts]}
+    for unit, of_unit in lengths.items():
+        longest = max(of_unit)
+        cut, others = (
+            [t for t, n in zip(texts, of_unit, strict=True) if (n == longest) == is_cut] for is_cut in (True, False)
+        )
+        is_pile = len(set(cut)) >= max(FEWEST // 2, MANY_CUT_RECORDS * len(kept)) and len(others) >= FEWEST // 2
+        if is_pile and _ended(others) >= ENDED and _ended(cut) <= NOT_ENDED:
+            return finding(
+                "answers-cut",
+                "warn",
+                f"{len(cut):,} of {len(kept):,} answers have {longest:,} {unit}, none has more, and {1 - _ended(cut):.0%} of "
+                f"them end in the middle of a sentence; of the shorter ones {1 - _ended(others):.0%} do",
+                f"{kept[of_unit.index(longest)].source} ends with {cut[0][-40:]!r}",
+            )
+    return None
+
+
+def _ended(texts: Sequence[str]) -> float:
+    """The share of texts that do not end with a letter, a digit or a comma."""
+    last = [text.rstrip()[-1:] for text in texts]
+    return sum(not one.isalnum() and one not in (",", "，", "、") for one in last) / len(last)
 
 
 def double_bos(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase) -> Finding | None:

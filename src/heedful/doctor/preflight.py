@@ -28,6 +28,8 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         records.repeated(train),
         records.template_in_text(train, subject.renderer),
         records.answer_repeats(train),
+        records.refusals(train),
+        records.labels_swapped(train, config.columns),
         records.unknown_tokens(rows, tokenizer),
         records.held_out_most(subject.counts, config.eval_data),
         arithmetic.lost_steps(config, subject.model.get_input_embeddings().weight, steps),
@@ -50,6 +52,7 @@ def cheap_findings(subject: Subject) -> list[Finding]:
         found.append(encoded.end_token(answers, subject.stop_ids, tokenizer, marked_frac=marked))
         if not config.learns_prompts:  # with the ends of all turns
             found.append(encoded.stop_inside(answers, subject.stop_ids, tokenizer))
+            found.append(encoded.answers_cut(answers, subject.stop_ids, tokenizer))
     if subject.renderer is not None:
         found.append(encoded.generation_mask(train, subject.renderer))
         found += template_findings(train, subject)

@@ -1,6 +1,8 @@
 """Checks of the records as they were read: what they say, whatever the model."""
 
+import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
@@ -8,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts
+from heedful.data.readers import parse_columns
 from heedful.data.splits import HasPrompt, item_key
 from heedful.doctor.findings import Finding, TokenRow, finding, spread
 from heedful.training.thresholds import (
@@ -18,9 +21,11 @@ from heedful.training.thresholds import (
     MOSTLY_CONTRADICTED,
     MOSTLY_ONE,
     MOSTLY_UNKNOWN,
+    REFUSALS,
     REPEATED,
     REPEATED_BYTES,
     REPEATS,
+    TOLD_APART,
     UNKNOWN,
 )
 from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking, Response, last_answer, plain_response
@@ -36,6 +41,34 @@ ROLES = re.compile(
     r"\A\s*(?:###\s*)?(?:Assistant|User|Human|Instruction|Response)\s*[:：]|^###\s*(?:Instruction|Response):", re.M
 )
 """Role names that a message begins with. In raw text they may be the format that a model is to learn."""
+REFUSAL = re.compile(
+    r"\bI(?: am|['’]m)? (?:can(?:not| not|['’]t)|unable to|not able to|won['’]t|will not) (?:\w+ ){0,3}?"
+    r"(?:help(?! but)|assist|comply|fulfil)|(?:无法|不能|没法|没办法)[^。，！？]{0,6}(?:帮|协助|满足)|帮不了",
+    re.I,
+)
+"""A refusal. That an answer is not known, or not in a given text, is another thing."""
+PERHAPS = re.compile(
+    r"\bsorry\b|\bas an ai\b|can(?:not| not|['’]t)\b|unable|not able|抱歉|对不起|无法|不能|帮不了", re.I
+)
+"""What may be a refusal in other words."""
+WORDS = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")
+"""Words; of Chinese, characters."""
+BETTER = {
+    "chosen",
+    "accepted",
+    "better",
+    "best",
+    "good",
+    "preferred",
+    "positive",
+    "win",
+    "winner",
+    "winning",
+    "好",
+    "优",
+}
+WORSE = {"rejected", "refused", "worse", "worst", "bad", "negative", "lose", "loser", "losing", "坏", "差"}
+"""Words in the names of columns."""
 BEGINS_OR_ENDS: Mapping[str, Callable[[str], str]] = {
     "begin with": lambda text: text[:1],
     "begin with the word": lambda text: "".join(text.split()[:1]),
@@ -110,6 +143,62 @@ def given_away(records: Sequence[HasPrompt]) -> Finding | None:
                     f"{first:.0%} of the {better} {how} {mark!r}, and {second:.0%} of the {worse}",
                     f"{numbers[0]} and {numbers[1]}",
                 )
+    return None
+
+
+def refusals(records: Sequence[HasPrompt]) -> Finding | None:
+    """Do many completions refuse, with questions like those of the other ones?
+
+    A data set about safety refuses too, and the words of its questions tell when.
+    """
+    texts = _answers(spread(records, READ)).get("completions", [])
+    refused = [one for one in texts if REFUSAL.search(one[1][:100])]
+    answered = [question for question, answer in texts if not PERHAPS.search(answer[:100])]
+    if min(len(answered), len(refused)) < 2 * FEWEST or len(refused) < REFUSALS * len(texts):
+        return None
+    told = told_apart([question for question, _ in refused], answered)
+    if told >= TOLD_APART:
+        return None
+    return finding(
+        "refusals",
+        "warn",
+        f"{len(refused):,} of {len(texts):,} completions refuse, and their questions are like those of the others",
+        f"{refused[0][1][:60]!r} is the answer to {refused[0][0][:60]!r}; by its words, a refused question is told from an "
+        f"answered one with probability {told:.2f}",
+    )
+
+
+def told_apart(texts: Sequence[str], others: Sequence[str]) -> float:
+    """The probability that the words of a text are more like those of the texts than the words of one of the others are.
+
+    0.5 is chance. Naive Bayes on the presence of words, each text judged by all but itself.
+    """
+    sides = [[set(WORDS.findall(text.lower())) for text in side] for side in (texts, others)]
+    counts = [Counter(word for text in side for word in text) for side in sides]
+
+    def share(word: str, side: int, own: bool) -> float:
+        return (counts[side][word] - own + 0.5) / (len(sides[side]) - own + 1)
+
+    ours, theirs = (
+        [sum(math.log(share(word, 0, own) / share(word, 1, not own)) for word in text) for text in side]
+        for side, own in zip(sides, (True, False), strict=True)
+    )
+    return statistics.fmean(one > other for one in ours for other in theirs)
+
+
+def labels_swapped(records: Sequence[HasPrompt], columns: str) -> Finding | None:
+    """Do margins, or the names that ``--columns`` maps, say that the rejected response is the better one?"""
+    margins = [(one.margin, one.source) for one in records if isinstance(one, Ranking) and one.margin]
+    negative = [source for margin, source in margins if margin < 0]
+    named = parse_columns(columns)
+    chosen, rejected = (
+        set(WORDS.findall(named.get(side, "").lower().replace("_", " "))) for side in ("chosen", "rejected")
+    )
+    if 2 * len(negative) > len(margins):
+        what = f"{len(negative):,} of {len(margins):,} margins are negative: the rejected responses are the better ones"
+        return finding("labels-swapped", "warn", what, f"first in {negative[0]}")
+    if chosen & WORSE and rejected & BETTER and not (chosen & BETTER or rejected & WORSE):
+        return finding("labels-swapped", "warn", "the columns' names say the opposite", f"--columns {columns}")
     return None
 
 

@@ -49,6 +49,13 @@ of the pairs can then be told apart without reading them."""
 MARKED = 0.5
 """Share of the records with marks of a chat template in their texts, above which one has rendered them. Fewer may speak of
 one."""
+REFUSALS, TOLD_APART = 0.1, 0.65
+"""Share of the answers that refuse, from which on a model refuses often; and the probability that the words of a refused
+question are told from those of an answered one, below which nothing tells them apart. With 32 refusals or more it was 0.36 to
+0.66 (median 0.5) where a quarter of four data sets was refused by chance, and 0.71 or more in a safety data set."""
+ENDED, NOT_ENDED = 0.5, 0.25
+"""Share of shorter answers that end with a mark, such as a full stop, and of the longest ones: at least and at most so many,
+where all of the longest are equally long. Poems, code and numbers have no full stop at any length."""
 BALANCED, UNBALANCED = (1.0, 1.5), 2.0
 """Range of (weight x number of good responses) / (weight x number of bad ones) that KTO's paper recommends (eq. 9): outside
 it a run says so. The doctor warns at so many times outside it: held-out records alone move it by hundredths."""
