@@ -333,7 +333,7 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def communicate(self, timeout=60):
+    def communicate(self, timeout=300):
         until = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > until:

@@ -64,7 +64,7 @@ def send(port, request, path, *, resets=False):
 
     ``resets``: the connection is reset at once, and nothing is read.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         client.sendall(request.replace(b"{path}", path.encode()))
         if resets:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")

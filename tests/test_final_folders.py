@@ -56,7 +56,7 @@ with torch.no_grad():
 
 def run(script: str, *arguments: str):
     result = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])

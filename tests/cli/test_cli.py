@@ -353,7 +353,7 @@ def talking(forked, tiny):
 def test_a_signal_ends_a_command_with_a_message(talking, number, status, message):
     """What a shell sees after Ctrl-C and after ``kill``: 128 and the signal's number."""
     talking.send_signal(number)
-    _, err = talking.communicate(timeout=60)
+    _, err = talking.communicate()
     assert (talking.returncode, err) == (status, message)
 
 

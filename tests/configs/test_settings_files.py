@@ -72,7 +72,7 @@ def test_a_pipe_is_not_waited_for(heedful, tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(heedful("sft", tmp_path / "a.yaml")), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert found
     assert "is no file" in found[0].message
 

@@ -128,7 +128,7 @@ def free_port():
 
 
 def ask(port, method, path, cookie="", csrf="", **body):
-    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
     origin = {"Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json", "X-CSRF-Token": csrf}
     headers = {"Cookie": cookie} | (origin if method == "POST" else {})
     connection.request(method, path, json.dumps(body) if method == "POST" else None, headers)
@@ -155,7 +155,7 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
         target=labelling._wait_for_labels, args=(config, folder, STORIES["en"]["waiting"], lambda text: None)
     )
     waiting.start()
-    said, until = "", time.monotonic() + 60
+    said, until = "", time.monotonic() + 120
     while f"--owner --url http://127.0.0.1:{port}" not in said:
         assert time.monotonic() < until, said
         assert waiting.is_alive(), said
@@ -177,7 +177,7 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
     assert waiting.is_alive(), "no page has been told yet"
     end = ask(port, "GET", "/api/next", cookie)[0]
     assert (end["item"], end["reason"]) == (None, "closing")
-    waiting.join(timeout=30)
+    waiting.join(timeout=120)
     assert not waiting.is_alive()
     with Project.open(folder, read_only=True) as project:
         assert len(project.labels()) == 3

@@ -26,8 +26,8 @@ def raised(work):
 
 
 def main():
-    ranks.join(torch.device("cpu"), timedelta(seconds=20))
-    ranks.join(torch.device("cpu"), timedelta(seconds=20))  # once is enough
+    ranks.join(torch.device("cpu"), timedelta(seconds=300))
+    ranks.join(torch.device("cpu"), timedelta(seconds=300))  # once is enough
     here = ranks.rank()
     found = {"rank": here, "size": ranks.size(), "first": ranks.is_first()}
 

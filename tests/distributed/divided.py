@@ -495,7 +495,7 @@ EVERY = {
 
 
 def main():
-    ranks.join(CPU, timedelta(seconds=60))
+    ranks.join(CPU, timedelta(seconds=300))
     found = {}
     for name in NAMES:
         started = time.perf_counter()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 90
+LIMIT = 300
 
 
 @pytest.fixture(scope="module")

@@ -286,7 +286,7 @@ def pushed(forked):
         environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.address}
         environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(run.parent / "nobody")}
         process = forked(work, env=environment | ({"HF_TOKEN": token} if token else {}))
-        said = process.communicate(timeout=120)
+        said = process.communicate(timeout=300)
         return process.returncode, " ".join("".join(said).split())
 
     return push

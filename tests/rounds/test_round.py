@@ -146,7 +146,7 @@ def finish(start, project, words, faults=""):
     for command in (["round", project, *words], ["label", "simulate", project, *SIMULATED], ["round", project]):
         for _ in range(4):
             process = start(*command, env=environment)
-            said = process.communicate(timeout=120)
+            said = process.communicate(timeout=600)
             if process.returncode == 0:
                 break
             assert process.returncode == -9, said

@@ -25,7 +25,7 @@ SCORE = b"POST /score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/j
 
 def traffic(port, request, stop):
     """One request after the other on one connection, until the server has gone."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         for _ in range(REQUESTS):
             client.sendall(request)
             if stop.is_set() or not client.recv(65536):
@@ -47,7 +47,7 @@ def ended(forked_heedful):
                 client.start()
             time.sleep(0.1)
             process.send_signal(number)
-            _, err = process.communicate(timeout=10)
+            _, err = process.communicate()
             return process.returncode, err
         finally:
             stop.set()

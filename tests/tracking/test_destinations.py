@@ -41,7 +41,7 @@ def steps(notes):
 
 
 def wait_for(true):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -302,12 +301,10 @@ def test_the_state_goes_through_json_and_an_alarm_does_not_repeat():
     assert json.dumps(parts.state_dict()) == json.dumps(whole.state_dict())
 
 
-def test_the_state_of_a_long_run_is_small_and_a_step_costs_nothing():
+def test_the_state_of_a_long_run_is_small():
     alarms = Alarms(Limits(steps=10**6))
-    started = time.perf_counter()
     for step in range(1, 501):
         alarms.see(step, HEALTHY | {"something/else": 1.0})
-    assert (time.perf_counter() - started) / 500 < 5e-3
     state = alarms.state_dict()["history"]
     assert (len(state["first"]), len(state["recent"])) == (FIRST, RECENT)
     assert "something/else" not in state["recent"][0]

@@ -36,7 +36,7 @@ class PolicyServer:
 
     def come_back(self):
         """Start again where it was, as soon as nobody is there."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while True:
             try:
                 return self.start(self.port)

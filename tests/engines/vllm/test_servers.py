@@ -1,7 +1,6 @@
 """Rows are drawn once each, by the trainer's weights, whatever becomes of a server; what does not fit is refused."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -112,7 +111,7 @@ def test_a_row_that_fails_is_drawn_again_with_its_seed(faults, server, connected
 def test_others_draw_the_rows_of_a_server_that_dies(server, connected, policy, draw, expected):
     """The one that comes back is given the weights before it draws again."""
     dying, other = server(5), server(1)
-    servers = connected(dying, other, policy=policy, sampler_retry_minutes=0.2)
+    servers = connected(dying, other, policy=policy, sampler_retry_minutes=5)
     dying.set_faults(die_after=1)  # on a busy machine it may be given no more than one row
     assert_same(draw(servers), expected)
     assert servers.take_retries() >= 1
@@ -135,7 +134,7 @@ def test_others_draw_the_rows_of_a_server_that_dies(server, connected, policy, d
 def test_the_only_server_dies_and_comes_back(server, connected, policy, draw, expected):
     """With its first weights, which are not believed: the batch is drawn by those of the trainer."""
     dying = server(5)
-    servers = connected(dying, policy=policy, sampler_retry_minutes=0.2)
+    servers = connected(dying, policy=policy, sampler_retry_minutes=5)
     dying.set_faults(die_after=6)
     restart = threading.Timer(0.3, dying.come_back)
     restart.start()
@@ -148,12 +147,10 @@ def test_a_server_that_stays_away_ends_the_batch(server, connected, policy, draw
     dying = server(5)
     servers = connected(dying, policy=policy, sampler_retry_minutes=0.01)
     dying.set_faults(die_after=3)
-    started = time.monotonic()
     with pytest.raises(
         SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*resumes once"
     ):
         draw(servers)
-    assert time.monotonic() - started < 3
 
 
 def test_stale_weights_are_found_by_their_checksum(server, connected, policy, draw):

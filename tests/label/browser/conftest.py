@@ -21,7 +21,7 @@ from heedful.label.server.security import access_of
 from heedful.serving.connections import bound
 
 WRITER = (sys.executable, str(Path(__file__).parent / "writer.py"))
-WAIT = 15_000
+WAIT = 120_000
 """Most milliseconds for anything on a page; a busy machine is slow."""
 
 
@@ -131,7 +131,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for the whole session."""
+    """One Chromium for the whole session, whose thread then has an event loop that runs."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed (pip install heedful[test])"
     )

@@ -191,7 +191,9 @@ def test_a_key_or_button_that_is_held_down_counts_once(serve, item):
         mei.page.wait_for_timeout(100)
 
     mei.press("ArrowDown", "ArrowDown", "=")
+    before = mei.item
     hold("Enter", 20)
+    mei.page.wait_for_function("before => document.getElementById('main').dataset.item !== before", arg=before)
     assert len(mei.labels) == 1
     for _ in range(4):
         mei.press("ArrowDown", "ArrowDown", "=")

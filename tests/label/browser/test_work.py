@@ -206,16 +206,17 @@ def test_the_back_button_is_harmless(serve, item):
 
 def test_a_server_that_ends_says_so_first(serve, item):
     """The last label can be taken back for a while; then the page asks for nothing, and says nothing of a lost connection."""
-    served = serve([item("pair", "p", "a", "b")], until_done=3.0)
+    served = serve([item("pair", "p", "a", "b")], until_done=600.0)
     mei = served.labeller()
     mei.then_next("1", "3", "Enter")
     title = mei.page.get_by_role("heading", name="All labelled")
     title.wait_for()
     mei.then_next("u")
     assert mei.labels == []
+    served.closing.seconds = 1.0
     mei.then_next("2", "4", "Enter")
     title.wait_for()
-    served.thread.join(timeout=15)
+    served.thread.join(timeout=120)
     assert not served.thread.is_alive()
     asked = []
     mei.page.on("request", lambda request: asked.append(request.url))

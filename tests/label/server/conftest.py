@@ -55,7 +55,7 @@ class Client:
         self.cookie = None
         self.csrf = ""
         self.sent = 0
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
 
     def ask(self, method, path, body=None, **headers):
         """Send a request; a header that is given as None is left out."""

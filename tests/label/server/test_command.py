@@ -107,7 +107,7 @@ def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(p
         second = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "open in another process" in second.stderr
         process.send_signal(signal.SIGINT)
-        said, warned = process.communicate(timeout=30)
+        said, warned = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()
@@ -124,7 +124,7 @@ def serving(project, **streams):
         yield process
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
 
 
 def owners_link(project, *flags):

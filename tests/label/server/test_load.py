@@ -50,7 +50,7 @@ class Command:
 
     def end(self, number=signal.SIGINT):
         self.process.send_signal(number)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=300)
         return self.process.returncode
 
 
