@@ -1,12 +1,13 @@
 """Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
 
+import statistics
 import sys
 import tracemalloc
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.data.batches import Batch
@@ -14,9 +15,11 @@ from heedful.data.chat import Renderer
 from heedful.doctor import encoded, first_step, loaded, rewards
 from heedful.doctor.findings import TokenRow, ending, token_texts
 from heedful.engines.responses import Responses
+from heedful.files import write_json
 from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
+from heedful.training.verdict import Verdict
 from heedful.types import Completion, Demonstration, Message, Prompt
 
 TOKENIZER = byte_tokenizer()
@@ -203,6 +206,47 @@ def test_embeddings_that_nobody_trained(model, change, is_found):
     assert one is None or (f"({letter})" in one.evidence and "数据.jsonl:1" in one.evidence)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma", "qwen3_next"])
+def test_a_norm_of_zeros(model_type):
+    """Gemma's norms begin at 0, and their factor is 1 + weight."""
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "head_dim": 8,
+    }
+    config = AutoConfig.for_model(model_type, vocab_size=32, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    assert loaded.zero_layer(model) is None
+    name, norm = next((n, m) for n, m in model.named_modules() if n.endswith((".1.input_layernorm", ".1.ln_1")))
+    with torch.no_grad():
+        norm.weight.zero_()
+    one = loaded.zero_layer(model)
+    is_found = model_type in ("llama", "gpt2")
+    assert found(one) == (("zero-layer", "fail") if is_found else None)
+    assert one is None or one.what == f"all weights of {name} are zero"
+
+
+@pytest.mark.parametrize(
+    ("folder", "accuracy", "prompts", "is_found"),
+    [
+        ("final", 0.49, 400, True),
+        ("final", 0.53, 400, True),
+        ("final", 0.58, 400, False),
+        ("final", 0.49, 20, False),
+        ("checkpoint-1", 0.49, 400, False),
+    ],
+)
+def test_a_reward_model_that_guesses_on_its_own_pairs(tmp_path, folder, accuracy, prompts, is_found):
+    measured = Verdict("eval/accuracy", 0.5, accuracy, (-0.1, 0.1), prompts, "noise")
+    write_json(tmp_path / "summary.json", {"algorithm": "reward", "verdict": measured._asdict()})
+    one = loaded.guesses("模型", tmp_path / folder)
+    assert found(one) == (("reward-model-guesses", "warn") if is_found else None)
+    assert one is None or f"{prompts} prompts" in one.evidence
+    assert loaded.guesses("模型", tmp_path / "没有" / "final") is None
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "width", "is_found"),
     [
@@ -283,6 +327,28 @@ def last_letter(completions, **_):
 def test_a_constant_reward(function, is_found):
     one = rewards.constant(*scored_by(function))
     assert found(one) == (("reward-constant", "warn") if is_found else None)
+
+
+def standardised(completions):
+    scores = last_letter(completions)
+    return [(one - statistics.fmean(scores)) / statistics.pstdev(scores) for one in scores]
+
+
+def among_equals(prompts, completions):
+    """The rank among the responses to the same prompt."""
+    scores = list(zip(prompts, last_letter(completions), strict=True))
+    return [float(sum(prompt == own and other < score for own, other in scores)) for prompt, score in scores]
+
+
+@pytest.mark.parametrize(("function", "is_found"), [(last_letter, False), (standardised, True), (among_equals, False)])
+def test_a_score_that_depends_on_the_others_of_its_batch(function, is_found):
+    completions = [
+        Completion(Prompt(f"问{i // 4}", f"问.jsonl:{i // 4}"), text, ids(text)) for i, text in enumerate(TEXTS)
+    ]
+    (scored,) = rewards.score_each([Reward("分", function)], completions)
+    one = rewards.random_scores(scored, completions)
+    assert found(one) == (("reward-random", "warn") if is_found else None)
+    assert one is None or "without the others of their batch" in one.what
 
 
 @pytest.mark.parametrize(

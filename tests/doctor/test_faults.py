@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful import make_tiny_model
+from heedful import RewardConfig, make_tiny_model, train_reward
 from heedful.configs.checks import CHECKS
 from heedful.doctor import rewards
 from heedful.models.load import load_reward_model
@@ -125,6 +125,15 @@ def huge(completions, **_):
 
 def thousandth(completions, **_):
     return [one / 1000 for one in letters(completions)]
+
+def standardised(completions, **_):
+    marks = letters(completions)
+    mean = sum(marks) / len(marks)
+    return [(one - mean) / max(1.0, sum((other - mean) ** 2 for other in marks) / len(marks)) ** 0.5 for one in marks]
+
+def ranked(prompts, completions, **_):
+    marks = list(zip(map(str, prompts), letters(completions)))
+    return [float(sum(other[0] == one[0] and other[1] < one[1] for other in marks)) for one in marks]
 """
 
 LOSS = """
@@ -289,6 +298,11 @@ def zero_layer(model, tokenizer):
             weight.zero_()
 
 
+def zero_inner_norm(model, tokenizer):
+    with torch.no_grad():
+        model.model.layers[1].post_attention_layernorm.weight.zero_()
+
+
 def zero_norm(model, tokenizer):
     with torch.no_grad():
         model.model.norm.weight.zero_()
@@ -337,6 +351,26 @@ def other_template(scorer, tokenizer):
 
 def no_template(scorer, tokenizer):
     tokenizer.chat_template = None
+
+
+def guessing(world, settings):
+    """A reward model of a run whose labels are tosses."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        {
+            "prompt": said("user", f"问{i}"),
+            "chosen": said("assistant", f"{int(torch.randint(999, (), generator=generator))}甲"),
+            "rejected": said("assistant", f"{int(torch.randint(999, (), generator=generator))}甲"),
+        }
+        for i in range(400)
+    ]
+    run = world.place / "偏好"
+    config = RewardConfig(
+        model=world.model(), data=world.write("掷.jsonl", rows), output=run, max_steps=1, eval_fraction=0.5, batch_size=8,
+        dtype="float32", sample_every=0, equal_pairs="drop",
+    )  # fmt: skip
+    train_reward(config)
+    return settings | {"rewards": f"model:{run / 'final'}"}
 
 
 def changed(name, rows):
@@ -701,6 +735,9 @@ FAULTS = {
     "a last norm of zeros": Fault(
         "sft", model_of(zero_norm), {"refused": "fail"}, "weights that are all zero: norm.weight"
     ),
+    "a norm of zeros in a layer": Fault(
+        "sft", model_of(zero_inner_norm), {"zero-layer": "fail"}, "model.layers.1.post_attention_layernorm"
+    ),
     "an engine with other weights": Fault("ppo", engine(-1.0), {"sampler-mismatch": "fail"}),
     "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
     "weights that are no numbers": Fault(
@@ -950,6 +987,10 @@ FAULTS = {
     ),
     "a random reward": Fault("ppo", rewarded("dice"), {"reward-random": "fail"}, "scored again"),
     "a noisy reward": Fault("ppo", rewarded("noisy"), {"reward-random": "warn"}),
+    "a reward that is standardised in its batch": Fault(
+        "ppo", rewarded("standardised"), {"reward-random": "warn"}, "without the others of their batch"
+    ),
+    "a reward model that guesses": Fault("ppo", guessing, {"reward-model-guesses": "warn"}, "held-out pairs"),
     "a reward that is NaN for an empty response": Fault(
         "ppo", rewarded("blank"), {"reward-fails": "fail"}, "returned nan"
     ),
@@ -1138,7 +1179,8 @@ ODD = [
     "answers of one word", "columns named good and bad", "a few margins below 0",
     "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
     *(pytest.param(name, marks=exhaustive) for name in (
-        "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount",
+        "a reward that ranks responses to a prompt", "prompts in two wordings", "a temperature of 1.5", "no KL penalty",
+        "a little discount",
         "one response a step", "a reward scaled to hundreds",
     )),
 ]  # fmt: skip

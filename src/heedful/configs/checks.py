@@ -130,8 +130,8 @@ CHECKS = {
     ),
     "zero-layer": Check(
         "fail",
-        "whether all matrices of a layer are zero",
-        "Such a layer does nothing, and has no gradient: it stays so for the whole run.",
+        "whether all matrices of a layer, or the weights of one of its norms, are zero",
+        "Such a layer does nothing, and what is zero has no gradient, or gives none to the rest.",
         "use an earlier checkpoint, or download it again",
     ),
     "one-answer": Check(
@@ -214,6 +214,12 @@ CHECKS = {
         "No response to such a record is ever right, so that its group teaches nothing, or the wrong thing.",
         r"give the final answer alone (also in \boxed{} or after ####), a list of right ones, or null",
     ),
+    "reward-model-guesses": Check(
+        "warn",
+        "accuracy on held-out pairs in the record of the reward model's own run",
+        "Its scores are noise to the people whose preferences it was to learn.",
+        "train it on more or better pairs (heedful reward), or longer",
+    ),
     "reward-constant": Check(
         "fail or warn",
         "whether all sampled responses score the same (fail: a reward model, or weights that cancel)",
@@ -258,7 +264,7 @@ CHECKS = {
     ),
     "reward-random": Check(
         "fail or warn",
-        "whether the same responses score the same when they are scored again",
+        "whether the same responses score the same when they are scored again, in another order or in a smaller batch",
         "The policy learns noise: what was good in one step is bad in the next.",
         "score each response by itself; seed the reward, switch off its dropout, or average several calls",
         is_cheap=False,

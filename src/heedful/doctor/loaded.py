@@ -1,7 +1,9 @@
 """Checks of models, reward models and settings that need no pass through a model."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,16 +15,22 @@ from heedful.data.encoding import BYTES
 from heedful.data.learned import strings_for_chat
 from heedful.doctor.encoded import SAMPLE
 from heedful.doctor.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
+from heedful.errors import CheckpointError
+from heedful.files import read_object
 from heedful.kernels.weights import SMALLEST_ROW
 from heedful.models.reward_model import RewardModel, padding_id
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
 from heedful.training.thresholds import (
     ABOVE_MEASURED,
+    CHANCE,
+    ERRORS,
+    MEASURED_ON,
     MEASURED_RATE,
     NEAR_THE_MEAN,
     SLOW_ADAPTERS,
 )
+from heedful.training.verdict import Verdict
 from heedful.types import Text
 
 ROWS_FOR_MEDIAN = 4096
@@ -132,7 +140,11 @@ def untrained_tokens(
 
 
 def zero_layer(model: PreTrainedModel) -> Finding | None:
-    """Are all matrices of a layer zero? Adapters, and matrices that are quantized or divided among ranks, are passed over."""
+    """Are all matrices of a layer zero, or the weights of one of its norms?
+
+    Adapters, and matrices that are quantized or divided among ranks, are passed over. So is a norm if all of its kind are
+    zero: then their factor is 1 + weight.
+    """
     layers = [
         (f"{name}.{i}", layer)
         for name, modules in model.named_modules()
@@ -152,13 +164,45 @@ def zero_layer(model: PreTrainedModel) -> Finding | None:
         if matrices and not any(weight.any() for weight in matrices):
             found.append((name, len(matrices)))
     if not found:
-        return None
+        return _zero_norm(layers)
     names = ", ".join(name for name, _ in found[:4]) + ", ..." * (len(found) > 4)
     return finding(
         "zero-layer",
         "fail",
         f"all weights of {names} are zero",
         f"{len(found)} of {len(layers)} layers; {found[0][1]} matrices of {found[0][0]}",
+    )
+
+
+def _zero_norm(layers: Sequence[tuple[str, nn.Module]]) -> Finding | None:
+    norms = [
+        (f"{name}.{inside}", type(module), bool(module.weight.any()))
+        for name, layer in layers
+        for inside, module in layer.named_modules()
+        if "Norm" in type(module).__name__ and type(getattr(module, "weight", None)) is nn.Parameter
+    ]
+    found = [name for name, kind, works in norms if not works and (kind, True) in {one[1:] for one in norms}]
+    if not found:
+        return None
+    names = ", ".join(found[:4]) + ", ..." * (len(found) > 4)
+    evidence = f"{len(found)} of {len(norms)} norms in layers; what is read through one of zeros is always the same"
+    return finding("zero-layer", "fail", f"all weights of {names} are zero", evidence)
+
+
+def guesses(name: str, folder: Path) -> Finding | None:
+    """Was a reward model no better than chance on the held-out pairs of its own run? Other folders have no such record."""
+    try:
+        content = read_object(folder.parent / "summary.json", "") if folder.name == "final" else {}
+    except CheckpointError:  # there is none, or it is damaged
+        return None
+    measured = Verdict.read(content)
+    if content.get("algorithm") != "reward" or measured is None or measured.prompts < MEASURED_ON:
+        return None
+    if measured.last > CHANCE + ERRORS * math.sqrt(CHANCE * (1 - CHANCE) / measured.prompts):
+        return None
+    what = f"{name} had {measured.last:.0%} of the held-out pairs right when its own run ended, no more than a guess"
+    return finding(
+        "reward-model-guesses", "warn", what, f"{measured.metric} on {measured.prompts} prompts in {folder.parent}"
     )
 
 

@@ -1,6 +1,7 @@
 """The cheap checks, which every training command makes of what it has just loaded, before anything is written."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from heedful.data.splits import HasPrompt
 from heedful.display import say
@@ -87,7 +88,8 @@ def reward_model_findings(subject: Subject) -> list[Finding | None]:
     """What reward models among the rewards say of themselves."""
     prompts = [(one.source, one.prompt) for one in subject.records[0][:FIRST]]
     found = [loaded.templates_differ(subject.rewards, subject.tokenizer, [prompt for _, prompt in prompts])]
-    for _, reward in model_rewards(subject.rewards):
+    for name, reward in model_rewards(subject.rewards):
+        found.append(loaded.guesses(name, Path(reward.inputs.tokenizer.name_or_path)))
         rows = loaded.reward_rows(reward.inputs, prompts)
         found.append(loaded.score_position(reward.model, rows, reward.inputs.tokenizer))
     return found

@@ -160,25 +160,30 @@ def _score_again(scored: RewardScores, completions: Sequence[Completion]) -> dic
 def random_scores(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
     """Do the same responses score the same when they are scored again?
 
-    In another order: what a function draws begins with the same seed at each call.
+    In another order: what a function draws begins with the same seed at each call. Then those to half of the prompts alone: a
+    score must not depend on the others of its batch. That of a reward model does not, but for rounding.
     """
     if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
         return None
-    before, turned = {row: total for total, row in scored.totals}, _score_again(scored, completions[::-1])
-    after = {len(completions) - 1 - row: total for row, total in turned.items()}
-    moves = {row: abs(after[row] - before[row]) for row in before.keys() & after.keys()}
+    before = {row: total for total, row in scored.totals}
     spread = statistics.pstdev(before.values())
-    if not moves or statistics.fmean(moves.values()) <= 1e-3 * spread or max(moves.values()) == 0:
-        return None
-    row = max(moves, key=moves.__getitem__)
-    return finding(
-        "reward-random",
-        "fail" if statistics.fmean(moves.values()) > RANDOM * spread else "warn",
-        f"{scored.reward.name} moves by {statistics.fmean(moves.values()):.2g} when the same responses are scored again in "
-        f"another order, and scores of different responses spread by {spread:.2g}: it is random, or depends on a response's "
-        "place or on the others of its batch",
-        f"{before[row]:.3g}, then {after[row]:.3g} for {completions[row].response[:60]!r}",
-    )
+    sources = list(dict.fromkeys(one.prompt.source for one in completions))
+    half = [] if isinstance(scored.reward.function, ModelReward) else sources[: len(sources) // 2]
+    for some, how in ((sources, "in another order"), (half, "without the others of their batch")):
+        rows = [row for row, one in enumerate(completions) if one.prompt.source in some][::-1]
+        again = _score_again(scored, [completions[row] for row in rows]) if rows else {}
+        moves = {i: abs(total - before[rows[i]]) for i, total in again.items() if rows[i] in before}
+        mean = statistics.fmean(moves.values()) if moves else 0.0
+        if mean > 1e-3 * spread:
+            most = max(moves, key=moves.__getitem__)
+            return finding(
+                "reward-random",
+                "fail" if some is sources and mean > RANDOM * spread else "warn",
+                f"{scored.reward.name} moves by {mean:.2g} when the same responses are scored again {how}, and scores of "
+                f"different responses spread by {spread:.2g}",
+                f"{before[rows[most]]:.3g}, then {again[most]:.3g} for {completions[rows[most]].response[:60]!r}",
+            )
+    return None
 
 
 def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:

@@ -158,6 +158,10 @@ SCALE = 1e3
 """Mean or standard deviation of scores above which a value head, which starts at 0, does not get there at its rate."""
 RANDOM = 0.5
 """Two calls of a reward on the same responses that differ by this share of the scores' spread are mostly noise."""
+CHANCE, ERRORS = 0.5, 1.64
+"""Accuracy of a reward model that guesses, and the standard errors above it up to which one may be guessing (95 %)."""
+MEASURED_ON = 100
+"""Held-out prompts below which nothing is said of a reward model's accuracy."""
 SLOW_SHARE, SLOW_SECONDS = 0.5, 5.0
 """Of a step, and at least so many seconds of it: below that nobody waits for a reward."""
 TIED, TIED_STEPS = 0.9, 3
