@@ -69,14 +69,19 @@ class Served:
     def later(self, seconds=0.0):
         """Let time pass, and the server do what there is to do, until nothing is left."""
 
-        async def passed():
-            self.loop.now += seconds
-            for _ in range(50):  # each looks at every connection once more
-                await asyncio.sleep(0)
+        done = threading.Event()
 
-        passing = asyncio.run_coroutine_threadsafe(passed(), self.loop)
-        while not passing.done() and self.thread.is_alive():
-            time.sleep(0.0005)
+        def look(times):  # at every connection, once more each time
+            self.loop.call_soon(look, times - 1) if times else done.set()
+
+        def passed():
+            self.loop.now += seconds
+            look(50)
+
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(passed)
+        while self.thread.is_alive() and not done.wait(0.01):
+            pass
 
     def open_gate(self):
         self.loop.call_soon_threadsafe(self.gate.set)

@@ -23,13 +23,14 @@ BODY = '{"prompts": ["问"], "completions": ["答"]}'.encode()
 SCORE = b"POST /score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
 
 
-def traffic(port, request, stop):
+def traffic(port, request, stop, answered):
     """One request after the other on one connection, until the server has gone."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         for _ in range(REQUESTS):
             client.sendall(request)
             if stop.is_set() or not client.recv(65536):
                 return
+            answered.set()
 
 
 @pytest.fixture
@@ -37,15 +38,16 @@ def ended(forked_heedful):
     """``ended(number, request, *words)``: exit status and standard error of a server that gets a signal under traffic."""
 
     def run(number, request, *words):
-        process, stop, clients = forked_heedful(*words), threading.Event(), []
+        process, clients = forked_heedful(*words), []
+        stop, answered = threading.Event(), threading.Event()
         try:
             while (found := re.search(r"http://127\.0\.0\.1:(\d+)", process.said()[0])) is None:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
-            clients = [threading.Thread(target=traffic, args=(int(found[1]), request, stop)) for _ in range(4)]
+            clients = [threading.Thread(target=traffic, args=(int(found[1]), request, stop, answered)) for _ in range(4)]
             for client in clients:
                 client.start()
-            time.sleep(0.1)
+            assert answered.wait(120), process.said()
             process.send_signal(number)
             _, err = process.communicate()
             return process.returncode, err
