@@ -105,7 +105,7 @@ CHECKS = {
     "answers-cut": Check(
         "warn",
         "answers of the greatest length, in tokens or characters, that end in the middle of a sentence",
-        "Whoever wrote them was cut off there, and the model learns to end in the middle of a sentence.",
+        "They were cut off there, and the model learns to end in the middle of a sentence.",
         "write them anew with a higher limit, remove them, or set `truncated` in these records",
     ),
     "labels-swapped": Check(

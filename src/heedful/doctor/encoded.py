@@ -89,8 +89,8 @@ def answers_cut(
 ) -> Finding | None:
     """Are many learned answers equally long, longer than all others, and without an end that others have?
 
-    That is where whoever wrote them was cut off, with the same tokenizer or at a number of characters. Their end token is
-    there: heedful adds it.
+    They were cut off there when they were written, at a number of tokens or characters. Their end token is there: heedful
+    adds it.
     """
     better = [row for row in rows if row.name not in ("rejected", "bad")]
     kept = [row for row in spread(better, DECODED) if row.response and row.response[-1] in stop_ids]

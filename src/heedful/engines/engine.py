@@ -17,6 +17,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.data.messages import as_dict
 from heedful.data.readers import Record
 from heedful.data.schemas import prompt_of
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.engines.responses import Responses
 from heedful.errors import ConfigError, DataError
@@ -114,8 +115,8 @@ class OwnEngine:
         name = type(self.engine).__name__
         if len(found) != len(prompts):
             raise ConfigError(
-                f"--sampler: {name}.generate returned {len(found)} responses for {len(prompts)} prompts; "
-                "return one per prompt"
+                f"--sampler: {name}.generate returned {counted(len(found), 'response')} for "
+                f"{counted(len(prompts), 'prompt')}; return one per prompt"
             )
         if found.mask.shape[1] > self.max_new_tokens:
             raise ConfigError(
