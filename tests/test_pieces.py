@@ -193,7 +193,7 @@ def test_a_reward_that_fails_is_an_error(batch):
 
     with pytest.raises(RewardError, match="no"):
         heedful.score(broken, batch)
-    with pytest.raises(RewardError, match="returned 1 scores for 3 responses"):
+    with pytest.raises(RewardError, match="returned 1 score for 3 responses"):
         heedful.score(lambda completions, **_: [1.0], batch)
     with pytest.raises(ConfigError, match="no rule 'nothing'"):
         heedful.score("rule:nothing", batch)
@@ -246,7 +246,7 @@ def test_ids_are_cut_at_their_first_stop_token(policy):
 
 
 def test_what_is_no_batch_of_responses(policy):
-    with pytest.raises(DataError, match="2 prompts have 1 responses; give one for each prompt"):
+    with pytest.raises(DataError, match="2 prompts and 1 response; give one for each"):
         heedful.as_responses(policy, ["a", "b"], ["c"])
     for make in (heedful.encode_prompts, lambda *given: heedful.as_responses(*given, ["c"])):
         with pytest.raises(DataError, match="expected a list of prompts, got 'one text'"):
@@ -428,5 +428,5 @@ def test_a_mask_leaves_out_what_a_tool_said(policy):
 def test_masks_must_fit_their_responses(policy):
     with pytest.raises(DataError, match="response 1 has 2 tokens and a mask of 1"):
         heedful.as_responses(policy, QUESTIONS[:2], [[10, 1], [11, 1]], masks=[[True, True], [True]])
-    with pytest.raises(DataError, match="2 responses have 1 masks"):
+    with pytest.raises(DataError, match="2 responses and 1 mask; give one for each"):
         heedful.as_responses(policy, QUESTIONS[:2], [[10, 1], [11, 1]], masks=[[True, True]])

@@ -19,6 +19,7 @@ from heedful import core
 from heedful.algorithms.online.experience import Experience
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
+from heedful.display import counted
 from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
@@ -165,9 +166,13 @@ def as_responses(
     """
     renderer, asked = _renderer(policy), _as_prompts(prompts)
     if len(responses) != len(asked):
-        raise DataError(f"as_responses: {len(asked)} prompts have {len(responses)} responses; give one for each prompt")
+        raise DataError(
+            f"as_responses: {counted(len(asked), 'prompt')} and {counted(len(responses), 'response')}; give one for each"
+        )
     if masks is not None and len(masks) != len(responses):
-        raise DataError(f"as_responses: {len(responses)} responses have {len(masks)} masks; give one for each response")
+        raise DataError(
+            f"as_responses: {counted(len(responses), 'response')} and {counted(len(masks), 'mask')}; give one for each"
+        )
     if not raw_prompts:
         warn_of_strings(renderer, asked, policy)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
@@ -181,8 +186,8 @@ def as_responses(
             rows.append((renderer.prompt_ids(one.prompt, one.prefill), ids))
         if masks is not None and len(masks[place]) != len(rows[-1][1]):
             raise DataError(
-                f"as_responses: response {place} has {len(rows[-1][1])} tokens and a mask of {len(masks[place])}; give one "
-                "value for each token, of token ids"
+                f"as_responses: response {place} has {counted(len(rows[-1][1]), 'token')} and a mask of {len(masks[place])}; "
+                "give one value for each token, of token ids"
             )
     own = [[True] * len(ids) for _, ids in rows] if masks is None else [list(map(bool, mask)) for mask in masks]
     batch = collate([ids for ids, _ in rows], [ids for _, ids in rows], pad_id=renderer.pad_id, own=own)

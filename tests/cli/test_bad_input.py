@@ -394,7 +394,7 @@ def test_a_system_prompt_for_raw_text(train, refused, command):
     ("body", "fragments"),
     [
         ("raise ValueError('坏了')", ["raised ValueError: 坏了"]),
-        ("return [1.0] * (len(completions) - 1)", ["returned 1 scores for 2 responses"]),
+        ("return [1.0] * (len(completions) - 1)", ["returned 1 score for 2 responses"]),
         pytest.param(
             "return [1.0] * (len(completions) + 1)",
             ["returned 3 scores for 2 responses"],

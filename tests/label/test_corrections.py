@@ -80,7 +80,7 @@ def test_a_correction_counts_and_keeps_what_was_said(labelled):
     ]
     (record,) = [one for one in records if one["feedback"]["event"] == wrong.event_id]
     assert (record["chosen"], record["feedback"]["corrected_by"]) == ("甲", "p1")
-    assert any("1 labels have an answer corrected by an owner" in note for note in result.manifest["notes"])
+    assert any("1 label with an answer corrected by an owner" in note for note in result.manifest["notes"])
     events = [json.loads(line) for line in result.files["events.jsonl"].splitlines()]
     assert [one["kind"] for one in events][-1] == "correct"
     labelled.close()

@@ -253,7 +253,7 @@ def test_people_and_the_reward_model():
     assert found["items"][0]["prompt"] == "问题 a 🙂"
     assert found["items"][0]["answers"] == ["短", "长长长"]
     assert found["items"][0]["labels"] == [FIRST, FIRST]
-    with pytest.raises(DataError, match="item a has 1 scores for 2 candidates"):
+    with pytest.raises(DataError, match="item a has 1 score for 2 candidates"):
         statistics(labels, EVERYBODY, scores={"a": [1.0]})
 
 

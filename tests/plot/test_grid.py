@@ -38,7 +38,7 @@ def test_nan_is_written_where_it_is():
     ("rewards", "values", "options", "message"),
     [
         ([], [], {}, "plot.advantages: rewards is empty; give at least one number"),
-        ([1.0], [1.0, 2.0], {}, "plot.advantages: 1 rewards and 2 values; give one value per reward"),
+        ([1.0], [1.0, 2.0], {}, "plot.advantages: 1 reward and 2 values; give one value per reward"),
         ([1.0], [1.0], {"lambdas": ()}, "plot.advantages: lambdas is empty; give at least one number"),
     ],
 )

@@ -65,7 +65,7 @@ def test_what_has_no_place_on_the_line_is_counted():
     ("ratios", "advantages", "options", "message"),
     [
         ([], [], {}, "plot.clip_region: ratios is empty; give at least one number"),
-        ([1.0], [1.0, 2.0], {}, "plot.clip_region: 1 ratios and 2 advantages; give one advantage per ratio"),
+        ([1.0], [1.0, 2.0], {}, "plot.clip_region: 1 ratio and 2 advantages; give one advantage per ratio"),
         ([1.0], [1.0], {"clip_range": 0.0}, "plot.clip_region: clip_range must be between 0 and 1; got 0.0"),
         ([1.0], [1.0], {"clip_range_high": -1.0}, "plot.clip_region: clip_range_high must be above 0; got -1.0"),
     ],

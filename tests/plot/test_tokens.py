@@ -103,7 +103,7 @@ def test_long_responses_wrap_and_nothing_leaves_the_picture():
     [
         ([], {"KL": []}, "plot.tokens: tokens is empty; give at least one token"),
         (["a"], {}, "plot.tokens: values is empty; give at least one quantity, such as {'advantage': [0.5, -0.1]}"),
-        (["a"], {"KL": [0.1, 0.2]}, "plot.tokens: values['KL'] has 2 numbers for 1 tokens; give one per token"),
+        (["a"], {"KL": [0.1, 0.2]}, "plot.tokens: values['KL'] has 2 numbers for 1 token; give one per token"),
     ],
 )
 def test_wrong_input_is_one_line(tokens, values, message):

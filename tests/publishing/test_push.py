@@ -296,7 +296,7 @@ def test_a_push_is_one_commit_of_all_files(runs, hub, pushed):
     here = hub()
     status, said = pushed(runs("sft"), here)
     assert status == 0, said
-    assert f"files are in {here.address}/org/name" in said
+    assert f"files in {here.address}/org/name" in said
     (creation,) = [json.loads(body) for path, body in here.requests if path == "/api/repos/create"]
     assert creation.get("private") is True or creation.get("visibility") == "private"
     (commit,) = [body for path, body in here.requests if "/commit/" in path]

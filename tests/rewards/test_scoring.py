@@ -419,7 +419,7 @@ def test_two_dense_rewards_are_added_token_by_token():
 @pytest.mark.parametrize(
     ("row", "fragments"),
     [
-        ([1.0], ["returned 1 scores for a response of 2 tokens", "completion_ids"]),
+        ([1.0], ["returned 1 score for a response of 2 tokens", "completion_ids"]),
         ([1.0, 2.0, 3.0], ["returned 3 scores for a response of 2 tokens", "the token that ended the response is not"]),
         ([], ["returned 0 scores for a response of 2 tokens"]),
         (torch.ones(3), ["returned 3 scores for a response of 2 tokens"]),

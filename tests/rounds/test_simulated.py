@@ -109,7 +109,7 @@ def test_nothing_to_label(heedful, tmp_path, written):
     )
     pairs = written("对.jsonl", [{"prompt": "问", "chosen": "好", "rejected": "不好的回答"}])
     assert heedful("label", "import", tmp_path / "项目", "--data", pairs).status == 0
-    assert "1 labels by" in heedful(*words).out
+    assert "1 label by" in heedful(*words).out
     outcome = heedful(*words)
     assert outcome.status == 0
     assert "0 labels by" in outcome.out

@@ -96,7 +96,7 @@ def simulate_labels(config: SimulateConfig) -> None:
     from heedful.rounds.judging import simulate
 
     count, names = simulate(config)
-    _print(f"{count} labels by {', '.join(names)}")
+    _print(f"{counted(count, 'label')} by {', '.join(names)}")
     if not count:
         _print(
             "nothing is left to label: each item has as many labels as the project asks for; add items, or --labellers"

@@ -21,6 +21,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from heedful.data import sandbox
 from heedful.data.encoding import Encoder
 from heedful.data.messages import as_dict
+from heedful.display import counted
 from heedful.errors import CheckpointError, DataError, RefusedError
 from heedful.types import (
     THINK,
@@ -78,7 +79,7 @@ class ChatTemplate:
         try:
             return self._rendered(messages, add_generation_prompt)
         except sandbox.TimeUpError as error:
-            count = f"{len(messages)} message{'s' * (len(messages) != 1)}"
+            count = counted(len(messages), "message")
             raise CheckpointError(
                 f"the chat template of {self.name} did not render a conversation of {count} within {sandbox.SECONDS:g} "
                 "seconds: it probably loops; use another --chat-template"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from heedful.display import say
+from heedful.display import counted, say
 from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
 from heedful.hub import MODELSCOPE, local_dataset, sum_rows
@@ -329,7 +329,8 @@ def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: 
                 continue
             if len(cells) != len(names):
                 raise DataError(
-                    f"{path}:{begun}: {len(cells)} cells, but the first line names {len(names)} columns ({listed(names)}). "
+                    f"{path}:{begun}: {counted(len(cells), 'cell')}, but the first line names "
+                    f"{counted(len(names), 'column')} ({listed(names)}). "
                     f"Quote a cell that holds {delimiter!r}, a quote or a line break, and double the quotes in it."
                 )
             row = zip(names, cells, strict=True)

@@ -11,6 +11,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.engines.engine import Engine, RemoteEngine
 from heedful.engines.generate import MICRO_BATCH, sample
@@ -88,8 +89,8 @@ class Sampler:
         name, longest = type(engine).__name__, self.options.max_new_tokens
         if len(found) != len(prompts):
             raise ConfigError(
-                f"--sampler: {name}.generate returned {len(found)} responses for {len(prompts)} prompts; "
-                "return one per prompt"
+                f"--sampler: {name}.generate returned {counted(len(found), 'response')} for "
+                f"{counted(len(prompts), 'prompt')}; return one per prompt"
             )
         if found.mask.shape[1] > longest:
             raise ConfigError(

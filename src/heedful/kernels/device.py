@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.devices import capabilities, device_module, name_of
+from heedful.display import counted
 from heedful.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,7 +76,7 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto selects one that is")
     count = module.device_count()
     if (device.index or 0) >= count:
-        devices = f"{count} {name_of(device)} device{'s' * (count != 1)}"
+        devices = counted(count, f"{name_of(device)} device")
         raise ConfigError(f"--device: {name!r} does not exist; this machine has {devices}, numbered from 0")
     return device
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.label import BackupConfig, RestoreConfig
-from heedful.display import harmless
+from heedful.display import counted, harmless
 from heedful.errors import ConfigError, DataError
 from heedful.files import complete_or_absent, make_private
 from heedful.label.records import Event
@@ -105,7 +105,11 @@ def back_up(config: BackupConfig) -> Path:
         path = config.output / DATABASE
         _copy_project(config.project, config.output)
     state = read_checked(path)
-    print(harmless(f"{path}: {state.seq} events, {len(state.labels(also_withdrawn=True))} labels, all checked"))
+    print(
+        harmless(
+            f"{path}: {counted(state.seq, 'event')}, {counted(len(state.labels(also_withdrawn=True)), 'label')}, all checked"
+        )
+    )
     return path
 
 
@@ -145,7 +149,7 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
         return [f"{folder} has no events yet; nothing to do"]
     if path.exists() and not is_missing(folder):
         try:
-            said.append(f"{DATABASE} is sound: {read_checked(path).seq} events; nothing to do")
+            said.append(f"{DATABASE} is sound: {counted(read_checked(path).seq, 'event')}; nothing to do")
             _rename(folder, RESTORING, DAMAGED)  # if an earlier restore was killed before this
             return said
         except NewerError:
@@ -182,7 +186,7 @@ def _restore(folder: Path, given: Path | None) -> list[str]:
         f"{what} were kept{but}" if leases else f"{what} are lost: invite people again (`heedful label invite`)"
     )
     labels = len(state.labels(also_withdrawn=True))
-    return [*said, f"{DATABASE} has {state.seq} events again, with {labels} labels that count"]
+    return [*said, f"{DATABASE} has {counted(state.seq, 'event')} again, with {counted(labels, 'label')} that count"]
 
 
 def _sound_backup(folder: Path, given: Path | None) -> tuple[Path | None, State]:

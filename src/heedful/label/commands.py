@@ -15,7 +15,7 @@ from heedful.configs.label_data import (
     WithdrawConfig,
 )
 from heedful.data.readers import parse_json
-from heedful.display import harmless
+from heedful.display import counted, harmless
 from heedful.errors import ConfigError
 from heedful.files import check_output_file, write_json
 from heedful.label import listing
@@ -56,13 +56,13 @@ def import_data(config: ImportConfig) -> dict[str, int]:
             print("Nothing was added (--preview).")
             return {}
         added = add(project, imported, with_labels=config.with_labels)
-    labels = f" and {_many(added['labels'], 'label')}" if config.with_labels else ""
-    print(f"Added {_many(added['items'], 'item')}{labels}; {len(imported.items) - added['items']} already there.")
+    labels = f" and {counted(added['labels'], 'label')}" if config.with_labels else ""
+    print(f"Added {counted(added['items'], 'item')}{labels}; {len(imported.items) - added['items']} already there.")
     if added["against"]:
-        print(f"{_many(added['against'], 'label')} left out: the project has a different one from an earlier import.")
+        print(f"{counted(added['against'], 'label')} left out: the project has a different one from an earlier import.")
     count = len(imported.answers) + len(imported.said)
     if count and not config.with_labels:
-        print(f"{_many(count, 'label')} of the file not imported (add --with-labels to import them).")
+        print(f"{counted(count, 'label')} of the file not imported (add --with-labels to import them).")
     return added
 
 
@@ -71,29 +71,25 @@ def _shared(config: Any, options: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if name in options.__dataclass_fields__}
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _show(imported: Imported) -> None:
     facts = imported.preview()
-    tasks = ", ".join(_many(count, task) for task, count in facts["tasks"].items())
-    items = f"{_many(facts['items'], 'item')} ({tasks})" if tasks else "0 items"
-    print(f"{_many(facts['records'], 'record')}: {items}, {facts['labels']} with a label in the file.")
+    tasks = ", ".join(counted(count, task) for task, count in facts["tasks"].items())
+    items = f"{counted(facts['items'], 'item')} ({tasks})" if tasks else "0 items"
+    print(f"{counted(facts['records'], 'record')}: {items}, {facts['labels']} with a label in the file.")
     if facts["repeated"]:
-        print(f"{_many(facts['repeated'], 'repetition')} of an item left out; each item is imported once.")
+        print(f"{counted(facts['repeated'], 'repetition')} of an item left out; each item is imported once.")
     if facts["same_labels"]:
-        print(f"{_many(facts['same_labels'], 'repetition')} of a label left out; each label is imported once.")
+        print(f"{counted(facts['same_labels'], 'repetition')} of a label left out; each label is imported once.")
     if facts["against"]:
-        print(f"{_many(facts['against'], 'label')} left out: an earlier record of the same item has a different one:")
+        print(f"{counted(facts['against'], 'label')} left out: an earlier record of the same item has a different one:")
         for line in facts["against_at"]:
             print(f"  {harmless(line)}")
     if facts["equal"]:
-        print(f"{_many(facts['equal'], 'record')} left out: all answers are equal, so there is nothing to compare:")
+        print(f"{counted(facts['equal'], 'record')} left out: all answers are equal, so there is nothing to compare:")
         for line in facts["equal_at"]:
             print(f"  {harmless(line)}")
     if facts["refused"]:
-        print(f"{_many(facts['refused'], 'record')} left out as unusable:")
+        print(f"{counted(facts['refused'], 'record')} left out as unusable:")
         for error in facts["errors"]:
             print(f"  {harmless(error)}")
 
@@ -119,7 +115,7 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
     result.write(config.output, config.project, overwrite=config.overwrite)
     width = max(map(len, result.files))
     for name, fact in result.manifest["files"].items():
-        print(f"{name:<{width}}  {fact['records']:>7} record{'s' * (fact['records'] != 1)}")
+        print(f"{name:<{width}}  {counted(fact['records'], 'record'):>15}")
     for reason, count in result.manifest["left_out"].items():
         print(f"left out of the training files: {count} ({reason})")
     for note in result.manifest["notes"]:
@@ -154,7 +150,7 @@ def list_labels(config: ListConfig) -> list[dict[str, Any]]:
         answer = json.dumps(one["answer"], ensure_ascii=False)
         print(harmless(f"{one['label']}  {one['at'][:16]}  {one['name']}{marks}  {one['task']} {one['item']}"))
         print(f"  {_excerpt(one['prompt'])}\n  {_excerpt(answer)}")
-    print(f"{len(rows)} of {_many(len(found), 'label')}")
+    print(f"{len(rows)} of {counted(len(found), 'label')}")
     return rows
 
 
@@ -183,14 +179,14 @@ def withdraw_items(config: WithdrawConfig) -> int:
             found = project.batches()
         for one in found:
             gone = f", {one['withdrawn']} withdrawn" if one["withdrawn"] else ""
-            counts = f"{_many(one['items'], 'item')}, {_many(one['labels'], 'label')}{gone}"
+            counts = f"{counted(one['items'], 'item')}, {counted(one['labels'], 'label')}{gone}"
             print(harmless(f"{one['batch']}  {one['at'][:16]}  {counts}"))
         if not found:
             print("There are no imports yet.")
         return 0
     with Project.open(config.project) as project:
         changed = project.withdraw(None, batch=config.batch, items=config.items, back=config.back, reason=config.reason)
-    print(f"{_many(changed, 'item')} {'put back' if config.back else 'withdrawn'}; labels are kept.")
+    print(f"{counted(changed, 'item')} {'put back' if config.back else 'withdrawn'}; labels are kept.")
     return changed
 
 
@@ -208,15 +204,15 @@ def report(found: dict[str, Any]) -> list[str]:
     """Return statistics as lines of text."""
     left_out, followed = found["left_out"], found["suggestion_followed"]
     apart = (
-        f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported, "
+        f"{counted(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported, "
         f"{left_out['gold']} gold"
     )
-    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (not among them: {apart})"]
-    lines += [f"{_many(found['corrected'], 'label')} corrected by an owner", ""] if found["corrected"] else [""]
+    lines = [f"{counted(found['labels'], 'label')} of {counted(found['items'], 'item')} (not among them: {apart})"]
+    lines += [f"{counted(found['corrected'], 'label')} corrected by an owner", ""] if found["corrected"] else [""]
     for task, agreement in found["agreement"].items():
         if agreement is not None:
             lines += [
-                f"Agreement, {task}: {_share(agreement['share'])} on {_many(agreement['items'], 'item')}",
+                f"Agreement, {task}: {_share(agreement['share'])} on {counted(agreement['items'], 'item')}",
                 f"  without ties {_share(agreement['without_ties'])}; Fleiss' kappa {_number(agreement['fleiss'])}; "
                 f"Krippendorff's alpha {_number(agreement['alpha_nominal'])} nominal, "
                 f"{_number(agreement['alpha_ordinal'])} ordinal",
@@ -230,7 +226,7 @@ def report(found: dict[str, Any]) -> list[str]:
             else ", ".join(f"{k} {n}" for k, n in one["counts"].items())
         )
         lines += [
-            f"Criterion {name}: {said} of {_many(one['answers'], 'answer')}; agreement {_share(one['agreement'])}",
+            f"Criterion {name}: {said} of {counted(one['answers'], 'answer')}; agreement {_share(one['agreement'])}",
             f"  Krippendorff's alpha {_number(one['alpha_nominal'])} nominal, {_number(one['alpha_ordinal'])} ordinal",
         ]
     references = ", ".join(f"{100 * one['value']:.1f} %" for one in found["references"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data.splits import split_by_prompt
+from heedful.display import counted
 from heedful.errors import ConfigError
 from heedful.files import check_output_folder, complete_or_absent, to_json, write_bytes
 from heedful.label.answers import dense_ranks, sides
@@ -148,7 +149,7 @@ def export(now: Snapshot, options: ExportOptions) -> Export:
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
     if corrected := sum("corrected_by" in one.event.content for one in usable):
-        notes.append(f"{corrected} labels have an answer corrected by an owner (feedback.corrected_by)")
+        notes.append(f"{counted(corrected, 'label')} with an answer corrected by an owner (feedback.corrected_by)")
     return Export(files, _manifest(files, left_out, options) | {"notes": notes})
 
 

@@ -15,6 +15,7 @@ from heedful.data.formats import in_known_shape, shape_of
 from heedful.data.messages import as_dict, read_conversation, shown, wrong
 from heedful.data.readers import Record, parse_columns, read_records
 from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, response_of, roles, with_system
+from heedful.display import counted
 from heedful.errors import ConfigError, DataError
 from heedful.label.answers import CANDIDATES, JUDGED, check_suggestion, dense_ranks, from_screen
 from heedful.label.people import IMPORT, is_import
@@ -301,7 +302,9 @@ def _items(
     fewest, most = CANDIDATES[task]
     if not fewest <= len(groups[0]) <= most:
         number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        raise wrong(record.source, f"{len(candidates)} answers for the task {task}", f"{number} for each record")
+        raise wrong(
+            record.source, f"{counted(len(candidates), 'answer')} for the task {task}", f"{number} for each record"
+        )
     responses = [one.response for one in candidates]
     if task in ("pair", "ranking") and all(one == responses[0] for one in responses):
         error = wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")

@@ -16,6 +16,7 @@ from typing import Any
 
 from heedful.configs.label import Criterion
 from heedful.data.readers import read_records
+from heedful.display import counted
 from heedful.errors import DataError
 from heedful.label.agreement import (
     agreements,
@@ -421,8 +422,8 @@ def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]
             continue
         if len(own) != len(one.item.candidates):
             raise DataError(
-                f"scores: item {one.item.item_id} has {len(own)} scores for {len(one.item.candidates)} candidates; "
-                "score the items again"
+                f"scores: item {one.item.item_id} has {counted(len(own), 'score')} for "
+                f"{counted(len(one.item.candidates), 'candidate')}; score the items again"
             )
         items[one.item.item_id] = one.item
         said[one.item.item_id].append(dict(one.event.content["answer"]))

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from heedful.configs.options import LoRAOptions
+from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import read_object
 from heedful.hub import local_model
@@ -259,7 +260,9 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
             raise CheckpointError(f"{folder}: the adapters do not fit their base: {first_line}") from error
     unread = [*outcome.unexpected_keys, *(name for name in outcome.missing_keys if ".lora_" in name)]
     if unread:
-        raise CheckpointError(f"{folder}: {len(unread)} adapter weights do not fit their base, first {unread[0]}")
+        raise CheckpointError(
+            f"{folder}: the base has no place for {counted(len(unread), 'adapter weight')}, first {unread[0]}"
+        )
     return tuner
 
 

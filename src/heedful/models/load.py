@@ -24,6 +24,7 @@ from transformers import (
 
 from heedful.configs.options import MemoryOptions
 from heedful.devices import capabilities
+from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
@@ -132,8 +133,8 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
     if missing:
         raise CheckpointError(
-            f"{source.folder}: incomplete causal language model: it lacks {len(missing)} weights, first {missing[0]}; "
-            "download it again"
+            f"{source.folder}: incomplete causal language model: it lacks {counted(len(missing), 'weight')}, first "
+            f"{missing[0]}; download it again"
         )
     with explained(source.folder, "generation_config.json"):
         if source.adapters or not Path(source.base).is_dir():  # files of a plain local model are already checked
@@ -354,7 +355,7 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
     )
     if lacking:
         raise CheckpointError(
-            f"{name}: incomplete model: it lacks {len(lacking)} weights, first {lacking[0]}; download it again"
+            f"{name}: incomplete model: it lacks {counted(len(lacking), 'weight')}, first {lacking[0]}; download it again"
         )
     return head_missing
 

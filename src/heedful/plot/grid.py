@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from heedful import core
+from heedful.display import counted
 from heedful.errors import ConfigError
 from heedful.plot.style import Picture, as_text, current_theme, floats, number, picture, save
 
@@ -38,7 +39,9 @@ def advantages(
     """
     r, v = floats(rewards, "plot.advantages: rewards"), floats(values, "plot.advantages: values")
     if len(r) != len(v):
-        raise ConfigError(f"plot.advantages: {len(r)} rewards and {len(v)} values; give one value per reward")
+        raise ConfigError(
+            f"plot.advantages: {counted(len(r), 'reward')} and {counted(len(v), 'value')}; give one value per reward"
+        )
     for name, given in (("gammas", gammas), ("lambdas", lambdas)):
         if not len(given):
             raise ConfigError(f"plot.advantages: {name} is empty; give at least one number")

@@ -7,6 +7,7 @@ import torch
 from matplotlib.axes import Axes
 
 from heedful import core
+from heedful.display import counted
 from heedful.errors import ConfigError
 from heedful.plot.style import Picture, as_text, current_theme, floats, picture, save
 
@@ -43,7 +44,9 @@ def clip_region(
     r = torch.tensor(floats(ratios, "plot.clip_region: ratios"), dtype=torch.float64)
     a = torch.tensor(floats(advantages, "plot.clip_region: advantages"), dtype=torch.float64)
     if len(r) != len(a):
-        raise ConfigError(f"plot.clip_region: {len(r)} ratios and {len(a)} advantages; give one advantage per ratio")
+        raise ConfigError(
+            f"plot.clip_region: {counted(len(r), 'ratio')} and {counted(len(a), 'advantage')}; give one advantage per ratio"
+        )
     high = clip_range if clip_range_high is None else clip_range_high
     if not 0 < clip_range < 1:
         raise ConfigError(f"plot.clip_region: clip_range must be between 0 and 1; got {clip_range}")

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
+from heedful.display import counted
 from heedful.errors import ConfigError
 from heedful.plot.style import (
     Colour,
@@ -131,7 +132,9 @@ def experience(
     """
     count = len(experience.rows)
     if not 0 <= row < count:
-        raise ConfigError(f"plot.experience: row is {row}; the experience has {count} responses, 0 to {count - 1}")
+        raise ConfigError(
+            f"plot.experience: row is {row}; the experience has {counted(count, 'response')}, 0 to {count - 1}"
+        )
     mask = experience.mask[row]
     ids = experience.batch.ids[row, -len(mask) :][mask].tolist()
     if not ids:
@@ -158,7 +161,8 @@ def _check(tokens: Sequence[str], bands: Mapping[str, Sequence[float | None]]) -
     for name, band in bands.items():
         if len(band) != len(tokens):
             raise ConfigError(
-                f"plot.tokens: values[{name!r}] has {len(band)} numbers for {len(tokens)} tokens; give one per token"
+                f"plot.tokens: values[{name!r}] has {counted(len(band), 'number')} for {counted(len(tokens), 'token')}; "
+                "give one per token"
             )
 
 

@@ -18,6 +18,7 @@ import yaml
 from heedful import plot
 from heedful.configs.settings import PATHS, REWARDS
 from heedful.configs.tools import REPOSITORY, PushConfig
+from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, MachineError
 from heedful.files import blocking_file, complete_or_absent, read_object, to_json
 from heedful.redact import holds_secret, redact
@@ -64,7 +65,7 @@ def push(config: PushConfig) -> list[str]:
     if config.dry_run:
         write_folder(files, config.dry_run_folder)
         return [*said, f"the files for {config.to} are in {config.dry_run_folder}: {', '.join(sorted(files))}"]
-    return [*said, f"{len(files)} files are in {_upload(config, files)}"]
+    return [*said, f"{counted(len(files), 'file')} in {_upload(config, files)}"]
 
 
 def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:

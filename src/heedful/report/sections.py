@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from heedful.core.best_of_n import expected_best, kl_bound
+from heedful.display import counted
 from heedful.files import to_json
 from heedful.plot.healthy import HEALTHY
 from heedful.plot.panels import PANELS, Panel
@@ -335,7 +336,7 @@ def _settings(run: RunRecord) -> str:
     ]
     if not rows:
         return ""
-    heading = f"<summary>{len(rows)} settings of {text(run.name)} are not at their default</summary>"
+    heading = f"<summary>{counted(len(rows), 'setting')} of {text(run.name)} not at default</summary>"
     return f"<details>{heading}{table(['setting', 'value', 'default'], rows)}</details>"
 
 

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.text import Text
 
 from heedful.configs.report import LookConfig
-from heedful.display import Screen, harmless
+from heedful.display import Screen, counted, harmless
 from heedful.errors import ConfigError
 from heedful.plot.whole_tokens import SHOWN
 from heedful.redact import redact_printed
@@ -61,7 +61,7 @@ def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limi
     """Print a response: its numbers as a whole, its prompt, then lines of tokens above their numbers."""
     whole = {"score": response.score, "KL": response.kl}
     said = [f"row {response.row}", *(f"{name} {number(value)}" for name, value in whole.items() if value is not None)]
-    said += [f"{len(response.ids)} tokens", "cut" if response.finish == "length" else "ended"]
+    said += [counted(len(response.ids), "token"), "cut" if response.finish == "length" else "ended"]
     said += [
         f"{name} {number(value)}"
         for name, value in response.rewards.items()
@@ -109,7 +109,9 @@ def _chosen(responses: Sequence[Response], config: LookConfig, by: str) -> list[
     if config.row is None:
         return sorted(responses, key=lambda one: -_largest(one, by))[: config.count]
     if config.row >= len(responses):
-        raise ConfigError(f"--row {config.row}: the step has {len(responses)} responses, 0 to {len(responses) - 1}")
+        raise ConfigError(
+            f"--row {config.row}: the step has {counted(len(responses), 'response')}, 0 to {len(responses) - 1}"
+        )
     return [responses[config.row]]
 
 

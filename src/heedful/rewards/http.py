@@ -17,6 +17,7 @@ import httpx2
 import tenacity
 
 from heedful.background import Background, all_of
+from heedful.display import counted
 from heedful.errors import ConfigError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
@@ -135,7 +136,7 @@ class Endpoint:
         if not self.has_answered and not self.is_present:
             later += f" It has never answered, so it was tried for {self.patience():g} s only."
         failed = self.error(
-            f" gave no {self.gives}: {said}; tried {tries} time{'s' * (tries > 1)}.{later} Is the server running and "
+            f" gave no {self.gives}: {said}; tried {counted(tries, 'time')}.{later} Is the server running and "
             f"reachable from here? A slow one may need more than --reward-timeout {self.timeout:g} or {self.remedy}, one "
             f"that is busy or restarts more than --reward-retry-minutes {self.retry_seconds / 60:g}"
         )
@@ -333,7 +334,9 @@ class HTTPReward(ServerReward):
         if not isinstance(scores, list):
             raise self.endpoint.error(f" answered without a list of scores: {said}; {FORM}")
         if len(scores) != count:
-            raise self.endpoint.error(f" answered with {len(scores)} scores for {count} responses; {FORM}")
+            raise self.endpoint.error(
+                f" answered with {counted(len(scores), 'score')} for {counted(count, 'response')}; {FORM}"
+            )
         return [self._score(one) for one in scores]
 
     def _score(self, one: Any) -> OneScore | Problem:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from heedful.display import counted
 from heedful.rewards.answers import AnswerError, after_marker, listed
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.mathematics import VERIFIERS, formula_of, same_mathematics
@@ -72,7 +73,7 @@ def unmatched_answers(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> l
 
 def say_unmatched(found: Sequence[Unmatched], prompts: Sequence[Prompt]) -> str:
     """How many answers of these prompts are unmatched, in words."""
-    answers = f"{len(found):,} answer{'s' * (len(found) > 1)} in {len(prompts):,} records"
+    answers = f"{counted(len(found), 'answer')} in {counted(len(prompts), 'record')}"
     return f"{found[0].reward} scores no response as right for {answers}"
 
 

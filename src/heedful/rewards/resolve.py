@@ -10,6 +10,7 @@ from typing import Unpack
 from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import check_secret, refuse
+from heedful.display import counted
 from heedful.errors import ConfigError, RewardError
 from heedful.models.source import resolve
 from heedful.redact import redact
@@ -55,9 +56,8 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     flag = "--reward-" if all(isinstance(reward, str) for reward in wanted) else "reward_"  # a setting of Python
     if weights and len(weights) != len(wanted):
         raise ConfigError(
-            f"{flag}weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
-            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of the settings come "
-            "before those given in Python)"
+            f"{flag}weights has {counted(len(weights), 'number')} for {counted(len(wanted), 'reward')}; "
+            "give one for each, in order (those of the settings come before those given in Python)"
         )
     for reward in wanted:
         if isinstance(reward, Reward) and not math.isfinite(reward.weight):

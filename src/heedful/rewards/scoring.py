@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.errors import HeedfulError, RewardError
 from heedful.faults import hit
@@ -386,8 +387,8 @@ def call_reward(
             raise RewardError(f"reward {name} {wrong}; first sample: {sample(completions[rows[0]])}") from None
         if len(found) != len(rows):
             raise RewardError(
-                f"reward {name} returned {len(found)} scores for {len(rows)} responses; it must return one number per "
-                f"response; first sample: {sample(completions[rows[0]])}"
+                f"reward {name} returned {counted(len(found), 'score')} for {counted(len(rows), 'response')}; it must "
+                f"return one number per response; first sample: {sample(completions[rows[0]])}"
             )
         for row, one in zip(rows, found, strict=True):
             scores[row] = _of_its_length(one, completions[row])
@@ -430,7 +431,8 @@ def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScor
     if not isinstance(score, list) or len(score) == len(completion.ids):
         return score
     return Problem(
-        f"returned {len(score)} scores for a response of {len(completion.ids)} tokens; a score is one finite number, None, "
+        f"returned {counted(len(score), 'score')} for a response of {counted(len(completion.ids), 'token')}; a score is one "
+        "finite number, None, "
         "or a list with one number for each of completion_ids (the token that ended the response is not among them)"
     )
 

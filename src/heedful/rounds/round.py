@@ -51,6 +51,7 @@ from heedful.configs.tools import SampleConfig
 from heedful.data.messages import read_conversation
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
+from heedful.display import counted
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.policies import evaluate_kl, evaluate_win_rate
 from heedful.faults import hit
@@ -457,7 +458,7 @@ def _reward(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
         found = "; no held-out labels to evaluate it"
     else:
         found = f", agrees with people on {accuracy:.0%} of {eval_pairs} held-out ones"
-    say(f"reward model: trained on {train_pairs} labels{found}")
+    say(f"reward model: trained on {counted(train_pairs, 'label')}{found}")
     return {"models": models, "train_pairs": train_pairs, "eval_pairs": eval_pairs, "accuracy": accuracy}
 
 
@@ -525,8 +526,8 @@ def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, m
     if settings.early_stopping_patience and not has_held_out:
         raise ConfigError(
             f"{config.reward_config}: early_stopping_patience counts evaluations on held-out labels, and none of the "
-            f"{_lines(labels / TRAIN)} labels so far belongs to a held-out prompt; remove it for this round, and run the "
-            "command again"
+            f"{counted(_lines(labels / TRAIN), 'label')} so far belongs to a held-out prompt; remove it for this round, and "
+            "run the command again"
         )
     return settings
 

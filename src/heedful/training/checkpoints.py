@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.configs.options import TrainingOptions
+from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharded_files import Parts, write_parts
 from heedful.distributed.sharding import is_divided
@@ -215,8 +216,8 @@ def check_space(config: TrainingOptions, learner: RunLearner) -> None:
         _check_writable(config.folder, there)
         raise MachineError(
             f"--output {config.folder}: the disk has {free / 1e9:.1f} GB free, and the run needs "
-            f"{math.ceil(needed / 1e8) / 10:.1f} GB for {number} checkpoints, best/ and final/; free some, choose another "
-            "disk, keep fewer (--save-total-limit), or train adapters (--lora-rank)"
+            f"{math.ceil(needed / 1e8) / 10:.1f} GB for {counted(number, 'checkpoint')}, best/ and final/; free some, choose "
+            "another disk, keep fewer (--save-total-limit), or train adapters (--lora-rank)"
         )
 
 

@@ -634,7 +634,7 @@ def test_the_command_backs_up_while_people_label(project, tmp_path, capsys):
     """Into the project, and as a copy that every command opens."""
     send(project, "n")
     assert main(["label", "backup", str(project.folder)]) == 0
-    assert f"{len(project.events())} events, 1 labels, all checked" in capsys.readouterr().out
+    assert f"{len(project.events())} events, 1 label, all checked" in capsys.readouterr().out
     output = tmp_path / "备份" / "今天"
     assert main(["label", "backup", str(project.folder), "--output", str(output)]) == 0
     events = project.events()
