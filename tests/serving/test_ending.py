@@ -44,7 +44,9 @@ def ended(forked_heedful):
             while (found := re.search(r"http://127\.0\.0\.1:(\d+)", process.said()[0])) is None:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
-            clients = [threading.Thread(target=traffic, args=(int(found[1]), request, stop, answered)) for _ in range(4)]
+            clients = [
+                threading.Thread(target=traffic, args=(int(found[1]), request, stop, answered)) for _ in range(4)
+            ]
             for client in clients:
                 client.start()
             assert answered.wait(120), process.said()
