@@ -87,7 +87,8 @@ def follow(page, headings, root):
 
 @pytest.fixture
 def checkout(tmp_path):
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    """With compiled files, so that not all is compiled anew."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     return tmp_path
 

@@ -299,7 +299,9 @@ def test_ppo_by_hand_learns(example, learner, capsys):
 # instructgpt 0.67, advantage 0.16.
 
 
-@pytest.mark.parametrize(("algorithm", "steps", "margin"), [("a2c", 16, 0.08), ("ppo", 20, 0.05)])
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "margin"), [("a2c", 16, 0.08), pytest.param("ppo", 20, 0.05, marks=pytest.mark.exhaustive)]
+)
 def test_a2c_by_hand_learns_and_plots(example, learner, tmp_path, capsys, algorithm, steps, margin):
     module = example("a2c_by_hand", STEPS=steps, prompts=["hello", "EURO 2016"] * 16)
     plot = module.Plot(tmp_path / "reward.png")

@@ -49,7 +49,8 @@ def test_one_message_has_all_numbers_and_its_settings_work(refused, config, leng
     assert len(ways) == 2, said
     for number, way in enumerate(ways):
         changes = sizes | {name.replace("-", "_"): int(size) for name, size in way.items()} | data
-        done = ONLINE[kind](config(kind, **changes, steps=1, output=tmp_path / str(number)), rewards=[length])
+        short = {"steps": 1, "max_new_tokens": 2, "output": tmp_path / str(number)}
+        done = ONLINE[kind](config(kind, **changes, **short), rewards=[length])
         assert done["steps"] == 1
 
 

@@ -244,7 +244,7 @@ CODE = """if True:
 """
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, named):
     """In a process of its own, as torch sets the folder when it is imported."""
     environment = {name: value for name, value in os.environ.items() if name not in (CACHE, "XDG_CACHE_HOME")}

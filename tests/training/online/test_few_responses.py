@@ -35,7 +35,13 @@ def bytes_modulo(completion_ids, **_):
     return [sum(ids) % 13 / 6 for ids in completion_ids]
 
 
-@pytest.mark.parametrize("name", RUNS)
+SELDOM = {"one token of one response", "one step of one response"}
+"""What the runs of one token, of one step and of one response have each by itself."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in SELDOM else ()) for name in RUNS]
+)
 def test_a_healthy_run_of_one_value_a_step_has_no_alarm(config, untrained, name):
     kind, changes = RUNS[name]
     usual = {"steps": 24, "eval_fraction": 0.0, "max_new_tokens": 6, "learning_rate": 1e-2, "max_kl": 50.0}
