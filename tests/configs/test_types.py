@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 import typing
 from pathlib import Path
 
@@ -209,7 +210,11 @@ def test_every_configuration_names_what_it_needs(config_class, least):
         with pytest.raises(ConfigError, match=f"needs {', '.join(needed)}; write"):
             config_class()
     config = config_class(**least)
-    assert copy.deepcopy(config) == copy.copy(config) == pickle.loads(pickle.dumps(config)) == config
+    assert copy.deepcopy(config) == copy.copy(config) == config
+    if hasattr(
+        sys.modules[config_class.__module__], config_class.__name__
+    ):  # plans and examinations are made when needed
+        assert pickle.loads(pickle.dumps(config)) == config
 
 
 @pytest.mark.parametrize(
