@@ -2,6 +2,7 @@
 
 import json
 import time
+from decimal import Decimal
 
 import pytest
 
@@ -158,6 +159,7 @@ def test_long_texts_take_no_long_time(scored, text):
         ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
         ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
         ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
+        ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
         ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
         ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
         ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
@@ -196,6 +198,8 @@ UNMATCHED = [
     ("verify:math", "He bought 12 apples and ate 3", "has words among its numbers or formulas"),
     ("verify:math", "除了 2 以外", "has words among its numbers or formulas"),
     ("verify:math", "at least 5", "has words among its numbers or formulas"),
+    ("verify:math", "['4', '五']", "is a list as text; write it as a list"),
+    ("verify:math", '["4"]', "is a list as text; write it as a list"),
     ("verify:math", "?!", "holds no number, no letter and no formula"),
     ("verify:math", r"\frac{1", "the response"),
     ("rule:exact_number", "1, 2", "is not one number alone; verify:math reads formulas and lists"),

@@ -74,7 +74,7 @@ def _alone(value: Any, place: str) -> str:
         if not value.strip():
             raise AnswerError(f"is an empty text{place}; leave the field out, or give null, if there is no answer")
         return value
-    if not isinstance(value, Real) or not is_finite(value):
+    if not isinstance(value, Real | Decimal) or not is_finite(value):
         names = {type(None): "null", dict: "an object", list: "a list", tuple: "a list", float: f"{value}"}
         kind = names.get(type(value), f"of type {type(value).__name__}")
         raise AnswerError(f"is {kind}{place}; it must be a text or a number, or a list of them, any of which is right")

@@ -134,6 +134,8 @@ def formula_of(answer: str) -> str:
     Raises AnswerError if there is none.
     """
     text = after_marker(answer)
+    if re.match(r"\[\s*[\"']", text):
+        raise AnswerError("is a list as text; write it as a list, in .jsonl or Parquet")
     boxes = _boxes(text)
     if boxes:
         text = ", ".join(_last_joined(text, boxes))
