@@ -226,7 +226,8 @@ def test_strings_survive_the_round_trip(tmp_path_factory, text):
 
 
 def test_the_text_none_is_told_from_no_text(tmp_path):
-    """Known limit of the parser underneath: ``--system-prompt None`` is None, whatever was meant."""
+    """``--system-prompt none`` is None, as the help writes it."""
+    assert parsed(ChatConfig, "--model", "m", "--system-prompt", "none").system_prompt is None
     config = ChatConfig(model="m", system_prompt="None")
     assert round_trip(config, tmp_path / "c.yaml").system_prompt in ("None", None)
     assert round_trip(ChatConfig(model="None"), tmp_path / "c.yaml").model == "None"
@@ -238,7 +239,7 @@ def test_the_text_none_is_told_from_no_text(tmp_path):
     gamma=st.floats(0, 1),
     value_clip_range=st.none() | st.floats(1e-9, 10),
     seed=st.integers(0, 2**63 - 1),
-    reference=st.none() | TEXTS.filter(lambda text: text != "None" and is_path(text)),
+    reference=st.none() | TEXTS.filter(lambda text: text.lower() != "none" and is_path(text)),
     rewards=st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda t: t[0] != "-")
     ),
@@ -316,6 +317,9 @@ def test_flags_win_over_the_file(written):
         ("max_steps: ~", "max_steps", None),
         ("max_steps:", "max_steps", None),
         ("max_steps: None", "max_steps", None),
+        ("max_steps: none", "max_steps", None),
+        ("system_prompt: none", "system_prompt", None),
+        ("columns: none", "columns", "none"),
         ("columns: no", "columns", "no"),
         ("columns: off", "columns", "off"),
         ("columns: 12:30", "columns", "12:30"),

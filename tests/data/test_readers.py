@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from heedful import ConfigError, DataError
 from heedful.data import Record, parse_columns, read_records
-from heedful.data.readers import CANONICAL_NAMES
+from heedful.data.readers import ANSWERS, CANONICAL_NAMES
 
 ROWS = [
     {"prompt": "你好，世界\u2028第二行 🐎", "n": 1, "tags": ["甲", None]},
@@ -295,9 +295,33 @@ def test_a_mapped_column_that_a_record_lacks(tmp_path):
 
 def test_parse_columns_takes_every_canonical_name():
     assert parse_columns("") == parse_columns("  ") == {}
-    assert parse_columns(",".join(f"{name}=x y={name}" for name in CANONICAL_NAMES)) == {
-        name: f"x y={name}" for name in CANONICAL_NAMES
-    }
+    names = (*CANONICAL_NAMES, *ANSWERS)
+    assert parse_columns(",".join(f"{name}=x y={name}" for name in names)) == {name: f"x y={name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "answers"),
+    [
+        ("题.csv", "prompt,ground_truth\n一,1\n二,\n三,007\n", ["1", None, "007"]),
+        ("题.csv", 'prompt, ground_truth\n"一", "1, 2"\n二, 3\n', ["1, 2", "3"]),
+        ("题.jsonl", '{"prompt": "一", "ground_truth": "1"}\n', ["1"]),
+    ],
+)
+def test_answers_of_another_column(tmp_path, name, content, answers):
+    """An empty cell is none: CSV has no null. Spaces behind the commas of the first line are no part of names or cells."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    found = read_records(str(path), columns=parse_columns("answer=ground_truth"))
+    assert [one.fields for one in found] == [
+        {"prompt": "一二三"[i], "answer": answer} for i, answer in enumerate(answers)
+    ]
+
+
+def test_columns_as_pandas_writes_them_by_default(tmp_path):
+    path = tmp_path / "题.json"
+    path.write_text('{"prompt": {"0": "一", "1": "二"}, "answer": {"0": 1, "1": 2}}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"an object of columns, .*orient='records', lines=True"):
+        read_records(str(path), columns={})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +333,7 @@ def test_parse_columns_takes_every_canonical_name():
         ("prompt=问 题 chosen=better", ["a comma is missing before 'chosen' in 'prompt=问 题 chosen=better'"]),
         ("=a", ["'=a' in '=a' is not NAME=COLUMN"]),
         ("promt=a", ["unknown name 'promt' (perhaps 'prompt')", "text, messages, prompt, completion", "right of it"]),
-        ("answer=prompt", ["unknown name 'answer'", "Left of '=' goes one of"]),
+        ("solution=prompt", ["unknown name 'solution'", "Left of '=' goes one of"]),
         ("prompt=a,prompt=b", ["'prompt' is given twice, as 'a' and 'b'", "Keep one"]),
     ],
 )

@@ -180,6 +180,15 @@ def test_a_column_that_a_row_lacks_is_none_for_rewards(tmp_path):
     assert second.columns == {"answer": {"y": [None, {"z": 2}]}, "note": None}
 
 
+def test_a_number_of_fewer_bits_is_what_was_written(tmp_path):
+    """0.1 of 32 bits is no 0.10000000149011612, with which no answer agrees."""
+    numbers = pandas.DataFrame({"prompt": ["零点一？", "空"], "answer": pandas.array([0.1, None], dtype="Float32")})
+    table = pyarrow.table(numbers).append_column("half", pyarrow.array([[0.3], []], pyarrow.list_(pyarrow.float16())))
+    parquet.write_table(table, tmp_path / "题.parquet")
+    found = read_prompts(str(tmp_path / "题.parquet"))
+    assert [one.columns for one in found] == [{"answer": 0.1, "half": [0.3]}, {"answer": None, "half": []}]
+
+
 def test_strings_as_polars_holds_them(tiny):
     """Arrow's views of text, in lists."""
     answers = pyarrow.array([["甲一", "a"], ["乙二"]], pyarrow.list_(pyarrow.string_view()))

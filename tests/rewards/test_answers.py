@@ -2,6 +2,7 @@
 
 import json
 import time
+from decimal import Decimal
 
 import pytest
 
@@ -88,6 +89,29 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("AB = 5", ["AB=5", "5"], ["AB", "-5", "AC=5"]),
     ("n(n+1)/2", [r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"], ["2", "n(n-1)/2", "n"]),
     ("5!", ["120"], ["5", "24", "-120"]),
+    ("5 million", ["5000000", r"5\text{ million}", r"5 \times 10^6"], ["5", "5000", "-5000000"]),
+    ("3.5万", ["35000", "3.5万元", r"3.5\text{万}"], ["3.5", "350000", "3.5亿"]),
+    ("1亿2000万", ["1亿2000万"], ["1", "20000000", "2000"]),
+    ("5千克", ["5", "5千克"], ["5000", "-5", "6"]),
+    ("2千米", ["2"], ["2000", "-2", "3"]),
+    ("x-y", ["-y+x", r"x - y"], ["y-x", "x", "x+y"]),
+    ("x^2-y^2", ["(x-y)(x+y)"], ["(x-y)(x-y)", "x", "y"]),
+    ("√12", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt{1}", r"\sqrt{2}"]),
+    ("2√10", [r"\sqrt{40}"], ["0", "2", r"2\sqrt{1}"]),
+    ("10⁻³", ["0.001"], ["10", "1000", "-3"]),
+    ("6.02×10²³", [r"6.02 \times 10^{23}"], ["6.02", "23", r"6.02 \times 10^{2}"]),
+    ("1½", ["1.5", r"\frac{3}{2}"], ["1", "2", "0.5"]),
+    ("5–7", ["5-7", "5–7"], ["-2", "4-6", "5"]),
+    ("2024-03-15", ["2024-03-15"], ["2006", "2024-04-14", "15"]),
+    ("3/4/2024", ["3/4/2024"], ["6/8/2024", "3/4", "2024"]),
+    ("–5", ["-5", "−5"], ["5", "0", "-4"]),
+    ("5 pm", ["5 pm", r"5\text{ pm}"], ["5 am", "7 pm", "-5"]),
+    ("€5", ["5", "5€"], ["-5", "50", "0"]),
+    ("1\u00a0234", ["1234", "1,234"], ["1", "234", "0"]),
+    (r"5\,\text{cm}", ["5", "5~\\mathrm{cm}", r"\text{5 cm}"], ["-5", "50", "0"]),
+    ("**答案：5**", ["5", "**5**"], ["-5", "50", "0"]),
+    ("2**3 + x**2", ["8+x^2"], ["23+x^2", "8", "x^2"]),
+    (r"\varnothing", [r"\emptyset", "∅"], ["0", r"\{0\}", "1"]),
 ]  # fmt: skip
 
 
@@ -135,13 +159,24 @@ def test_long_texts_take_no_long_time(scored, text):
         ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
         ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
         ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
+        ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
         ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
         ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
+        ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
+        ("rule:exact_number", "answer", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
+        ("rule:exact_number", "answer", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
         ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
         ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
         ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
         ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
         ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
+        ("rule:contains_expected", "expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
+        ("rule:contains_expected", "expected", "−4", ["是-4", "4"], [1, -1]),
+        ("rule:contains_expected", "expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
+        ("rule:contains_expected", "expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
+        ("rule:contains_expected", "expected", "don't", ["Don’t!", "cafe"], [1, -1]),
+        ("rule:contains_expected", "expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
+        ("rule:contains_expected", "expected", "서울", ["서울입니다"], [1]),
     ],
 )  # fmt: skip
 def test_any_listed_answer_is_right(scored, reward, column, answer, responses, scores):
@@ -163,6 +198,8 @@ UNMATCHED = [
     ("verify:math", "He bought 12 apples and ate 3", "has words among its numbers or formulas"),
     ("verify:math", "除了 2 以外", "has words among its numbers or formulas"),
     ("verify:math", "at least 5", "has words among its numbers or formulas"),
+    ("verify:math", "['4', '五']", "is a list as text; write it as a list"),
+    ("verify:math", '["4"]', "is a list as text; write it as a list"),
     ("verify:math", "?!", "holds no number, no letter and no formula"),
     ("verify:math", r"\frac{1", "the response"),
     ("rule:exact_number", "1, 2", "is not one number alone; verify:math reads formulas and lists"),

@@ -32,7 +32,7 @@ LARGEST_NODE = 5000
 """Maximal number of keys, values and marks between them of a mapping in a list of settings, its aliases unfolded."""
 MOST_NAMED, LONGEST_NAME = 5, 60
 """Maximal number of unknown keys in a message, and of characters shown of each."""
-NULLS = ("", "null", "Null", "NULL", "~", "None")
+NULLS = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def value_of(text: str | tuple[str, ...] | None, hint: Any) -> Any:
     if not isinstance(text, str):
         return text
     if origin is Annotated or origin in UNIONS:
-        return None if type(None) in parts and text == "None" else value_of(text, parts[0])
+        return None if type(None) in parts and text in ("None", "none") else value_of(text, parts[0])
     read: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _switch}
     try:
         return read.get(hint, str)(text)

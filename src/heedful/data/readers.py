@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+import numpy
+
 from heedful.display import counted, say
 from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
@@ -46,6 +48,8 @@ CANONICAL_NAMES = (
     *("question", "response", "context", "system_prompt"),
 )
 """The column names of the schemas and formats; ``--columns`` maps a file's own names to them."""
+ANSWERS = ("answer", "expected")
+"""Columns that rewards compare with, which ``--columns`` maps too. A CSV's empty cell is no answer."""
 
 ACCEPTED_SOURCES = (
     "Accepted: a .jsonl, .json, .csv or .tsv file (also .gz), a .parquet, .arrow or .txt file, a folder of such files or a "
@@ -120,13 +124,13 @@ def parse_columns(columns: str) -> dict[str, str]:
                 f"--columns: {piece!r} in {columns!r} is not NAME=COLUMN. Write for example "
                 "--columns prompt=question,completion=answer"
             )
-        if name not in CANONICAL_NAMES:
+        if name not in (known := (*CANONICAL_NAMES, *ANSWERS)):
             raise ConfigError(
-                f"--columns: unknown name {name!r}{_perhaps(name, CANONICAL_NAMES)}. Left of '=' goes one of "
-                f"{', '.join(CANONICAL_NAMES)}; right of it the name of the file's own column"
+                f"--columns: unknown name {name!r}{_perhaps(name, known)}. Left of '=' goes one of "
+                f"{', '.join(known)}; right of it the name of the file's own column"
             )
         words = column.partition("=")[0].split()
-        if "=" in column and len(words) > 1 and words[-1] in CANONICAL_NAMES:
+        if "=" in column and len(words) > 1 and words[-1] in known:
             raise ConfigError(
                 f"--columns: a comma is missing before {words[-1]!r} in {piece!r}. Pieces are separated by commas"
             )
@@ -292,6 +296,13 @@ def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Ro
                 f"{path}: an object with several lists of records: {listed(lists)}. Write the one to read into a file "
                 "of its own."
             )
+        if is_record and all(
+            isinstance(one, dict) and set(one) == set(next(iter(value.values()))) for one in value.values()
+        ):
+            raise DataError(
+                f"{path}: an object of columns, as pandas writes it. Write records: DataFrame.to_json(path, "
+                "orient='records', lines=True)."
+            )
         if lists:
             (name, records), *_ = lists.items()
             say(f"{path}: the records are the list {printable(name)!r}")
@@ -312,9 +323,10 @@ def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: 
     lines = (_decoded(raw, path, number) for number, raw in numbered_lines(path, file))
     head = next(lines, "")
     delimiter = "\t" if tabs else next((one for one in ",;\t" if one in head), ",")
-    own = {columns.get(name, name): name for name in (*JSON_CELLS, *TEXT_OR_MESSAGES)}
+    own = {columns.get(name, name): name for name in (*JSON_CELLS, *TEXT_OR_MESSAGES, *ANSWERS)}
     csv.field_size_limit(LONGEST_LINE)
-    reader = csv.reader(itertools.chain([head], lines), delimiter=delimiter, strict=True)
+    spaced = bool(head.strip()) and all(name.startswith(" ") for name in head.split(delimiter)[1:])
+    reader = csv.reader(itertools.chain([head], lines), delimiter=delimiter, strict=True, skipinitialspace=spaced)
     names: list[str] = []
     empty: list[Row] = []
     line = 1
@@ -349,9 +361,9 @@ def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: 
 
 def _cell(text: str, name: str, place: str) -> Any:
     """The value of a cell in the column ``name``; ``""`` for a column that is always text."""
-    if name in JSON_CELLS and not text.strip():
+    if name in (*JSON_CELLS, *ANSWERS) and not text.strip():
         return None
-    if not name or (name in TEXT_OR_MESSAGES and not text.lstrip().startswith("[")):
+    if not name or name in ANSWERS or (name in TEXT_OR_MESSAGES and not text.lstrip().startswith("[")):
         return text
     try:
         value = parse_json(text.lower() if text in ("True", "False") else text)
@@ -483,9 +495,13 @@ def _table_rows(path: str, kind: str, size: int, tables: Iterator[Any]) -> Itera
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table of pyarrow, as `from_arrow` decodes them. A column that a row lacks is None."""
-    kinds = {field.name: field.type for field in table.schema if re.search("struct<|arrow.json", str(field.type))}
+    kinds = {field.name: field.type for field in table.schema if re.search("struct<|arrow.json|float", str(field.type))}
     for row in table.to_pylist():
         yield row | {name: from_arrow(row[name], kind, parse_json) for name, kind in kinds.items()}
+
+
+NARROW = {"float": "float32", "halffloat": "float16"}
+"""Arrow's names for numpy's. 0.1 of 32 bits is 0.1, not 0.10000000149011612."""
 
 
 def from_arrow(value: Any, kind: Any = None, decode: Callable[[str], Any] = lambda value: value) -> Any:
@@ -504,6 +520,8 @@ def from_arrow(value: Any, kind: Any = None, decode: Callable[[str], Any] = lamb
     if getattr(kind, "extension_name", None) == "arrow.json":
         return decode(value)
     kind = getattr(kind, "storage_type", kind)
+    if str(kind) in NARROW and isinstance(value, float):
+        return float(str(getattr(numpy, NARROW[str(kind)])(value)))
     if isinstance(value, dict):
         fields = ((key, item, kind and kind.field(key).type) for key, item in value.items() if item is not None)
         return {key: from_arrow(item, inner, decode) for key, item, inner in fields}

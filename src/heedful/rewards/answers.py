@@ -1,25 +1,36 @@
 """Read the answers of records, with which responses are compared: the whole of each, or nothing."""
 
+import math
 import re
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
 
 from heedful.rewards.results import is_finite
 
-PLAIN = str.maketrans("０１２３４５６７８９．－−＋％（）", "0123456789.--+%()")
-"""Maps full-width digits, signs and brackets, and the typographic minus, to plain ones."""
+PLAIN = str.maketrans("０１２３４５６７８９．－−–＋％（）", "0123456789.---+%()")
+"""Maps full-width digits, signs and brackets, and the typographic minus or dash, to plain ones."""
+GROUPED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")
+"""Typographic spaces between thousands."""
+TIMES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+TIMES |= {"百": 100, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
+FACTOR = re.compile(r"(?i:hundred|thousand|million|billion|trillion)\b|百(?!分)|千(?![克米瓦卡帕焦赫伏])|[万萬亿億]")
+MULTIPLE = re.compile(rf"(?<![\d.,百千万萬亿億])(\d[\d,]*(?:\.\d+)?)((?:\s*(?:{FACTOR.pattern}))+)(?! ?\d)")
+"""5 million and 3.5万, but not 1亿2000万, nor 千克, a unit."""
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Kana and Chinese characters: text without spaces between words."""
 FINAL = "give the final answer alone, in \\boxed{}, or after ####"
 """The end of a message about a text that is no answer."""
 COMMA = re.compile(r"\s*[，、；]\s*")
 BOTH = re.compile(r"\s*(?:以及|[和与或])\s*(?=[-+(\\$\d.]|[A-Za-z](?![A-Za-z]))")
-IN_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|textit)\s*\{([^{}\\$\d]{2,}|[^\x00-\x7f])\}")
+IN_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|textit)\s*\{([^{}\\$]{2,}|[^\x00-\x7f])\}")
 """Words as LaTeX has them in a formula. One letter may be the name of something."""
+BOLD = re.compile(r"(?<![A-Za-z0-9)\]}])\*\*(\S[^*]*)\*\*(?![A-Za-z0-9(])")
+"""Markdown's, but no power as programs write it."""
 WORD = (
     rf"(?:[{UNSPACED}]+"
-    r"|(?:(?<![^\s,.;:!?(\"“])(?<![-+*/=<>^_]\s)"  # not a product of letters, as in 2ab, nor beside an operator
-    r"(?:(?!(?:and|or)\b)[A-Za-z][A-Za-z'’-]{2,}|(?i:is|of|in|at|to|be|by|no|an|it|he|we|so|as|on|if)\b"
+    r"|(?:(?<![^\s,.;:!?(\"“])(?<![-+*/=<>^_]\s)"  # not a product of letters, as in 2ab or x-y, nor beside an operator
+    r"(?:(?!(?:and|or)\b|(?:[A-Za-z]{1,2}-)+[A-Za-z]{1,2}\b)[A-Za-z][A-Za-z'’-]{2,}|(?i:is|of|in|at|to|be|by|no|an|it|he|we|so|as|on|if)\b"
     rf"|[aAI](?=\s[A-Za-z]{{2}}))(?=[\s,.;:!?)\"”{UNSPACED}]|$)(?!\s*[+*/=<>^]|\s*-\s)))"
 )
 """A word of prose: letters that stand alone and are no product, or Chinese characters."""
@@ -37,9 +48,7 @@ CHANGES = re.compile(
 """Words behind a number that make it another answer."""
 POWER = r"(?:\^?\{?[23]\}?|[²³])?"
 GLUED = r"(?:[ckm]m|[km]g|m[lL]|[kMG]?Hz|mph)"
-SPACED = (
-    r"(?:[cdkmnµμ]?m|[kmµμ]?g|[cdm]?[lL]|m?s|sec|min|hr?|ft|in|yd|mi|lb|oz|k?Pa|k?[JW]|[kMG]?Hz|mph|[ap]\.?m\.?|mol)"
-)
+SPACED = r"(?:[cdkmnµμ]?m|[kmµμ]?g|[cdm]?[lL]|m?s|sec|min|hr?|ft|in|yd|mi|lb|oz|k?Pa|k?[JW]|[kMG]?Hz|mph|mol)"
 UNIT = re.compile(rf"(?<=[\d}})])(?:\s*{GLUED}|\s+{SPACED}){POWER}(?:/{SPACED}{POWER})?$")
 """A unit behind a number. Without a space ``2m`` and ``3t`` are products."""
 
@@ -65,7 +74,7 @@ def _alone(value: Any, place: str) -> str:
         if not value.strip():
             raise AnswerError(f"is an empty text{place}; leave the field out, or give null, if there is no answer")
         return value
-    if not isinstance(value, Real) or not is_finite(value):
+    if not isinstance(value, Real | Decimal) or not is_finite(value):
         names = {type(None): "null", dict: "an object", list: "a list", tuple: "a list", float: f"{value}"}
         kind = names.get(type(value), f"of type {type(value).__name__}")
         raise AnswerError(f"is {kind}{place}; it must be a text or a number, or a list of them, any of which is right")
@@ -74,13 +83,24 @@ def _alone(value: Any, place: str) -> str:
     return str(value if isinstance(value, Integral) else int(float(value)))  # a column with gaps holds 4.0
 
 
+def plain(text: str) -> str:
+    """A text with plain digits and signs, without marks of words in LaTeX or bold; 5 million and 3.5万 are whole numbers."""
+    text = BOLD.sub(r"\1", IN_TEXT.sub(r" \1", GROUPED.sub("", text.translate(PLAIN))))
+    return MULTIPLE.sub(_multiplied, text)
+
+
+def _multiplied(found: re.Match[str]) -> str:
+    times = math.prod(TIMES[factor.lower()] for factor in FACTOR.findall(found[2]))
+    return f"{(Decimal(found[1].replace(',', '')) * times).normalize():f}"
+
+
 def without_words(text: str) -> str | None:
     """The number or formula in a text, without the words and the unit around it; None if there are words inside as well.
 
     ``The area is 12 cm^2.`` is ``12``. A quantity with words inside that begins with a number, such as ``3 hours 20
     minutes``, stays, with its words in ``\\text{}``, and so does a text of words alone.
     """
-    text = IN_TEXT.sub(r" \1", BOTH.sub(" and ", COMMA.sub(", ", text.translate(PLAIN)))).strip()
+    text = re.sub(r"(?<!\\)\\[,;:! ]|~", " ", BOTH.sub(" and ", COMMA.sub(", ", plain(text)))).strip()
     text = re.sub(r"(?<!\.)[.。]$", "", text.rstrip("！")).strip()
     if WORDS.search(text) and not re.search(r"[^\s,.;:!?'\"“”()-]", WORDS.sub("", text)):
         return rf"\text{{{' '.join(text.split())}}}"
@@ -108,5 +128,5 @@ def without_words(text: str) -> str | None:
 
 
 def after_marker(text: str) -> str:
-    """The text after the last ``####`` (GSM8K), or all of it, with plain digits and signs."""
-    return text.translate(PLAIN).rpartition("####")[2].strip()
+    """The text after the last ``####`` (GSM8K), or all of it, as `plain` makes it."""
+    return plain(text).rpartition("####")[2].strip()

@@ -7,12 +7,13 @@ forever, or take all memory.
 import difflib
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
+from unicodedata import normalize
 
 from heedful.errors import ConfigError
-from heedful.rewards.answers import FINAL, PLAIN, AnswerError, after_marker, listed, without_words
+from heedful.rewards.answers import FINAL, AnswerError, after_marker, listed, plain, without_words
 from heedful.rewards.results import OneScore, Problem, RewardFunction
 from heedful.rewards.rules import answer_text
 
@@ -37,14 +38,14 @@ JOINED = re.compile(r"\$?\s*(?:,?\s*(?:and|or)\b|[,、和与或])\s*\$?")
 
 
 FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|csc|log|ln|exp|pi|theta|alpha|beta|infty"
-TYPED = (
+TYPED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf)(?![A-Za-z])"), r"\\infty "),
     (re.compile(rf"(?<![\\A-Za-z])({FUNCTIONS})(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"\*\*"), "^"),
-    (re.compile(r"√\s*(\w)"), r"\\sqrt{\1}"),
+    (re.compile(r"√\s*(\d+(?:\.\d+)?|\w)"), r"\\sqrt{\1}"),
     (re.compile("√"), "sqrt"),
-    (re.compile("²"), "^{2}"),
-    (re.compile("³"), "^{3}"),
+    (re.compile("[⁺⁻⁰¹²³⁴-⁹ⁿ]+"), lambda power: f"^{{{normalize('NFKC', power[0])}}}"),
+    (re.compile("[¼-¾⅐-⅞]"), lambda fraction: f" {normalize('NFKC', fraction[0])}".replace("⁄", "/")),
     (re.compile("°"), r"^\\circ "),
     (re.compile("·"), r"\\cdot "),
     (re.compile("≤"), r"\\leq "),
@@ -53,7 +54,7 @@ TYPED = (
     (re.compile("∞"), r"\\infty "),
     (re.compile("∪"), r"\\cup "),
     (re.compile("∈"), r"\\in "),
-    (re.compile("∅"), r"\\emptyset "),
+    (re.compile(r"∅|\\varnothing"), r"\\emptyset "),
     (re.compile(r"\\langle"), "("),
     (re.compile(r"\\rangle"), ")"),
     (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1*10^{\2}"),
@@ -112,11 +113,10 @@ def _compared(response: str, wanted: Any) -> float | Problem:
     except AnswerError as error:
         return Problem(f"cannot read the record's answer {wanted!r:.80}: it {error}; {FINAL}")
     try:
-        final = _final(response.translate(PLAIN))
+        response = plain(response)
+        final = _final(response)
         if final is None:
-            found = parse(
-                re.sub("(?i)answer", " ", response.translate(PLAIN)), parsing_timeout=LONGEST, raise_on_error=True
-            )
+            found = parse(re.sub("(?i)answer", " ", response), parsing_timeout=LONGEST, raise_on_error=True)
         else:
             core = without_words(final)
             found = [] if core is None else [_parsed(core)]
@@ -134,6 +134,8 @@ def formula_of(answer: str) -> str:
     Raises AnswerError if there is none.
     """
     text = after_marker(answer)
+    if re.match(r"\[\s*[\"']", text):
+        raise AnswerError("is a list as text; write it as a list, in .jsonl or Parquet")
     boxes = _boxes(text)
     if boxes:
         text = ", ".join(_last_joined(text, boxes))
@@ -155,8 +157,8 @@ def _final(text: str) -> str | None:
 
 
 def _as_latex(text: str) -> str:
-    """A text as one formula, with LaTeX's commands and without dollars, be they around formulas or amounts."""
-    text = re.sub(r"\\?\$", "", FORMULA.sub(lambda found: f" {_inside(found)} ", text))
+    """A text as one formula, with LaTeX's commands, without dollars around formulas and signs of currencies."""
+    text = re.sub(r"\\?\$|[€£¥￥₹]", "", FORMULA.sub(lambda found: f" {_inside(found)} ", text))
     for pattern, latex in TYPED:
         text = pattern.sub(latex, text)
     return text
@@ -182,6 +184,8 @@ def _parsed(text: str) -> Any:
         text = THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     if not re.search(r"[A-Za-z\\<>≤≥]", text):  # 3 + 4 = 7 says that the answer is 7
         text = text.rpartition("=")[2]
+    if re.fullmatch(r"\s*\d+(?:(?:-\d+)+|(?:/\d+){2,})\s*", text):  # a range or a date
+        return text.strip()
     config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     latex = normalize_latex(text, config)
     if re.search(r"\d\s+\d", latex) and "\\" not in latex:  # which the library adds

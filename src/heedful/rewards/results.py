@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -140,7 +141,7 @@ def _holds_one(value: Any) -> bool:
     return all(length == 1 for length in getattr(value, "shape", ()))
 
 
-def is_finite(number: Real | float) -> bool:
+def is_finite(number: Real | Decimal | float) -> bool:
     """Whether a number is finite as a float."""
     try:
         return math.isfinite(number)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
+from unicodedata import normalize
 
 from heedful.errors import ConfigError
-from heedful.rewards.answers import FINAL, PLAIN, UNSPACED, AnswerError, after_marker, listed, without_words
+from heedful.rewards.answers import FINAL, PLAIN, UNSPACED, AnswerError, after_marker, listed, plain, without_words
 from heedful.rewards.results import Problem, RewardFunction
 from heedful.types import split_thinking
 
-PUNCTUATION = re.compile(r"""(?<!\d)\.|\.(?!\d)|[ \n\t。，、；：！？“”,!?:"']""")
+PUNCTUATION = re.compile(r"""(?<!\d)\.|\.(?!\d)|[ \n\t。，、；：！？“”‘’,!?:"']""")
 """Spaces and punctuation but for the point of 3.5."""
+LATIN = "a-zß-öø-ɏ"
 WHOLE_NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 """A whole number; ASCII word boundaries, so that digits between Chinese characters count."""
 NUMBER = re.compile(
@@ -23,6 +25,12 @@ NUMBER = re.compile(
     r"([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)"
     r"([eE][-+]?[0-9]{1,3}(?![0-9]))?"
 )
+FRACTION = re.compile(r"(?<![\d.,/])(?:(\d+) +)?(\d+) ?/ ?(\d+)(?![\d/]|\.\d)")
+"""1/2 or 1 1/2, but no date."""
+POWER = re.compile(r"((?<=\d)\s*(?:\\times|\\cdot|[×*x])\s*|(?<![\d.,]))10\^\{?([-+]?\d{1,3})\b\}?")
+"""A power of ten, perhaps behind a number that it multiplies."""
+EXPONENT = re.compile(r"(?:(?<![\w.])\d+)?\^\{?[-+]?\d+\}?")
+"""An exponent, which is no number of its own, with its base if that is a number."""
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 """The content of LaTeX's boxed answer, with at most one level of braces inside."""
 UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
@@ -44,7 +52,8 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
     character.
 
     Case, spaces and common punctuation, including Chinese, are removed from both before they are compared and before the
-    length is counted; the point in 3.5 stays. A number is not found in a longer one, such as 4 in 14 or 4.5.
+    length is counted; the point in 3.5 stays. A number is not found in another one, such as 4 in 14, 4.5 or -4, nor a word in
+    Latin letters in a longer one, such as no in know.
 
     Args:
         completions: the responses.
@@ -64,7 +73,7 @@ def _contains(response: str, expected: Any) -> float | Problem:
         wanted = [pattern_of(one) for one in listed(expected)]
     except AnswerError as error:
         return Problem(f"cannot read the record's expected {expected!r:.80}: it {error}")
-    is_hit = any(one.search(response.lower()) for one in wanted)
+    is_hit = any(one.search(_unified(response)) for one in wanted)
     return (1.0 if is_hit else -1.0) - 0.002 * len(_normalised(response))
 
 
@@ -73,8 +82,12 @@ def pattern_of(expected: str) -> re.Pattern[str]:
     text = _normalised(expected)
     if not text:
         raise AnswerError("is nothing but spaces and punctuation, which every response contains")
-    before = r"(?<![0-9])(?<![0-9]\.)" if text[0].isdecimal() else ""
-    behind = r"(?!\.?[0-9])" if text[-1].isdecimal() else ""
+    number = (r"(?<![0-9])(?<![0-9]\.)(?<![^a-z0-9_)\]]-)(?<!^-)", r"(?!\.?[0-9])")
+    word = (f"(?<![{LATIN}])", f"(?![{LATIN}])")
+    before, behind = (
+        (number if end.isdecimal() else word if re.match(f"[{LATIN}]", end) else ("", ""))[side]
+        for side, end in enumerate((text[0], text[-1]))
+    )
     return re.compile(before + f"(?:{PUNCTUATION.pattern})*+".join(map(re.escape, text)) + behind)
 
 
@@ -88,11 +101,14 @@ def final_number(text: str) -> Decimal | None:
     """Return the final number of a text, or None if it contains no number.
 
     It is the first number after the last ``####``; without that, the last number in the last ``\\boxed{}`` that contains one;
-    without that, the last number of the text. Signs, thousands separated by commas, decimals, powers of ten (1.5e3) and
-    full-width digits are read. A currency sign before the number and any text after it, such as a unit, are ignored.
-    Fractions and number words are not read.
+    without that, the last number of the text. Signs, thousands separated by commas, decimals, fractions (1/2 is 0.5), powers
+    of ten, ``5 million`` and full-width digits are read. A currency sign before the number and any text after it, such as a
+    unit, are ignored. Number words and other powers are not read.
     """
-    text = text.translate(PLAIN).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    text = plain(text).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    text = re.sub(r"\\[cdt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4", text)
+    text = POWER.sub(lambda power: f"{'' if power[1] else 1}e{power[2]}", text)
+    text = FRACTION.sub(_divided, EXPONENT.sub("", text))
     _, marker, after = text.rpartition("####")
     first = NUMBER.search(after) if marker else None
     if first:
@@ -100,6 +116,11 @@ def final_number(text: str) -> Decimal | None:
     boxed = [found for content in BOXED.findall(text) for found in [list(NUMBER.finditer(content))] if found]
     found = boxed[-1] if boxed else list(NUMBER.finditer(text))
     return _decimal(found[-1]) if found else None
+
+
+def _divided(found: re.Match[str]) -> str:
+    whole, above, below = (Decimal(number or 0) for number in found.groups())
+    return f"{whole + above / below:f}" if below else ""
 
 
 def _decimal(found: re.Match[str]) -> Decimal:
@@ -260,7 +281,11 @@ WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
 
 
 def _normalised(text: str) -> str:
-    return PUNCTUATION.sub("", text.strip().lower())
+    return PUNCTUATION.sub("", _unified(text.strip()))
+
+
+def _unified(text: str) -> str:
+    return normalize("NFKC", text.translate(PLAIN)).casefold()
 
 
 def _is_json(text: str, keys: frozenset[str]) -> bool:

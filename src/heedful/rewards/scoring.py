@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from heedful.background import Background
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
+from heedful.data.readers import ANSWERS
 from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.errors import HeedfulError, RewardError
@@ -467,9 +468,10 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
     ]
     missing = [name for name in required if name not in arguments]
     if missing:
+        readable = f", or name its column: --columns {missing[0]}=COLUMN" if missing[0] in ANSWERS else ""
         raise RewardError(
             f"reward {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}; the prompts have "
-            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data or map it with --columns; "
+            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data{readable}; "
             f"first sample: {sample(completions[0])}"
         )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
