@@ -219,8 +219,8 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
     monkeypatch.setattr(rollout_module, "score_tokens", equal)
     sample = Sampler.generate
 
-    def cut(*arguments):
-        return replace(sample(*arguments), truncated=torch.arange(16) == 9)
+    def cut(*arguments, **version):
+        return replace(sample(*arguments, **version), truncated=torch.arange(16) == 9)
 
     monkeypatch.setattr(Sampler, "generate", cut)
     e = experience_of(learner)
