@@ -202,3 +202,60 @@ def test_lists_of_other_lengths_are_refused():
         core.ordered_pairs([0, 1], [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="tokens has 1 responses, but shaped has 2"):
         core.spread_scores(torch.zeros(2), [[0.5]], torch.ones(2, 3, dtype=torch.bool))
+
+
+def tensors_of(found):
+    """The floating tensors of a function's result, in order."""
+    if isinstance(found, torch.Tensor):
+        return [found] if found.is_floating_point() else []
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else ()
+    return [x for part in parts for x in tensors_of(part)]
+
+
+@pytest.mark.parametrize("name", sorted(arguments(4, 4).keys() - {"stochastic_round"}))
+def test_half_precision_is_computed_in_float32(name):
+    def given(dtype):
+        """Numbers that bfloat16 holds exactly, in another type."""
+        return {
+            key: x.bfloat16().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for key, x in arguments(4, 4)[name].items()
+        }
+
+    half, single = (tensors_of(call(name, given(dtype))) for dtype in (torch.bfloat16, torch.float32))
+    assert [x.dtype for x in half] == [torch.float32] * len(single)
+    assert all(map(torch.equal, half, single))
+
+
+def test_scores_may_be_integers_or_booleans(as_installed):
+    as_installed(checked=False)
+    right, mask = torch.tensor([True, False, False, True]), torch.ones(4, 2, dtype=torch.bool)
+    for scores in (right, right.long()):
+        for read in (
+            lambda s: core.group_advantages(s, group_size=2),
+            lambda s: core.rloo_advantages(s, group_size=2),
+            lambda s: core.spread_scores(s, [[0.25]] * 4, mask),
+            lambda s: core.gae(torch.stack([s, s], dim=1), torch.zeros(4, 2), mask)[0],
+            core.ScoreNorm.of(scores),
+        ):
+            assert torch.equal(read(scores), read(right.float()))
+
+
+def test_masks_are_boolean_and_lists_are_no_tensors(as_installed):
+    as_installed(checked=False)
+    for name, right in arguments(2, 3).items():
+        masks = [key for key in right if key.endswith("mask") and name != "spread_scores"]  # which reads integers too
+        for argument in masks:
+            message = f"^{argument} has dtype torch.int64; masks are boolean: {argument}.bool"
+            with pytest.raises(ValueError, match=message):
+                call(name, {**right, argument: right[argument].long()})
+    with pytest.raises(ValueError, match="^scores is a list; it must be a tensor"):
+        core.group_advantages([1.0, 0.0], group_size=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("ppo_policy_loss", "seq"), ("a2c_policy_loss", "sequence-mean"), ("a2c_policy_loss", "words")]
+)
+def test_an_unknown_level_is_refused(name, level, as_installed):
+    as_installed(checked=False)
+    with pytest.raises(ValueError, match=f"^{name}: importance_level is '{level}'; choose 'token'"):
+        call(name, {**arguments(2, 3)[name], "importance_level": level})

@@ -102,7 +102,8 @@ def effective_sample_size(weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "
     1 if all weights are equal, 1/n if only one is not 0, and 0 if all are 0.
     """
     same_shape(weights=weights, mask=mask)
-    largest = torch.where(mask, at_least_float32(weights), 0.0).amax()
+    weights = at_least_float32(weights)
+    largest = torch.where(mask, weights, 0.0).amax()
     scaled = weights / torch.where(largest > 0, largest, 1.0)  # avoids overflow of the squares
     squares = masked_sum(scaled.square(), mask)
     return torch.where(squares > 0, masked_sum(scaled, mask).square() / (mask.sum() * squares), 0.0)

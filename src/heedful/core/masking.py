@@ -23,23 +23,28 @@ def rightness(difference: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Convert float16 and bfloat16 to float32; leave float32 and float64 as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    """Convert float16, bfloat16, integers and booleans to float32; leave float32 and float64 as they are."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def same_shape(dims: int | None = None, **tensors: Tensor | None) -> None:
-    """Check that a function's tensors have one shape. torch would repeat a smaller one, and the result would be wrong.
+    """Check that a function's tensors have one shape, and that masks are boolean. torch would repeat a smaller one, and the
+    result would be wrong.
 
     Args:
         dims: number of dimensions; None allows any.
         tensors: the arguments by name; None is skipped.
 
-    Raises ValueError with the names and shapes of two arguments that differ.
+    Raises ValueError with the names and shapes of two arguments that differ, or the type of one.
     """
     first = ""
     for name, x in tensors.items():
         if x is None:
             continue
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor, such as torch.tensor({name})")
+        if name.endswith("mask") and x.dtype != torch.bool:
+            raise ValueError(f"{name} has dtype {x.dtype}; masks are boolean: {name}.bool()")
         if not first:
             first, expected = name, x.shape
         elif x.shape != expected:

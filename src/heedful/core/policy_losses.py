@@ -72,6 +72,7 @@ class Reduction(NamedTuple):
             return masked_mean(x, response_mask, count=self.num_tokens)
         same_shape(x=x, response_mask=response_mask)
         one_number(num_sequences=self.num_sequences)
+        x = at_least_float32(x)
         mask = response_mask.to(x.dtype)
         sequences = mask.any(dim=1).sum() if self.num_sequences is None else self.num_sequences
         if self.how == "sequence":
@@ -135,6 +136,10 @@ def ppo_policy_loss(
     if importance_level == "token":
         surrogate = clipped_ratio(logprobs, old_logprobs, advantages, response_mask, bounds)
         return _policy_loss(surrogate, reduction.tokens, reduction.num_tokens)
+    if importance_level not in ("sequence", "sequence-mean"):
+        raise ValueError(
+            f"ppo_policy_loss: importance_level is {importance_level!r}; choose 'token', 'sequence' or 'sequence-mean'"
+        )
     by_length = importance_level == "sequence-mean"
     surrogate = clipped_sequence_ratio(
         logprobs, old_logprobs, advantages, response_mask, bounds, length_normalise=by_length
@@ -177,6 +182,8 @@ def a2c_policy_loss(
     """
     if importance_level == "token":
         return _policy_loss(policy_gradient(logprobs, advantages, response_mask), reduction.tokens)
+    if importance_level != "sequence":
+        raise ValueError(f"a2c_policy_loss: importance_level is {importance_level!r}; choose 'token' or 'sequence'")
     return _policy_loss(sequence_policy_gradient(logprobs, advantages, response_mask), reduction.sequences)
 
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import one_per_row, same_shape
+from heedful.core.masking import at_least_float32, one_per_row, same_shape
 
 __all__ = ["SMALLEST_STD", "ScoreNorm", "clip_scores", "spread_scores"]
 
@@ -26,6 +26,7 @@ class ScoreNorm:
     def of(cls, scores: Float[Tensor, " batch"]) -> "ScoreNorm":
         """Mean and population standard deviation of scores. Raises ValueError if all are equal."""
         same_shape(1, scores=scores)
+        scores = at_least_float32(scores)
         std = float(scores.std(correction=0))
         if std < SMALLEST_STD:
             raise ValueError(f"ScoreNorm.of: all {len(scores)} scores are {float(scores[0])}; they need a spread")
@@ -34,6 +35,7 @@ class ScoreNorm:
     def __call__(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """Normalise scores."""
         same_shape(1, scores=scores)
+        scores = at_least_float32(scores)
         return (scores - self.mean) / self.std
 
     def state_dict(self) -> dict[str, float]:
@@ -43,7 +45,7 @@ class ScoreNorm:
 def clip_scores(scores: Float[Tensor, " batch"], limit: float | None) -> Float[Tensor, " batch"]:
     """Clip scores to ``[-limit, limit]``; None returns them unchanged."""
     same_shape(1, scores=scores)
-    return scores if limit is None else scores.clamp(-limit, limit)
+    return scores if limit is None else at_least_float32(scores).clamp(-limit, limit)
 
 
 def spread_scores(
@@ -69,6 +71,7 @@ def spread_scores(
         return shaped
     if len(tokens) != len(shaped):
         raise ValueError(f"spread_scores: tokens has {len(tokens)} responses, but shaped has {len(shaped)}")
+    shaped = at_least_float32(shaped)
     placed = torch.zeros(response_mask.shape, dtype=shaped.dtype, device=shaped.device)
     places = [own.nonzero().squeeze(1) for own in response_mask.cpu()]
     for row, numbers in enumerate(tokens):

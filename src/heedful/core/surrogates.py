@@ -140,6 +140,7 @@ def cispo(
 
 def ratio_kl(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """``(r - 1) - log r`` for each action, never negative: its mean estimates the KL of the old policy to the new one."""
+    log_ratio = at_least_float32(log_ratio)
     return torch.expm1(log_ratio) - log_ratio
 
 
