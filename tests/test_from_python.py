@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import heedful
 from heedful import CheckpointError, ConfigError, DataError, Message, Policy
 from heedful.data import BatchOrder
+from heedful.data.in_memory import write_records
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, write_jsonl
 
@@ -360,9 +361,43 @@ WRONG = {
         "tokenizer is only for a model in memory",
     ),
     "no tokenizer": (CheckpointError, lambda policy: {"model": policy.lm}, "pass it too (tokenizer=...)"),
+    "a tokenizer's name": (
+        CheckpointError,
+        lambda policy: {"model": policy.lm, "tokenizer": "gpt2"},
+        "got 'gpt2'; pass it",
+    ),
+    "a column of numbers": (DataError, {"data": pandas.Series([1, 2])}, "data[0]: got int"),
     "another tokenizer": (DataError, unknown_token, "data[1]: the token '<new>' has the id"),
     "another device": (CheckpointError, on_meta, "weights are on the meta device"),
 }
+
+
+@pytest.mark.parametrize(
+    ("train", "config"),
+    [
+        (heedful.train_sft, heedful.DPOConfig()),
+        (heedful.train_reward, heedful.SFTConfig()),
+        (heedful.train_dpo, heedful.KTOConfig()),
+        (heedful.train_kto, heedful.DPOConfig()),
+        (heedful.train_online_dpo, heedful.PPOConfig()),
+        (heedful.train_ppo, heedful.OnlineDPOConfig()),
+        (heedful.train_grpo, heedful.PPOConfig()),
+        (heedful.train_grpo, {"steps": 1}),
+        (heedful.train_ppo, heedful.PPOConfig),
+        (lambda config, **given: next(heedful.ppo_steps(config, **given)), heedful.SFTConfig()),
+    ],
+)
+def test_settings_of_another_trainer_are_refused(train, config, policy):
+    with pytest.raises(ConfigError, match=r"^config is an? \w+; make it with heedful\.\w+Config\(\.\.\.\)"):
+        train(config, model=policy, data=QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    "column", [pandas.Series(QUESTIONS, index=range(9, 9 + len(QUESTIONS))), numpy.array(QUESTIONS)], ids=type
+)
+def test_a_column_of_texts_is_a_list_of_texts(column, tmp_path):
+    given, listed = (write_records(texts, tmp_path, "data", asks=True) for texts in (column, QUESTIONS))
+    assert given == listed
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy
+import pandas
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -154,8 +156,11 @@ def test_prompts_are_texts_conversations_or_rows(tiny):
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ("one text", "takes a list of prompts, got 'one text'"),
-        ([], r"takes a list of prompts, got \[\]"),
+        ("one text", "expected a list of prompts, got 'one text'"),
+        ([], "expected a list of prompts, got an empty one"),
+        ({"prompt": ["你好", "b"]}, r"a list of prompts, got {'prompt': .* \(dict\); of a table give the rows"),
+        (pandas.DataFrame({"prompt": ["你好", "b"]}), r"\(DataFrame\); of a table give the rows"),
+        ([{"role": "user", "content": "你好"}], "prompt 0 is a message; a prompt is a conversation, a list of messages"),
         ([{"question": "a"}], "prompt 0 has no `prompt`, but question; rename the column"),
         (["a", 3], r"prompt 1: `prompt` is 3"),
         (["好" * 400], r"prompt 0 has 1200 tokens, but the context has room for \d+ besides max_new_tokens=6"),
@@ -164,11 +169,23 @@ def test_prompts_are_texts_conversations_or_rows(tiny):
 def test_what_is_no_prompt(policy, prompts, message):
     with pytest.raises(DataError, match=message):
         heedful.LocalEngine(policy, max_new_tokens=6).generate(prompts)
+    if "tokens" not in message:
+        with pytest.raises(DataError, match=message):
+            heedful.encode_prompts(policy, prompts)
+
+
+def test_prompts_may_be_a_column_or_a_generator(policy):
+    engine = heedful.LocalEngine(policy, max_new_tokens=6, temperature=0)
+    expected = engine.generate(QUESTIONS).texts
+    for prompts in (pandas.Series(QUESTIONS, index=[7, 3, 5]), numpy.array(QUESTIONS), (one for one in QUESTIONS)):
+        assert engine.generate(prompts).texts == expected
 
 
 def test_an_engine_that_cannot_sample(policy):
     with pytest.raises(ConfigError, match="temperature"):
         heedful.LocalEngine(policy, temperature=-1)
+    with pytest.raises(ConfigError, match=r"^policy is a GPT2LMHeadModel of transformers; make it with heedful"):
+        heedful.LocalEngine(policy.lm)
     policy.tokenizer = None
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         heedful.LocalEngine(policy)
@@ -245,15 +262,85 @@ def test_ids_are_cut_at_their_first_stop_token(policy):
     assert found.mask.tolist() == [[True, True], [True, True], [True, False]]
 
 
-def test_what_is_no_batch_of_responses(policy):
+def test_what_is_no_batch_of_responses(policy, batch):
     with pytest.raises(DataError, match="2 prompts and 1 response; give one for each"):
         heedful.as_responses(policy, ["a", "b"], ["c"])
     for make in (heedful.encode_prompts, lambda *given: heedful.as_responses(*given, ["c"])):
         with pytest.raises(DataError, match="expected a list of prompts, got 'one text'"):
             make(policy, "one text")
+    for said in (None, 3, [1.5], [{"role": "assistant", "content": "好"}], batch):
+        with pytest.raises(DataError, match=r"^as_responses: response 1 is a \w+; give a text, or whole token ids"):
+            heedful.as_responses(policy, ["a", "b"], ["c", said])
+    with pytest.raises(DataError, match="expected a list of responses, got '好的'"):
+        heedful.as_responses(policy, ["a", "b"], "好的")
     policy.tokenizer = None
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         heedful.encode_prompts(policy, ["a"])
+
+
+@pytest.mark.parametrize("read", [heedful.logprobs, heedful.values, lambda _, batch: heedful.score(lengths, batch)])
+def test_a_batch_of_no_rows_has_no_numbers(policy, batch, read):
+    with pytest.raises(DataError, match="the batch has no responses"):
+        read(policy, batch[batch.truncated & ~batch.truncated])
+
+
+def test_greedy_responses_have_log_probs_at_temperature_1(policy):
+    batch = heedful.LocalEngine(policy, max_new_tokens=6, temperature=0).generate(QUESTIONS)
+    assert torch.allclose(heedful.logprobs(policy, batch), batch.logprobs, atol=1e-5)
+    given = heedful.as_responses(policy, QUESTIONS, batch.own_ids(), temperature=0)
+    assert torch.allclose(given.logprobs, batch.logprobs, atol=1e-5)
+
+
+def test_masks_that_no_token_predicts_are_refused(policy, batch):
+    """Of the shortest prompt, which has padding before it; the longest one comes first, so that counts agree."""
+    ids, real, mask = (x.flip(0) for x in (batch.ids, batch.attention_mask, batch.mask))
+    assert real[0, 0]
+    assert not real[1, 0]
+    for wrong in (real[:, 1:], torch.ones_like(real)[:, 1:]):
+        with pytest.raises(ValueError, match="response_mask marks padding, or the first token of a row"):
+            policy(ids, real, wrong)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[3, .*\], but ids has \[3, "):
+        policy(ids, real[:, 1:], mask)
+
+
+def test_a_torch_dtype_is_a_dtype_and_a_name_is_no_tokenizer(policy, tiny):
+    assert (
+        heedful.Policy.from_pretrained(tiny("gpt2"), device="cpu", dtype=torch.float32).compute_dtype == torch.float32
+    )
+    with pytest.raises(ConfigError, match="dtype 'bf16' is not a choice; choose auto, float32, bfloat16, float16"):
+        heedful.Policy.from_pretrained(tiny("gpt2"), device="cpu", dtype="bf16")
+    for model in (policy.lm, tiny("gpt2")):
+        with pytest.raises(CheckpointError, match="needs its tokenizer, got 'gpt2'"):
+            heedful.Policy.from_pretrained(model, "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (None, r"None \(NoneType\) is no reward function; give a function, or model:PATH"),
+        (Path("rm"), r"PosixPath\('rm'\) \(PosixPath\) is no reward function"),
+        ([[lengths]], r"\(list\) is no reward function"),
+        (heedful.Reward(lengths, "短"), r"'短' \(str\) is no reward function"),
+        (heedful.Reward("短", lengths, float("nan")), "the weight of reward 短 must be a finite number, got nan"),
+        (heedful.Reward("短", lengths, "2"), "the weight of reward 短 must be a finite number, got '2'"),
+    ],
+)
+def test_what_is_no_reward(batch, reward, message):
+    with pytest.raises(ConfigError, match=message):
+        heedful.score(reward, batch)
+
+
+def test_a_model_is_no_reward_function(policy, batch):
+    for model in (policy, policy.lm):
+        with pytest.raises(
+            ConfigError, match='is no reward function; save it with its tokenizer, and give its folder: "model:'
+        ):
+            heedful.score([lengths, model], batch)
+
+
+def test_a_reward_of_texts_is_told_the_names_of_its_arguments(batch):
+    with pytest.raises(RewardError, match=r"needs the column texts; .*besides columns a reward may name prompts, comp"):
+        heedful.score(lambda texts: [0.0] * len(texts), batch)
 
 
 # Examples -------------------------------------------------------------------------------------------------------------
@@ -383,7 +470,11 @@ def test_the_core_that_examples_use_is_public():
         ([False, True, True], [1, 2]),
         (slice(1, None), [1, 2]),
         (-1, [2]),
+        (torch.tensor(1), [1]),
+        (numpy.int64(1), [1]),
+        (torch.tensor([1, 0, 1], dtype=torch.uint8), [1, 0, 1]),
         ([], []),
+        (slice(3, None), []),
     ],
     ids=str,
 )

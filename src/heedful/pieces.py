@@ -9,7 +9,8 @@
 Advantages, losses and all other formulas are pure functions in `heedful.core`.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from heedful import core
 from heedful.algorithms.online.experience import Experience
+from heedful.configs.settings import check_object
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, stop_ids
 from heedful.display import counted
-from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
+from heedful.engines.engine import AnyPrompt, as_prompts, warn_of_strings
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
@@ -30,7 +32,7 @@ from heedful.models.value_model import ValueModel
 from heedful.rewards.models import model_rewards
 from heedful.rewards.resolve import AnyRewards, listed, named_by, resolve_rewards
 from heedful.rewards.scoring import Reward, score_tokens
-from heedful.types import MicroBatch, Prompt
+from heedful.types import MicroBatch
 
 AnyBatch = Responses | Experience
 """What was sampled: by an engine, or in a step of `heedful.ppo_steps`."""
@@ -116,7 +118,7 @@ def values(model: Policy | ValueModel, batch: AnyBatch, *, micro_batch_size: int
 
 
 def encode_prompts(
-    policy: Policy, prompts: Sequence[AnyPrompt], *, raw_prompts: bool = False
+    policy: Policy, prompts: Iterable[AnyPrompt], *, raw_prompts: bool = False
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
     """Token ids of prompts, padded on the left, and a mask that is True at tokens: for your own engine.
 
@@ -127,7 +129,7 @@ def encode_prompts(
 
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt.
     """
-    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    renderer, asked = _renderer(policy), as_prompts(prompts)
     if not raw_prompts:
         warn_of_strings(renderer, asked, policy)
     ids = [renderer.prompt_ids(prompt.prompt, prompt.prefill) for prompt in asked]
@@ -137,7 +139,7 @@ def encode_prompts(
 
 def as_responses(
     policy: Policy,
-    prompts: Sequence[AnyPrompt],
+    prompts: Iterable[AnyPrompt],
     responses: Sequence[str | Sequence[int]],
     *,
     masks: Sequence[Sequence[bool]] | None = None,
@@ -164,7 +166,9 @@ def as_responses(
     Raises CheckpointError if the policy has no tokenizer, DataError for an invalid prompt, or if the numbers of prompts,
     responses and masks, or of a response's ids and its mask, differ.
     """
-    renderer, asked = _renderer(policy), _as_prompts(prompts)
+    renderer, asked = _renderer(policy), as_prompts(prompts)
+    if isinstance(responses, str):
+        raise DataError(f"as_responses: expected a list of responses, got {responses!r:.60}")
     if len(responses) != len(asked):
         raise DataError(
             f"as_responses: {counted(len(asked), 'prompt')} and {counted(len(responses), 'response')}; give one for each"
@@ -182,7 +186,14 @@ def as_responses(
             asked_ids, said, _ = renderer.written(one.prompt, one.prefill + written, prefill=one.prefill)
             rows.append((asked_ids, said))
         else:
-            ids = _up_to_stop(written, stops) if masks is None else list(written)
+            try:
+                ids = list(map(operator.index, written))
+            except TypeError as error:
+                kind = type(written).__name__
+                raise DataError(
+                    f"as_responses: response {place} is a {kind}; give a text, or whole token ids"
+                ) from error
+            ids = _up_to_stop(ids, stops) if masks is None else ids
             rows.append((renderer.prompt_ids(one.prompt, one.prefill), ids))
         if masks is not None and len(masks[place]) != len(rows[-1][1]):
             raise DataError(
@@ -201,43 +212,28 @@ def as_responses(
     return Responses(batch, torch.tensor(cut, device=batch.ids.device), read, completions, temperature)
 
 
-def _check(given: object, kind: type | tuple[type, ...], name: str, how: str) -> None:
-    if not isinstance(given, kind):
-        raise ConfigError(f"{name} is {_kind_of(given)}; make it with {how}")
-
-
-def _check_batch(batch: object) -> None:
+def _check_batch(batch: AnyBatch) -> None:
     how = "engine.generate(prompts) or heedful.as_responses(policy, prompts, responses)"
-    _check(batch, (Responses, Experience), "batch", how)
-
-
-def _kind_of(given: object) -> str:
-    kind = type(given)
-    article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
-    return f"{article} {kind.__name__}" + (" of transformers" if kind.__module__.startswith("transformers.") else "")
+    check_object(batch, (Responses, Experience), "batch", how)
+    if not len(batch.mask):
+        raise DataError("the batch has no responses")
 
 
 def _renderer(policy: Policy) -> Renderer:
-    _check(policy, Policy, "policy", "heedful.Policy.from_pretrained(model, tokenizer)")
+    check_object(policy, Policy, "policy", "heedful.Policy.from_pretrained(model, tokenizer)")
     if policy.tokenizer is None:
         raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
     return Renderer(policy.tokenizer)
 
 
-def _as_prompts(prompts: Sequence[AnyPrompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or not len(prompts):
-        raise DataError(f"expected a list of prompts, got {prompts!r:.60}")
-    return [as_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
-
-
-def _up_to_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
+def _up_to_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
     end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-    return list(ids[:end])
+    return ids[:end]
 
 
 def _check_pass(model: Policy | ValueModel, batch: AnyBatch) -> None:
     """Raises ConfigError if a model or a batch is something else, or if they are on two devices."""
-    _check(model, (Policy, ValueModel), "model", "heedful.Policy.from_pretrained(model, tokenizer)")
+    check_object(model, (Policy, ValueModel), "model", "heedful.Policy.from_pretrained(model, tokenizer)")
     _check_batch(batch)
     here, there = next(model.parameters()).device, batch.mask.device
     if here != there:

@@ -248,7 +248,7 @@ def test_masks_are_boolean_and_lists_are_no_tensors(as_installed):
             message = f"^{argument} has dtype torch.int64; masks are boolean: {argument}.bool"
             with pytest.raises(ValueError, match=message):
                 call(name, {**right, argument: right[argument].long()})
-    with pytest.raises(ValueError, match="^scores is a list; it must be a tensor"):
+    with pytest.raises(ValueError, match=r"^scores is a list; it must be a tensor"):
         core.group_advantages([1.0, 0.0], group_size=2)
 
 

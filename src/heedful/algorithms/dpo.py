@@ -100,7 +100,7 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, DPOConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,

@@ -101,7 +101,7 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, KTOConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,

@@ -40,7 +40,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: AnyRewards = (), **object
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, OnlineDPOConfig, **objects) as (settings, callbacks):
         shown = SHOWN | {"reward/accuracy": "accuracy"}
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=shown)
 

@@ -33,9 +33,9 @@ from heedful.algorithms.online.policy_losses import objective_loss
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.algorithms.online.update import Learned, Update, critic_norm, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
-from heedful.configs.online import GRPOConfig, OnlineConfig
+from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.rewards.resolve import AnyRewards
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, check_kind, in_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
@@ -51,12 +51,13 @@ def train_ppo(config: OnlineConfig, rewards: AnyRewards = (), **objects: Unpack[
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, PPOConfig, GRPOConfig, **objects) as (settings, callbacks):
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=SHOWN)
 
 
 def train_grpo(config: GRPOConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
     """`train_ppo` under the name that people look for: GRPO and its relatives, without a critic."""
+    check_kind(config, GRPOConfig)
     return train_ppo(config, rewards, **objects)
 
 

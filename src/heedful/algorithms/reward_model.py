@@ -102,7 +102,7 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training, and
     RewardError if a held-out score is not finite.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, RewardConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         train, held_out = data.train, data.held_out
         return fit(

@@ -51,7 +51,7 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, **objects) as (settings, callbacks):
+    with in_files(config, SFTConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,

@@ -74,6 +74,15 @@ def require_label_extra(what: str) -> None:
         )
 
 
+def check_object(given: object, kind: type | tuple[type, ...], name: str, how: str) -> None:
+    """Raise ConfigError, with ``how`` to make it, for an argument that is of another kind."""
+    if not isinstance(given, kind):
+        got, origin = type(given).__name__, type(given).__module__.partition(".")[0]
+        article = "an" if got[0] in "AEIOUaeiou" else "a"
+        of = " of transformers" if origin == "transformers" else ""
+        raise ConfigError(f"{name} is {article} {got}{of}; make it with {how}")
+
+
 def multiple(config: Any, whole: str, part: str) -> None:
     """Raise ConfigError unless one size is a multiple of another."""
     a, b = getattr(config, whole), getattr(config, part)

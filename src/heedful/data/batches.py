@@ -84,9 +84,8 @@ def _shape(value: object) -> str:
 
 def row_indices(rows: Rows, count: int, device: torch.device) -> Int[Tensor, " some"]:
     """Indices of some of ``count`` rows. Raises IndexError for a row that there is not, or a mask of another length."""
-    if isinstance(rows, slice | int):
-        rows = list(range(count)[rows]) if isinstance(rows, slice) else [rows]
-    chosen = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.long)
+    chosen = torch.atleast_1d(torch.as_tensor(range(count)[rows] if isinstance(rows, slice) else rows))
+    chosen = chosen if chosen.numel() else torch.zeros(0, dtype=torch.long)
     if chosen.dtype == torch.bool and tuple(chosen.shape) == (count,):
         chosen = chosen.nonzero().squeeze(1)
     elif chosen.dtype.is_floating_point or chosen.dtype == torch.bool or chosen.dim() != 1:
@@ -96,7 +95,7 @@ def row_indices(rows: Rows, count: int, device: torch.device) -> Int[Tensor, " s
         )
     if len(chosen) and not (-count <= int(chosen.min()) and int(chosen.max()) < count):
         raise IndexError(f"there are {count} rows, 0 to {count - 1}; got {chosen.tolist()}")
-    return chosen.to(device) % max(count, 1)
+    return chosen.to(device).long() % max(count, 1)  # torch reads uint8 as a mask
 
 
 def _rows_of_mask(mask: Tensor, rows: Tensor) -> Tensor:

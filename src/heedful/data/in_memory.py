@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union, cast
 
 from heedful.data.messages import as_dict
 from heedful.data.readers import PARQUET_ROWS, dataset_rows, from_arrow
@@ -49,6 +49,8 @@ def write_records(records: Records, folder: Path, name: str, *, asks: bool) -> P
         raise DataError(
             f"{name} has the splits {', '.join(records)}; choose one, such as {name}[{next(iter(records))!r}]"
         )
+    if getattr(records, "ndim", None) == 1:  # of pandas or NumPy: a column
+        records = cast(Any, records).tolist()
     if isinstance(records, Dataset):
         return _write_table(records.with_format("arrow")[:], folder, name)
     if isinstance(records, IterableDataset):

@@ -4,7 +4,7 @@
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -145,6 +145,19 @@ def warn_of_strings(renderer: Renderer, prompts: Sequence[Prompt], policy: Polic
         )
 
 
+def as_prompts(prompts: Iterable[AnyPrompt]) -> list[Prompt]:
+    """Convert prompts by `as_prompt`. Raises DataError for what holds none, or is no list of them."""
+    if isinstance(prompts, str | Mapping) or hasattr(prompts, "columns"):  # these would give their letters or columns
+        raise DataError(
+            f"expected a list of prompts, got {prompts!r:.60} ({type(prompts).__name__}); of a table give the rows, such as "
+            'table.to_dict("records"), or a column'
+        )
+    found = [as_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+    if not found:
+        raise DataError("expected a list of prompts, got an empty one")
+    return found
+
+
 def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
     """Convert any prompt to a `Prompt`. A row's other fields become columns for reward functions. Raises DataError.
 
@@ -156,6 +169,10 @@ def as_prompt(prompt: AnyPrompt, source: str) -> Prompt:
     if "prompt" not in fields and "instruction" in fields:
         fields["prompt"] = instruction(Record(source, fields))
         del fields["instruction"]
+    if "prompt" not in fields and "role" in fields:
+        raise DataError(
+            f"{source} is a message; a prompt is a conversation, a list of messages: [[{{'role': ...}}], ...]"
+        )
     if "prompt" not in fields:
         raise DataError(f"{source} has no `prompt`, but {', '.join(fields) or 'nothing'}; rename the column")
     value: Any = fields["prompt"]

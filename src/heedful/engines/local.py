@@ -1,20 +1,21 @@
 """`LocalEngine`: samples in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
 from heedful.configs.options import SamplingOptions
+from heedful.configs.settings import check_object
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.engine import AnyPrompt, as_prompt, warn_of_strings
+from heedful.engines.engine import AnyPrompt, as_prompts, warn_of_strings
 from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
-from heedful.types import MicroBatch
+from heedful.types import MicroBatch, Prompt
 
 
 class LocalEngine:
@@ -45,6 +46,7 @@ class LocalEngine:
         micro_batch_size: int = 64,
         raw_prompts: bool = False,
     ) -> None:
+        check_object(policy, Policy, "policy", "heedful.Policy.from_pretrained(model, tokenizer)")
         if policy.tokenizer is None:
             raise CheckpointError("the policy has no tokenizer; load it with Policy.from_pretrained")
         options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -55,14 +57,12 @@ class LocalEngine:
         )
         self.room = prompt_room(max_new_tokens, context_length(policy.lm.config))
 
-    def generate(self, prompts: Sequence[AnyPrompt]) -> Responses:
+    def generate(self, prompts: Iterable[AnyPrompt]) -> Responses:
         """Sample a response to each prompt.
 
         Raises DataError for an invalid prompt, one without room for a response, or an empty list.
         """
-        if isinstance(prompts, str) or not len(prompts):
-            raise DataError(f"generate takes a list of prompts, got {prompts!r:.60}")
-        encoded = [self._encoded(prompt, i) for i, prompt in enumerate(prompts)]
+        encoded = [self._encoded(prompt) for prompt in as_prompts(prompts)]
         if not self.raw_prompts:
             warn_of_strings(self.sampler.renderer, [one.prompt for one in encoded], self.policy)
         return self.sampler.generate(self.policy, encoded, self.generator)
@@ -74,8 +74,7 @@ class LocalEngine:
     def close(self) -> None:
         """Do nothing."""
 
-    def _encoded(self, prompt: AnyPrompt, index: int) -> EncodedPrompt:
-        asked = as_prompt(prompt, f"prompt {index}")
+    def _encoded(self, asked: Prompt) -> EncodedPrompt:
         ids = self.sampler.renderer.prompt_ids(asked.prompt, asked.prefill)
         if len(ids) > self.room:
             raise DataError(

@@ -32,7 +32,7 @@ class Responses:
     completions: Sequence[Completion] = ()
     """Prompts and responses as text; empty as long as only token ids were sampled."""
     temperature: float = 1.0
-    """Sampling temperature, also of the log-probs."""
+    """Sampling temperature, also of the log-probs; those of greedy sampling (0) are at temperature 1."""
     kept_logprobs: Float[Tensor, "batch time"] | None = None
     """Log of the probability mass kept by top-k and top-p at each token (at temperature 0: of the most likely one); at
     most 0. None if all is kept, or if servers sampled: their ``logprobs`` are already of the filtered distribution."""

@@ -89,12 +89,15 @@ def check_graphs(device: torch.device) -> None:
         )
 
 
-def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32.
 
     Warns once on standard error about bfloat16 on a CPU that emulates it. Raises ConfigError for half precision that the
     device does not have.
     """
+    name = str(name).removeprefix("torch.")
+    if name != "auto" and name not in DTYPES:
+        raise ConfigError(f"--dtype {name!r} is not a choice; choose auto, {', '.join(DTYPES)}")
     if name != "auto" and DTYPES[name] in HALF and DTYPES[name] not in half_dtypes(device):
         has = " or ".join(["float32", *(str(dtype).removeprefix("torch.") for dtype in half_dtypes(device))])
         raise ConfigError(f"--dtype {name} is not available on {device.type}; choose {has}, or --dtype auto")

@@ -98,6 +98,8 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, re
 
     Rows are packed if that saves much padding and the trunk supports it, else padded on the right.
     """
+    if attention_mask.shape != ids.shape:
+        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}, but ids has {list(ids.shape)}")
     mask = attention_mask.bool()
     lengths = on_host(mask).sum(dim=1)
     if is_worth_packing(lengths.tolist()) and can_pack(trunk):
@@ -114,10 +116,14 @@ def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
     Args:
         attention_mask: real tokens, ``[batch, prompt + time]``.
         response_mask: response tokens, ``[batch, time]``.
+
+    Raises ValueError for a response token that is padding, or the first of its row: no token before it predicts it.
     """
     real = on_host(attention_mask.bool())
     responses = torch.zeros_like(real)
     responses[:, -response_mask.shape[1] :] = on_host(response_mask)
+    if (responses & (~real | (real.cumsum(dim=1) == 1))).any():
+        raise ValueError("response_mask marks padding, or the first token of a row, which no token before it predicts")
     return responses[real]
 
 

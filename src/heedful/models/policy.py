@@ -69,7 +69,7 @@ class Policy(nn.Module):
         *,
         value_head: bool = False,
         device: str = "auto",
-        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype = "auto",
         chat_template: str = "",
     ) -> "Policy":
         """A policy with its tokenizer, ready for sampling and training. Dropout is 0, so that its log-probs are
@@ -96,6 +96,12 @@ class Policy(nn.Module):
         from heedful.models.load import check_causal_lm, learn_every_embedding, load_policy
         from heedful.models.tokenizer import load_tokenizer
 
+        is_named = isinstance(model, str | Path)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) and not (is_named and tokenizer is None):
+            raise CheckpointError(
+                f"a model in memory needs its tokenizer, got {tokenizer!r:.60}; pass it: "
+                "Policy.from_pretrained(model, tokenizer)"
+            )
         if isinstance(model, str | Path):
             place, name = resolve_device(device), str(model)
             policy = load_policy(
@@ -103,10 +109,6 @@ class Policy(nn.Module):
             )
             tokenizer = load_tokenizer(name, chat_template=chat_template) if tokenizer is None else tokenizer
         else:
-            if tokenizer is None:
-                raise CheckpointError(
-                    "a model in memory has no tokenizer; pass it: Policy.from_pretrained(model, tokenizer)"
-                )
             check_causal_lm(model)
             use_attention(learn_every_embedding(model))
             policy = cls(model, with_value_head=value_head, compute_dtype=resolve_dtype(dtype, model.device)).to(
@@ -160,7 +162,7 @@ class Policy(nn.Module):
             ids: token ids ``[batch, prompt + time]``; prompts are padded on the left, responses on the right.
             attention_mask: True (or 1) at real tokens, ``[batch, prompt + time]``.
             response_mask: True at response tokens, ``[batch, time]``.
-            temperature: divides the logits, for log-probs and entropy.
+            temperature: divides the logits, for log-probs and entropy; 0 (greedy sampling) is 1, as in `Responses`.
             with_entropy: compute the entropy; else it is zeros.
             with_values: compute the values, if there is a value head.
             with_states: also return the value head's inputs.
@@ -172,7 +174,7 @@ class Policy(nn.Module):
         with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
             before = token_states(self.lm.base_model, ids, attention_mask, before_each(responses))
             tokens = marked(ids[:, ids.shape[1] - response_mask.shape[1] :], response_mask)
-            logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
+            logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature or 1.0, with_entropy)
         values = states = None
         if with_states or (with_values and self.value_head is not None):
             here = scatter(before, response_mask)

@@ -3,15 +3,20 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Unpack
+
+from transformers import PreTrainedModel
 
 from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import check_secret, refuse
 from heedful.display import counted
 from heedful.errors import ConfigError, RewardError
+from heedful.models.policy import Policy
+from heedful.models.reward_model import RewardModel
 from heedful.models.source import resolve
 from heedful.redact import redact
 from heedful.rewards.functions import FunctionProcess
@@ -37,7 +42,9 @@ IN_PROCESS = ("python:", "rule:regex:", "verify:")
 
 def listed(rewards: AnyRewards) -> list[AnyReward]:
     """Rewards as a list, also a single one."""
-    return [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else list(rewards)
+    if isinstance(rewards, str | Reward) or callable(rewards):
+        return [rewards]
+    return list(rewards) if isinstance(rewards, Iterable) else [rewards]
 
 
 def is_address(reward: str) -> bool:
@@ -50,8 +57,7 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
     if not wanted:
         raise ConfigError(f"--rewards is missing: {FORMS}; in Python, rewards= takes functions too")
     for reward in wanted:
-        if isinstance(reward, str):
-            check_reward_string(reward)
+        check_reward(reward)
     weights = options.reward_weights
     flag = "--reward-" if all(isinstance(reward, str) for reward in wanted) else "reward_"  # a setting of Python
     if weights and len(weights) != len(wanted):
@@ -59,9 +65,6 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
             f"{flag}weights has {counted(len(weights), 'number')} for {counted(len(wanted), 'reward')}; "
             "give one for each, in order (those of the settings come before those given in Python)"
         )
-    for reward in wanted:
-        if isinstance(reward, Reward) and not math.isfinite(reward.weight):
-            raise ConfigError(f"the weight of reward {reward.name} must be a finite number, got {reward.weight}")
     own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
     if weights and own:
         raise ConfigError(
@@ -140,8 +143,7 @@ def resolve_rewards(
     Raises ConfigError, CheckpointError or RewardError.
     """
     for reward in rewards:
-        if isinstance(reward, str):
-            check_reward_string(reward)
+        check_reward(reward)
     resolved: list[Reward] = []
     names: list[str] = []
     for reward in rewards:
@@ -173,6 +175,24 @@ def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> Reward
         return FunctionProcess(reward, limits)
     kind, _, rest = reward.partition(":")
     return make_rule(rest) if kind == "rule" else load_model_reward(resolve(rest, limits), **machine)
+
+
+def check_reward(reward: object) -> None:
+    """Check the kind of a reward, the weight of a `Reward`, and the form of a string. Raises ConfigError."""
+    function = reward.function if isinstance(reward, Reward) else reward
+    if isinstance(function, PreTrainedModel | Policy | RewardModel):
+        kind = type(function).__name__
+        raise ConfigError(
+            f'a {kind} is no reward function; save it with its tokenizer, and give its folder: "model:FOLDER"'
+        )
+    if isinstance(reward, str):
+        check_reward_string(reward)
+    elif not callable(function):
+        raise ConfigError(
+            f"{function!r:.60} ({type(function).__name__}) is no reward function; give a function, or {FORMS}"
+        )
+    if isinstance(reward, Reward) and not (isinstance(reward.weight, Real) and math.isfinite(reward.weight)):
+        raise ConfigError(f"the weight of reward {reward.name} must be a finite number, got {reward.weight!r}")
 
 
 def check_reward_string(reward: str) -> None:

@@ -471,7 +471,8 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
         readable = f", or name its column: --columns {missing[0]}=COLUMN" if missing[0] in ANSWERS else ""
         raise RewardError(
             f"reward {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}; the prompts have "
-            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data{readable}; "
+            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data{readable} "
+            f"(besides columns a reward may name {', '.join(RESERVED)}); "
             f"first sample: {sample(completions[0])}"
         )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.configs.names import answer
 from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
-from heedful.configs.settings import named, types_of
+from heedful.configs.settings import check_object, named, types_of
 from heedful.data.in_memory import Records, write_records
 from heedful.display import worded
 from heedful.distributed import ranks
@@ -63,7 +63,7 @@ class Objects(TypedDict, total=False):
 @contextlib.contextmanager
 def in_files(
     config: C,
-    *,
+    *kinds: type,
     model: AnyModel | str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     data: Records | str | Path | None = None,
@@ -73,13 +73,14 @@ def in_files(
     on_save: OnSave | None = None,
     **unknown: object,
 ) -> Iterator[tuple[C, Callbacks]]:
-    """Settings with paths of the written objects (`Objects`) and of a folder; and the callbacks.
+    """Settings, of one of these kinds, with paths of the written objects (`Objects`) and of a folder; and the callbacks.
 
     Messages in this context name objects as they were passed (`as_passed`). On exit, files that no run in the folder uses
     are removed.
 
     Raises ConfigError, DataError, CheckpointError.
     """
+    check_kind(config, *kinds)
     refuse_unknown(config, unknown)
     callbacks = Callbacks(on_step, on_evaluation, on_save)
     given = {"model": model, "data": data, "eval_data": eval_data}
@@ -97,6 +98,11 @@ def in_files(
         finally:
             if ranks.is_first():
                 _remove_unused(real_path(Path(written["output"])))
+
+
+def check_kind(config: object, *kinds: type) -> None:
+    """Raises ConfigError for settings of another trainer, or something else in their place."""
+    check_object(config, kinds, "config", " or ".join(f"heedful.{kind.__name__}(...)" for kind in kinds))
 
 
 def refuse_unknown(config: TrainingOptions, names: Iterable[str]) -> None:
@@ -170,8 +176,10 @@ def _write_model(model: object, tokenizer: PreTrainedTokenizerBase | None, folde
             "and pass its folder"
         )
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    if tokenizer is None:
-        raise CheckpointError("a transformers model in memory has no tokenizer; pass it too (tokenizer=...)")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise CheckpointError(
+            f"a transformers model in memory needs a tokenizer, got {tokenizer!r:.60}; pass it too (tokenizer=...)"
+        )
     with tempfile.TemporaryDirectory(prefix=".heedful-", dir=folder) as partial:
         written = Path(partial) / "model"
         save_as_it_is(model, tokenizer, written)

@@ -13,7 +13,7 @@ from heedful.algorithms.online.loop import alarms_of, compile_networks
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
-from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig, RolloutConfig
 from heedful.configs.settings import named, refuse
 from heedful.data.in_memory import Records, write_records
 from heedful.display import say
@@ -25,7 +25,7 @@ from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.callbacks import OnMetrics, wants_stop
-from heedful.training.from_python import as_given, as_passed, check_given
+from heedful.training.from_python import as_given, as_passed, check_given, check_kind
 
 C = TypeVar("C", bound=RolloutConfig)
 
@@ -61,6 +61,7 @@ def ppo_steps(
 
     Raises ConfigError, DataError, CheckpointError, RewardError, TrainingError.
     """
+    check_kind(config, PPOConfig, GRPOConfig)
     check_given(config, {"model": model, "data": data})
     policy = as_policy(config, model)
     head = policy.value_head
