@@ -96,6 +96,7 @@ def checkout(tmp_path):
 HEADINGS = [heading for heading in examples(PAGE) if heading]
 
 
+@pytest.mark.exhaustive
 def test_examples_work(checkout):
     """All in one source, as in a project that has extended everything; each by itself is an exhaustive test."""
     before = {path: path.read_bytes() for path in (checkout / "src").rglob("*.py")}

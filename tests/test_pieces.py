@@ -405,6 +405,7 @@ def test_ppo_with_an_engine_of_its_own_learns(example, learner, capsys):
     assert "epoch=11 reward=" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_instructgpt_by_hand_learns(example, learner, capsys):
     assert rise(example("instructgpt_by_hand", ppo_steps=9).main(learner)) > 0.3
     assert "step=8 R=" in capsys.readouterr().out

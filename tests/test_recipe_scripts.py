@@ -649,6 +649,7 @@ def test_the_odds_of_a_model_that_knows_nothing(script, tiny):
     assert script("scratch/measure").log_odds(policy, renderer, pairs) == pytest.approx([-3 * per_byte, 8 * per_byte])
 
 
+@pytest.mark.exhaustive
 def test_what_came_of_the_runs_from_scratch(run, script, taught, written, tiny, tmp_path, monkeypatch):
     """SFT knows the demonstrations; "PPO" gives the preferred answer to one, which is wanted as well, until it is not."""
     written("demonstrations.jsonl", [conversations({"prompt": q, "completion": a}) for q, a in ANSWERS.items()])

@@ -270,6 +270,7 @@ def test_the_example_of_the_page():
     assert f"# {counted}\n" in example
 
 
+@pytest.mark.exhaustive
 def test_a_run_by_its_command(heedful, tiny_model, written, tmp_path):
     """``--device`` takes any device that torch knows; one that is not there is refused."""
     texts = written("texts.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(4)])

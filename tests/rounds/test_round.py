@@ -244,6 +244,7 @@ def test_a_flag_counts_also_with_the_value_that_is_the_default(heedful, project,
         assert (outcome.status, said in outcome.message) == (2, True)
 
 
+@pytest.mark.exhaustive
 def test_skipped_pairs_need_not_hold_a_round_up(heedful, project, words):
     assert heedful("round", project, *words).status == 0
     with Project.open(project) as opened:

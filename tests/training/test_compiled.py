@@ -254,6 +254,7 @@ def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, named):
     assert run.stdout.split() == [str(kept)]
 
 
+@pytest.mark.exhaustive
 def test_on_says_what_is_missing(folder, cache, monkeypatch):
     said = "CUDA out of memory; compiling runs passes over 7 texts of up to 131 tokens; --compile off"
     with monkeypatch.context() as patch, out_of_memory(patch, cache), pytest.raises(ConfigError, match=said):

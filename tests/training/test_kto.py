@@ -35,6 +35,7 @@ def settings(tmp_path, **changes):
     return KTOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
 
 
+@pytest.mark.exhaustive
 def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
     """At the start policy and reference are one: every gain is 0, so the loss is half the mean weight, and none is right."""
     config = settings(

@@ -445,6 +445,7 @@ def test_curves_have_no_gap_and_no_double_point(train, tmp_path):
     assert [event.step for event in events.Scalars("eval/loss")] == [0, 2, 4]
 
 
+@pytest.mark.exhaustive
 def test_files_of_events_are_named_in_the_order_of_their_writing(train, tmp_path):
     """TensorBoard reads them in the order of their names: the second in which they began."""
     train("sft", "warm")

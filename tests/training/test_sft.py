@@ -137,6 +137,7 @@ def test_a_resolved_config_repeats_its_run(config, numbers, tmp_path):
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
 
 
+@pytest.mark.exhaustive
 def test_plain_text_is_learned_and_perplexity_falls(config, tiny, tmp_path):
     """``text`` records need no prompt; a text longer than the context is cut into pieces, none of it lost."""
     text = "从前有座山，山里有座庙。" * 12

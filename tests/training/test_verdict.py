@@ -155,6 +155,7 @@ def test_trainers_on_data_are_judged_by_their_own_metric(name, tiny, tmp_path):
     assert found.verdict == "better"
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_killed_has_the_same_verdict(run, killed, tmp_path):
     reward = [lambda completion_ids, **_: [float(sum(ids) % 9) for ids in completion_ids]]
     whole = run(reward, "whole", steps=4, save_every=2)

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import numpy
-
 from heedful.display import counted, say
 from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
@@ -521,6 +519,8 @@ def from_arrow(value: Any, kind: Any = None, decode: Callable[[str], Any] = lamb
         return decode(value)
     kind = getattr(kind, "storage_type", kind)
     if str(kind) in NARROW and isinstance(value, float):
+        import numpy
+
         return float(str(getattr(numpy, NARROW[str(kind)])(value)))
     if isinstance(value, dict):
         fields = ((key, item, kind and kind.field(key).type) for key, item in value.items() if item is not None)

@@ -85,6 +85,7 @@ RUN = {
 }
 
 
+@pytest.mark.exhaustive
 def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
     """The price of KL, which is high here, puts another model first than the score does."""
     settings = config(**RUN, response_length="fixed")

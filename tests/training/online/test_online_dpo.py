@@ -140,6 +140,7 @@ def test_a_run_says_that_it_learns_nothing_from_ties(pairs_config, capsys):
     assert "all responses to each prompt scored equally" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_it_raises_the_share_of_a_letter(pairs_config, share_of_a, tmp_path):
     settings = pairs_config(
         steps=24,

@@ -61,6 +61,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
     assert sums.means(1)["loss/ptx"] == pytest.approx(float(mean.detach()), rel=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_it_keeps_the_likelihood_of_the_demonstrations_up(settings, tmp_path, length):
     losses = {}
     for coef in (0.0, 5.0):
