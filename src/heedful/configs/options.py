@@ -479,7 +479,7 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
     @property
     def step_rows(self) -> int:
         """Texts that an optimizer step learns from."""
-        raise NotImplementedError
+        raise NotImplementedError  # `EpochOptions` and `RolloutConfig` know
 
     @property
     def loads_reference(self) -> bool:

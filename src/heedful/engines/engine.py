@@ -1,6 +1,6 @@
 """Engines sample a policy's responses. `Engine` is the protocol; `heedful.LocalEngine` samples in this process.
 
-`Source` is what a `Sampler` asks in the place of this process: servers, or the user's engine.
+`SamplingSource` is what a `Sampler` asks in the place of this process: servers, or the user's engine.
 """
 
 import warnings
@@ -58,7 +58,7 @@ class Engine(Protocol):
         """Release resources."""
 
 
-class Source(Protocol):
+class SamplingSource(Protocol):
     """Samples responses for a `Sampler`."""
 
     def generate(
@@ -74,7 +74,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Servers:
+class SyncServers:
     """Servers, which sample while this process waits."""
 
     remote: RemoteEngine

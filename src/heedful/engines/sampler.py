@@ -10,7 +10,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.engine import Source
+from heedful.engines.engine import SamplingSource
 from heedful.engines.generate import MICRO_BATCH, sample
 from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
@@ -33,7 +33,7 @@ class Sampler:
     """Ids from this one on have no text, and are not sampled."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """Remembers the micro-batch that fits into memory."""
-    source: Source | None = None
+    source: SamplingSource | None = None
     """What samples in the place of this process; None: this process."""
 
     def generate(

@@ -32,7 +32,7 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
 from heedful.doctor.findings import Subject, TokenRow
 from heedful.doctor.preflight import Examine, refuse_unfit
-from heedful.engines.engine import OwnEngine, Servers
+from heedful.engines.engine import OwnEngine, SyncServers
 from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
@@ -219,7 +219,7 @@ def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Sampler
     """Asynchronous sampling, if the settings turn it on."""
     if not isinstance(config, OnlineConfig) or not config.async_steps:
         return None
-    assert isinstance(sampler.source, Servers)
+    assert isinstance(sampler.source, SyncServers)
     ahead = AsyncServers(
         sampler.source.remote, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed
     )
@@ -340,7 +340,7 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
     remote = connect(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
     )
-    return replace(sampler, source=Servers(remote))
+    return replace(sampler, source=SyncServers(remote))
 
 
 def _load_prompts(
