@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.linkcode",
     "sphinx.ext.mathjax",
     "reference",
+    "settings_page",
     "repository",
     "lessons",
     "mixed_search",

@@ -1,20 +1,16 @@
-"""docs/settings.md lists every setting of every command, written from the same groups as ``--help-all``.
-
-``python tests/configs/test_settings_page.py`` writes the page.
-"""
+"""Writes docs/settings.md, every setting of every command, from the same groups as ``--help-all``, when the site is built."""
 
 from pathlib import Path
 
 from heedful.cli.command_table import COMMANDS
 from heedful.configs.help import SECTIONS, settings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[1] / "settings.md"
 BEGINNING = """# Every setting
 
 Names are flags on the command line (`--kl-coef 0.1`), keys in a YAML file (`kl_coef: 0.1`) and arguments in Python
 (`PPOConfig(kl_coef=0.1)`). `heedful COMMAND --help` shows those that people change, `heedful COMMAND --help-all` those of
-one command. This page is written by `python tests/configs/test_settings_page.py`, and that file's test holds it against the
-code.
+one command.
 
 A default that differs between commands is listed with them. *required* has none.
 """
@@ -94,9 +90,10 @@ def page():
     return "\n".join(lines).rstrip() + "\n"
 
 
-def test_the_page_is_that_of_the_code():
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run python {Path(__file__).name}"
-
-
-if __name__ == "__main__":
+def write(app):
     PAGE.write_text(page(), encoding="utf-8")
+
+
+def setup(app):
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
