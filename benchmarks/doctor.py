@@ -13,9 +13,9 @@ import time
 from transformers import AutoModelForCausalLM
 
 from heedful import SFTConfig
+from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.preflight import cheap_findings
 from heedful.data.chat import Renderer
-from heedful.doctor.findings import Subject, TokenRow
-from heedful.doctor.preflight import cheap_findings
 from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.types import Demonstration, Message
 

@@ -57,9 +57,9 @@ MAY_IMPORT = {
     "engines": {"models", "kernels", "data", "core", "distributed"},
     "tracking": set(),
     "training": {"tracking", "models", "kernels", "data", "core", "planning", "distributed"},
-    "doctor": {"training", "engines", "rewards", "models", "kernels", "data", "core", "planning"},
+    "checks": {"training", "rewards", "models", "kernels", "data"},
     "algorithms": {
-        "doctor",
+        "checks",
         "training",
         "engines",
         "rewards",
@@ -70,6 +70,7 @@ MAY_IMPORT = {
         "planning",
         "distributed",
     },
+    "doctor": {"checks", "training", "engines", "rewards", "models", "kernels", "data", "core", "planning"},
     "device_checks": {"algorithms", "training", "engines", "models", "kernels", "data", "planning", "distributed"},
     "evaluate": {"engines", "rewards", "models", "kernels", "data", "core"},
     "plot": {"core", "algorithms", "training", "data"},
@@ -94,6 +95,7 @@ MAY_IMPORT = {
     },
     "course": {"demo", "algorithms", "models", "data", "core"},
     "cli": {
+        "checks",
         "doctor",
         "device_checks",
         "algorithms",

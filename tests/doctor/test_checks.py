@@ -10,10 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
+from heedful.checks import encoded, loaded
+from heedful.checks.findings import TokenRow, ending, token_texts
 from heedful.data.batches import Batch
 from heedful.data.chat import Renderer
-from heedful.doctor import encoded, first_step, loaded, rewards
-from heedful.doctor.findings import TokenRow, ending, token_texts
+from heedful.doctor import first_step, rewards
 from heedful.engines.responses import Responses
 from heedful.files import write_json
 from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config

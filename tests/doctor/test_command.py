@@ -6,8 +6,8 @@ import pytest
 
 from heedful import ConfigError, OnlineDPOConfig, PPOConfig, SFTConfig, train_sft
 from heedful.algorithms.online.start import start
+from heedful.checks.findings import Finding, finding
 from heedful.configs.checks import CHECKS
-from heedful.doctor.findings import Finding, finding
 from trainers import CONFIGS, MODULES
 
 RECORDS = [

@@ -28,6 +28,7 @@ from heedful.algorithms.offline import (
     token_rows,
     whole_logprobs,
 )
+from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.offline import DPOConfig
 from heedful.core.masking import rightness
 from heedful.core.policy_losses import Metrics
@@ -40,7 +41,6 @@ from heedful.data.schemas import read_rankings
 from heedful.data.splits import item_key
 from heedful.devices import upload
 from heedful.distributed.sharding import passes
-from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy

@@ -26,6 +26,8 @@ from heedful.algorithms.offline import (
     token_rows,
     whole_logprobs,
 )
+from heedful.checks import arithmetic
+from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.offline import KTOConfig
 from heedful.core.masking import rightness
 from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
@@ -38,8 +40,6 @@ from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import passes
-from heedful.doctor import arithmetic
-from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.checks.findings import Finding, Subject, TokenRow
 from heedful.configs.offline import EpochOptions
 from heedful.configs.options import ReferenceOptions, SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
@@ -24,7 +25,6 @@ from heedful.data.splits import BatchOrder, HasPrompt
 from heedful.display import counted
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
-from heedful.doctor.findings import Finding, Subject, TokenRow
 from heedful.engines.sampler import make_sampler
 from heedful.errors import ConfigError, RefusedError
 from heedful.models.policy import Policy

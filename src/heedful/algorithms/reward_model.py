@@ -12,6 +12,8 @@ from torch import Tensor
 
 from heedful import core
 from heedful.algorithms.offline import EachRecord, OfflineLearner, Setup, TrainingData, batches_of, fit, set_up
+from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.offline import RewardConfig
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
@@ -33,8 +35,6 @@ from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder, item_key
 from heedful.distributed import ranks
 from heedful.distributed.sharding import is_sharded, passes
-from heedful.doctor.findings import Subject, TokenRow
-from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.load import four_bit, load_reward_model

@@ -21,6 +21,7 @@ from heedful.algorithms.offline import (
     subject_of,
     token_rows,
 )
+from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.offline import SFTConfig
 from heedful.data.batches import own_micro_batches
 from heedful.data.chat import Renderer
@@ -29,7 +30,6 @@ from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.distributed.ranks import own_random_numbers
 from heedful.distributed.sharding import passes
-from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config

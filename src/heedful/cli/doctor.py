@@ -18,6 +18,9 @@ from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
+from heedful.checks.findings import Finding, Subject, finding, spread
+from heedful.checks.preflight import cheap_findings
+from heedful.checks.records import given_away, one_answer
 from heedful.configs.checks import REFUSED
 from heedful.configs.doctor import DoctorOptions
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -27,9 +30,6 @@ from heedful.data.batches import collate
 from heedful.data.learned import learned
 from heedful.display import Screen
 from heedful.doctor import first_step, rewards
-from heedful.doctor.findings import Finding, Subject, finding, spread
-from heedful.doctor.preflight import cheap_findings
-from heedful.doctor.records import given_away, one_answer
 from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs

@@ -1,1 +1,1 @@
-"""What can be known to go wrong with a run before it begins: checks that return findings."""
+"""What `heedful doctor` measures before a run: sampled responses with their rewards, and the first step."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from heedful.checks.findings import Finding, finding
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.core.masking import masked_mean
 from heedful.devices import total_memory
-from heedful.doctor.findings import Finding, finding
 from heedful.engines.responses import Responses
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from heedful.checks.findings import Finding, ending, finding
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.agreement import correlation
 from heedful.data.chat import Renderer
-from heedful.doctor.findings import Finding, ending, finding
 from heedful.rewards import Ensemble, Reward
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
-from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.rewards.results import OneScore, Problem, Remote
 from heedful.rewards.scoring import call_rewards, combine_scores, sample
 from heedful.training.thresholds import (
@@ -29,7 +28,7 @@ from heedful.training.thresholds import (
     STILL,
     TIED,
 )
-from heedful.types import Completion, Prompt
+from heedful.types import Completion
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,6 @@ class RewardScores:
             for row, one in enumerate(self.scores)
             if one is not None and not isinstance(one, Problem)
         ]
-
-
-def own_answer(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Finding | None:
-    """Which answers of records can no response match?"""
-    found = unmatched_answers(rewards, prompts)
-    if not found:
-        return None
-    evidence = f"{found[0].source}: {found[0].because}"
-    return finding("own-answer", "fail", say_unmatched(found, prompts), evidence)
 
 
 def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:

@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text as RichText
 
+from heedful.checks.findings import Finding, Subject, TokenRow, token_texts
 from heedful.configs.checks import REFUSED
 from heedful.display import harmless, shown
-from heedful.doctor.findings import Finding, Subject, TokenRow, token_texts
 from heedful.redact import redact_printed
 
 BEFORE, AFTER, LAST = 40, 60, 8

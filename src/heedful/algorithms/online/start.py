@@ -22,6 +22,8 @@ from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.prompts import Prompts, check_sizes
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
 from heedful.algorithms.online.ptx import PretrainingMix, encode_mix, mix_of
+from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
@@ -30,8 +32,6 @@ from heedful.data.learned import remember
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
-from heedful.doctor.findings import Subject, TokenRow
-from heedful.doctor.preflight import Examine, refuse_unfit
 from heedful.engines.engine import OwnEngine, SyncServers
 from heedful.engines.remote import connect
 from heedful.engines.sampler import Sampler, make_sampler

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from heedful.checks.findings import Finding, finding, spread
 from heedful.data.chat import ChatTemplate, Renderer
 from heedful.data.splits import HasPrompt
-from heedful.doctor.findings import Finding, finding, spread
 from heedful.errors import CheckpointError, RefusedError
 from heedful.training.thresholds import LOOKED_AT
 from heedful.types import Conversation, Message

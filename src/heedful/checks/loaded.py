@@ -1,4 +1,4 @@
-"""Checks of models, reward models and settings that need no pass through a model."""
+"""Checks of models, rewards and settings that need no pass through a model."""
 
 import math
 import re
@@ -9,18 +9,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.checks.encoded import SAMPLE
+from heedful.checks.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
 from heedful.configs.options import ADAPTER_RATE, TrainingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.encoding import BYTES
 from heedful.data.learned import strings_for_chat
-from heedful.doctor.encoded import SAMPLE
-from heedful.doctor.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
 from heedful.errors import CheckpointError
 from heedful.files import read_object
 from heedful.kernels.weights import SMALLEST_ROW
 from heedful.models.reward_model import RewardModel, padding_id
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
+from heedful.rewards.own_answers import say_unmatched, unmatched_answers
 from heedful.training.thresholds import (
     ABOVE_MEASURED,
     CHANCE,
@@ -31,10 +32,19 @@ from heedful.training.thresholds import (
     SLOW_ADAPTERS,
 )
 from heedful.training.verdict import Verdict
-from heedful.types import Text
+from heedful.types import Prompt, Text
 
 ROWS_FOR_MEDIAN = 4096
 """Rows of an embedding, spread evenly, that say what is usual: all of a large one would take a second."""
+
+
+def own_answer(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Finding | None:
+    """Which answers of records can no response match?"""
+    found = unmatched_answers(rewards, prompts)
+    if not found:
+        return None
+    evidence = f"{found[0].source}: {found[0].because}"
+    return finding("own-answer", "fail", say_unmatched(found, prompts), evidence)
 
 
 def templates_differ(

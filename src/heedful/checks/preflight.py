@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from heedful.checks import arithmetic, encoded, loaded, records, rendering
+from heedful.checks.findings import Finding, Subject
 from heedful.data.splits import HasPrompt
 from heedful.display import say
-from heedful.doctor import arithmetic, encoded, loaded, records, rendering
-from heedful.doctor.findings import Finding, Subject
-from heedful.doctor.rewards import own_answer
 from heedful.errors import ConfigError
 from heedful.rewards.models import model_rewards
 from heedful.types import Prompt
@@ -62,7 +61,9 @@ def cheap_findings(subject: Subject) -> list[Finding]:
     if subject.rewards:
         found += reward_model_findings(subject)
     if subject.rewards and not subject.resumes:
-        found.append(own_answer(subject.rewards, [one for one in (*train, *held_out) if isinstance(one, Prompt)]))
+        found.append(
+            loaded.own_answer(subject.rewards, [one for one in (*train, *held_out) if isinstance(one, Prompt)])
+        )
     return sorted((one for one in found if one is not None), key=lambda one: one.level)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from heedful.checks.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.data.chat import ChatTemplate, Renderer
 from heedful.data.fitting import Counts
 from heedful.data.splits import HasPrompt, item_key
-from heedful.doctor.findings import Finding, TokenRow, beginning, ending, finding, spread, token_texts
 from heedful.errors import DataError, RefusedError
 from heedful.training.thresholds import (
     ENDED,

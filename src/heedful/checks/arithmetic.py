@@ -4,10 +4,10 @@ import math
 
 import torch
 
+from heedful.checks.findings import Finding, finding
 from heedful.configs.offline import KTOConfig
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.options import TrainingOptions
-from heedful.doctor.findings import Finding, finding
 from heedful.training.thresholds import (
     BALANCED,
     COLDEST,

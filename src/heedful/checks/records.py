@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from heedful.checks.findings import Finding, TokenRow, finding, spread
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts
 from heedful.data.readers import parse_columns
 from heedful.data.splits import HasPrompt, item_key
-from heedful.doctor.findings import Finding, TokenRow, finding, spread
 from heedful.training.thresholds import (
     CONTRADICTED,
     FEWEST,
