@@ -12,10 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from heedful import PPOConfig
-from heedful.data.chat import Renderer, RewardInputs
-from heedful.models import load_tokenizer
-
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PROMPTS, RESPONSES = (5, 3, 4), (4, 1, 6)
 LENGTHS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
@@ -35,14 +31,6 @@ def model(tiny):
         return AutoModelForCausalLM.from_pretrained(tiny(architecture), attn_implementation="eager")
 
     return load
-
-
-@pytest.fixture
-def small(flops):
-    """6 x 4 and twice 6 x 2 in a layer's attention, 4 x 6 behind it, twice 6 x 5 and 5 x 6 in the feed-forward part."""
-    return flops.Decoder(
-        layers=3, hidden=6, heads=2, kv_heads=1, head_dim=2, intermediate=5, vocabulary=7, gated=True, tied=False
-    )
 
 
 def counted(run):
@@ -99,183 +87,6 @@ def test_an_update_costs_what_pytorch_counts(flops, model, architecture):
     separate = flops.train(decoder, decoder, LENGTHS, **settings).total_flops
     assert shared == 2 * (policy - 3 * (all_pairs - causal))
     assert separate - shared == 2 * (value - 3 * (all_pairs - causal))
-
-
-def test_one_pass_is_a_third_of_an_update(flops, small):
-    """The reference has a head, a critic or reward model none: 2 x 7 x 6 FLOPs a response token between them."""
-    reference, value = (
-        flops.score(small, LENGTHS, head_tokens=tokens, micro_batch_size=2, width=2) for tokens in (11, 0)
-    )
-    update = flops.train(
-        small, small, LENGTHS, head_tokens=11, epochs=1, steps=1, micro_batch_size=2, width=2
-    ).total_flops
-    assert reference.total_flops - value.total_flops == 2 * 7 * 6 * 11
-    assert update == 3 * (reference.total_flops + value.total_flops)
-
-
-BODY = 3 * (6 * 4 + 2 * 6 * 2 + 4 * 6 + 3 * 6 * 5)
-
-
-def test_weights_of_a_model(flops, small):
-    assert small.body_weights == BODY
-    assert small.parameters(head=True) == BODY + 2 * 6 * 7
-    assert small.parameters(head=False) == BODY + 6 * 7
-
-
-def test_weights_are_those_of_real_models(flops, model):
-    """All but norms, biases and positions."""
-    for architecture in ("gpt2", "qwen3"):
-        lm = model(architecture)
-        matrices = sum(p.numel() for n, p in lm.named_parameters() if p.dim() == 2 and "wpe" not in n)
-        assert flops.decoder_of(lm.config).parameters(head=True) == matrices
-
-
-def test_decoding_shrinks_with_the_rows_that_are_left(flops, small):
-    """Three rows in step 1, two in steps 2 and 3, one in steps 4 and 5, none in step 6: its first token is the prefill's."""
-    work = flops.decode(small, (5, 3, 4, 2), (4, 1, 6, 2), width=2)
-    head = {p.rows: f for p, f in work.flops.items() if p.columns == 7}
-    assert head == {rows: 2 * 6 * 7 * steps * rows for rows, steps in ((3, 1), (2, 2), (1, 2))}
-    two_heads_a_cache = {flops.Product(3, 2, 2, 4, weights=3), flops.Product(3, 2, 4, 2, weights=3)}
-    assert two_heads_a_cache <= set(work.flops), "in step 1: three caches of 14 / 3 tokens in the mean"
-    keys = (6 + 5 + 3) + (7 + 6) + (8 + 7) + 8 + 9
-    cache = 2 * 3 * 1 * 2 * 2
-    weights = 2 * (BODY + 6 * 7)
-    assert work.bytes == 5 * weights + cache * keys
-    assert work.held == weights + cache * (5 + 3 + 4 + 2 + 4 + 1 + 6 + 2)
-    assert work.total_flops == 2 * (BODY + 6 * 7) * (3 + 2 * 2 + 2) + 4 * 3 * 2 * 2 * keys
-
-
-def test_what_is_moved(flops, small):
-    width = {"width": 2}
-    assert flops.prefill(small, PROMPTS, **width).bytes == 2 * (BODY + 6 * 7)
-    assert flops.sampling(small, RESPONSES).bytes == 4 * 7 * 11
-    settings = {"head_tokens": 11, "epochs": 1, "steps": 3, "micro_batch_size": 2}
-    assert flops.train(small, None, LENGTHS, **settings, **width).bytes == 3 * 2 * 2 * (BODY + 42)
-    assert flops.train(small, small, LENGTHS, **settings, **width).bytes == 3 * 2 * 2 * (2 * BODY + 42)
-    assert flops.optimizer(10, steps=3, width=2).bytes == 3 * 10 * 30
-    assert flops.optimizer(10, steps=3, width=4).bytes == 3 * 10 * 28
-
-
-def test_products_have_the_size_of_a_micro_batch(flops, small):
-    """Eight rows of 12 tokens, two at a time: 24 tokens a product, 2 x 2 heads, 12 positions with 12; 4 logits a row."""
-    work = flops.score(small, [12] * 8, head_tokens=32, micro_batch_size=2, width=2)
-    sizes = {(p.batch, p.rows) for p in work.flops}
-    assert sizes == {(1, 24), (4, 12), (1, 8)}
-    matrices = {p: f for p, f in work.flops.items() if p.batch == 1}
-    passes = {f / (2 * p.rows * p.inner * p.columns * p.weights) for p, f in matrices.items()}
-    assert passes == {4, 8}, "four micro-batches of one or two matrices of a shape"
-
-
-def test_behind_every_product_are_two_of_its_size(flops):
-    product = flops.Product(2, 3, 5, 7)
-    behind = flops.backward({product: 420.0})
-    assert behind == {flops.Product(2, 3, 7, 5): 420.0, flops.Product(2, 5, 3, 7): 420.0}
-
-
-@pytest.mark.parametrize(
-    ("number", "nearest"), [(0.3, 1), (1, 1), (5, 4), (5.1, 6), (10.5, 12), (21, 24), (1500, 1536)]
-)
-def test_sizes_in_steps(flops, number, nearest):
-    assert flops.near(number) == nearest
-
-
-@pytest.fixture
-def limits(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("limits")
-
-
-@pytest.fixture
-def machine(monkeypatch, flops):
-    """A machine of known rates: 200 FLOP/s of products of three rows, 500 of large ones, 40 bytes a second of 1 MiB."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("machine")
-    known = module.Machine(torch.device("cpu"), torch.float32)
-    known.rates = dict.fromkeys(module.LARGE, 500.0) | {flops.Product(1, 3, 5, 7): 200.0}
-    known.bandwidths = {2**20: 40.0, 2**21: 20.0}
-    return known
-
-
-def test_limits_of_known_rates(flops, machine):
-    """Products at the best rate or at their own, or all bytes from the memory that holds them, whichever takes longer."""
-    products = {flops.Product(1, 3, 5, 7): 1000.0}
-    work = flops.Work(products, bytes=40.0, held=9.0)
-    assert (machine.hard(work), machine.attainable(work)) == (1000 / 500, 1000 / 200)
-    work = flops.Work(products, bytes=400.0, held=2.0**21)
-    assert (machine.hard(work), machine.attainable(work)) == (400 / 20, 400 / 20)
-    machine.rates[flops.Product(1, 3, 5, 7)] = 800.0
-    assert machine.hard(flops.Work(products)) == 1000 / 800, "a product that is better than large ones is the best"
-    machine.maker = (4000.0, 4000.0)
-    assert machine.hard(work) == 1000 / 4000
-
-
-def test_rates_are_measured_once(flops, machine, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("machine"), "SECONDS", 0.0)
-    for product in (flops.Product(1, 3, 5, 7, weights=4), flops.Product(6, 3, 5, 7)):
-        assert machine.rate(product) == machine.rates[product] == machine.rate(product) > 0
-    assert machine.bandwidth(3 * 2.0**20) == machine.bandwidths[3 * 2**20] > 0
-
-
-def test_lengths_of_rows(limits, tiny):
-    """As tokens of each model: the end counts where there is one, and a reward model's template adds its own."""
-    tokenizer = load_tokenizer(tiny())
-    recorder = limits.LengthRecorder(Renderer(tokenizer), RewardInputs(tokenizer))
-    given = recorder(
-        prompts=["问", "abc"], completions=["好", "de"], completion_ids=[[1, 2], [3]], truncated=[False, True]
-    )
-    assert given == [None, None]
-    assert recorder.batches == [limits.Lengths(prompts=[3, 3], responses=[3, 1], read_by_reward=[3 + 3 + 1, 3 + 2])]
-    said = [{"role": "user", "content": "问"}], [{"role": "assistant", "content": "好"}]
-    recorder(prompts=[said[0]], completions=[said[1]], completion_ids=[[1, 2]], truncated=[False])
-    chat = limits.Lengths(prompts=[3 + 3], responses=[3], read_by_reward=[3 + 3 + 3 + 1])
-    assert recorder.batches[1:] == [chat]
-
-
-def test_parts_of_an_iteration(limits, flops, small):
-    """Two responses a prompt, which is read once; a reward model reads tokens of its own; two updates an epoch."""
-    settings = {"rollout_batch_size": 4, "minibatch_size": 2, "samples_per_prompt": 2, "ppo_epochs": 3}
-    config = PPOConfig(model="m", data="d", output="o", **settings)
-    lengths = limits.Lengths(prompts=[5, 5, 3, 3], responses=[4, 1, 6, 2], read_by_reward=[9, 8, 7, 6])
-    tiny = replace(small, layers=1)
-    models = {"policy": small, "reward": tiny, "width": 2}
-    shared = limits.parts_of(lengths, config, critic=None, **models)
-    separate = limits.parts_of(lengths, config, critic=tiny, **models)
-    assert shared["prefill"].total_flops == flops.prefill(small, [5, 3], width=2).total_flops
-    body, attention = 2 * BODY // 3 * (9 + 8 + 7 + 6), sum(tiny.attention(0, length) for length in (9, 8, 7, 6))
-    assert shared["reward"].total_flops == body + attention
-    value = 2 * BODY // 3 * 29 + sum(tiny.attention(0, length) for length in (9, 6, 9, 5))
-    assert (shared["value"].total_flops, separate["value"].total_flops) == (0, value)
-    assert separate["train"].total_flops - shared["train"].total_flops == 3 * 3 * value
-    updates = 2 * 3
-    assert shared["optimizer"].bytes == updates * 30 * small.parameters(head=True)
-    assert separate["optimizer"].bytes == updates * 30 * (small.parameters(head=True) + tiny.parameters(head=False))
-
-
-def test_shares_of_the_limits(limits, flops, machine):
-    """Every part moves 20 bytes at 40 a second, train in one iteration 100 and in others 60: three, three and two parts."""
-    names = [part for parts in limits.PHASES.values() for part in parts]
-    works = [
-        {name: flops.Work(bytes=20.0) for name in names} | {"train": flops.Work(bytes=b)} for b in (60.0, 100.0, 60.0)
-    ]
-    seconds = [{"rollout": x, "score": 1.5, "update": 8.0} for x in (3.0, 60.0, 2.5)]
-    rows = {row["phase"]: row for row in limits.rows_of(machine, seconds, works)}
-    expected = {
-        "rollout": (3.0, 1.5, 50.0),
-        "score": (1.5, 1.5, 100.0),
-        "update": (8.0, 2.0, 25.0),
-        "iteration": (12.5, 5.0, 40.0),
-    }
-    for limit in ("hard", "attainable"):
-        found = {
-            name: (row["seconds"], row[limit], row[f"{limit}_percent"])
-            for name, row in rows.items()
-            if "seconds" in row
-        }
-        assert found == expected
-        assert {row[limit] for name, row in rows.items() if name.startswith("- ")} == {0.5, 1.5}
-    lines = limits.table(list(rows.values())).splitlines()
-    assert len(lines) == 2 + 4 + 8
-    assert lines[2] == "| rollout | 0.0 | 0.00 | 3.000 | 1.5000 | 50 % | 1.5000 | 50 % |"
 
 
 @pytest.fixture

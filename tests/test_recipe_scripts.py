@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 import math
-import random
 import re
 import statistics
 import subprocess
@@ -15,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import DataError, Message, Ranking, RewardConfig, SFTConfig, make_tiny_model, train_reward, train_sft
+from heedful import Message, Ranking, RewardConfig, SFTConfig, make_tiny_model, train_reward, train_sft
 from heedful.data import read_prompts, read_rankings, split_by_prompt
-from heedful.data.chat import Renderer
-from heedful.models import byte_tokenizer, load_policy, load_tokenizer
+from heedful.models import byte_tokenizer
 from jsonl import read_jsonl
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -145,11 +143,6 @@ def test_positive_and_negative_texts_are_paired_at_random(made):
     assert [p["chosen"] for p in pairs] != sorted(p["chosen"] for p in pairs)
 
 
-def test_sentences_of_stories(script, written):
-    found = list(script("sentiment_data").sentences_of(written("故事.jsonl", STORIES)))
-    assert [sentence for sentence in found if sentence] == SENTENCES
-
-
 def test_prompts_are_beginnings_of_sentences(made, tmp_path):
     """Of both files, 8 to 16 tokens that the policy reads as they were, and the sentence goes on."""
     _, prompts = made()
@@ -184,13 +177,6 @@ def test_the_same_seed_makes_the_same_files(made):
     other = made(REVIEWS, "--seed", 1, output="c")
     assert other[0] != first[0]
     assert other[1] != first[1]
-
-
-def test_tokens_of_a_text_alone(script):
-    """No CLS, SEP or BOS is taken for text, and what looks like a special token is text."""
-    renderer = Renderer(byte_tokenizer(encoder=True))
-    assert script("sentiment_data").tokens("ab", renderer) == [72, 73]
-    assert len(script("sentiment_data").tokens("<|end|>", renderer)) == 7
 
 
 @pytest.mark.parametrize(
@@ -232,29 +218,6 @@ def ranking(chosen, rejected, *, prompt="问", swap=False, source="偏好.jsonl:
 POLITE = [ranking(f"thank you {word}", f"go away {word}", swap=swap) for word in "abc" for swap in (False, True)]
 
 
-def test_words_that_separate_pairs(script):
-    """Right, wrong, equal responses, and responses of unknown words: 1, 0, one half, one half."""
-    accuracy = script("bag_of_words").pair_accuracy
-    right, wrong = ranking("thank you all", "go away all"), ranking("go away all", "thank you all")
-    same, unknown = ranking("thank you", "thank you"), ranking("merci", "谢谢", swap=True)
-    assert accuracy(POLITE, [right, ranking("you", "away", swap=True)]) == 1.0
-    assert accuracy(POLITE, [wrong]) == 0.0
-    assert accuracy(POLITE, [same]) == accuracy(POLITE, [unknown]) == 0.5
-    assert accuracy(POLITE, [right, wrong, same, right]) == 0.625
-
-
-def test_occurrence_counts_and_not_how_often(script):
-    accuracy = script("bag_of_words").pair_accuracy
-    assert accuracy(POLITE, [ranking("thank thank thank", "thank")]) == 0.5
-    assert accuracy([ranking("yes !", "yes"), ranking("no !", "no")], [ranking("so !", "so")]) == 1.0
-
-
-def test_a_ranking_of_three_is_no_pair(script):
-    three = Ranking("问", ("a", "b", "c"), (0, 1, 2), "偏好.jsonl:7")
-    with pytest.raises(DataError, match=r"^偏好.jsonl:7: a ranking of 3 responses"):
-        script("bag_of_words").pair_accuracy(POLITE, [three])
-
-
 LABELLED = [("good film", 1)] * 20 + [("bad film", 0)] * 20 + [("good film", 0)]
 """One of 41 has the wrong label, which no judge can know."""
 JUDGED = {
@@ -268,12 +231,6 @@ SAMPLES = [
     {"prompt": "It was", "baseline": before, "response": after, "score": 0.0}
     for before, after in [("bad", "good"), ("a bad film", "a good film"), ("good", "so good"), ("bad", "bad 坏")]
 ]
-
-
-def test_the_judge_counts_positive_texts(script):
-    before, after = ([sample[name] for sample in SAMPLES] for name in ("baseline", "response"))
-    judged = script("bag_of_words").judge(*zip(*LABELLED, strict=True), before, after)
-    assert judged == pytest.approx(JUDGED, abs=1e-12)
 
 
 def test_the_judge_as_a_command(run, written):
@@ -341,20 +298,6 @@ def test_what_pairs_a_bag_of_words_refuses(refused, written, records, fraction, 
 def fifth(prompt):
     """Where the prompt's SHA-256 falls, of five intervals."""
     return int.from_bytes(hashlib.sha256(prompt.encode("utf-8")).digest()) * 5 >> 256
-
-
-def test_folds_are_fifths_of_the_prompts(script):
-    """Every pair once, also one that is there twice; a prompt's pairs together, in their order, in any company."""
-    folds = script("polite_folds").folds
-    pairs = [ranking("好", "坏", prompt=f"第{i % 40}题", source=f"偏好.jsonl:{i + 1}") for i in range(120)]
-    found = folds(pairs)
-    assert found == [[pair for pair in pairs if fifth(pair.prompt) == index] for index in range(5)]
-    assert sum(map(len, found)) == 120
-    shuffled = random.Random(0).sample(pairs, len(pairs))
-    assert [set(fold) for fold in folds(shuffled)] == [set(fold) for fold in found]
-    few = [pair for pair in pairs if fifth(pair.prompt) != 2]
-    with pytest.raises(DataError, match="Give more prompts"):
-        folds(few)
 
 
 @pytest.fixture
@@ -600,18 +543,6 @@ def test_what_is_no_world(refused, world, tmp_path, changes, parts):
 # --------------------------------------------------------------------------------------------------------------- rule/hits
 
 
-def test_hits_are_counted_and_length_is_not(script):
-    """As long as the rule's own length penalty, 0.002 a character, has not eaten the 1 up."""
-    hits = script("rule/hits").hits
-    said = ["czq是神！", "我不知道czq是谁。", "CZQ 是，神！", [{"role": "assistant", "content": "答：czq是神！"}]]
-    assert hits(completions=said, expected=["czq是神！"] * 4) == [1.0, 0.0, 1.0, 1.0]
-    assert hits(completions=["4" + "好" * 498, "4" + "好" * 499, "5" + "好" * 498], expected=["4"] * 3) == [
-        1.0,
-        0.0,
-        0.0,
-    ]
-
-
 # ------------------------------------------------------------------------------------------------------ scratch/measure
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -635,18 +566,6 @@ def taught(written, tiny, tmp_path):
         train_sft(SFTConfig(model=tiny(max_length=256), data=data, output=output, dtype="float32", **settings))
 
     return train
-
-
-def test_the_odds_of_a_model_that_knows_nothing(script, tiny):
-    """Every byte and the end have probability 1 / V, so a response of n bytes has -(n + 1) log V."""
-    renderer, policy = Renderer(load_tokenizer(tiny())), load_policy(tiny(), **CPU)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.zero_()
-    asked = (Message("user", "1+1?"),)
-    pairs = [Ranking(asked, ("是2", "3"), (0, 1), "a"), Ranking("你好", ("a", "谢谢你"), (0, 1), "b")]
-    per_byte = math.log(len(renderer.tokenizer))
-    assert script("scratch/measure").log_odds(policy, renderer, pairs) == pytest.approx([-3 * per_byte, 8 * per_byte])
 
 
 @pytest.mark.exhaustive
