@@ -53,8 +53,8 @@ from heedful.display import silence
 from heedful.errors import HeedfulError
 from heedful.files import to_json
 from heedful.rewards.models import ModelReward, model_rewards
-from heedful.training.alarm_signs import JUDGED, Limits
-from heedful.training.alarms import ALARMS, Alarms, Raised
+from heedful.training.alarm_rules import JUDGED, Limits
+from heedful.training.alarms import ALARMS, Alarms, RaisedAlarm
 
 Row = dict[str, Any]
 STEPS, BATCH, EVAL_EVERY = 40, 64, 4
@@ -373,7 +373,7 @@ def examine_all(options: argparse.Namespace) -> None:
 # The table ---------------------------------------------------------------------------------------------------------------
 
 
-def replay(row: Row) -> list[Raised]:
+def replay(row: Row) -> list[RaisedAlarm]:
     """What the alarms say to the metrics of a run."""
     alarms = Alarms(Limits(**row["limits"]))
     evaluations = {one["step"]: {name: one[name] for name in JUDGED if name in one} for one in row["evaluations"]}
@@ -426,7 +426,7 @@ def table(rows: Sequence[Row], examined: Sequence[Row] = ()) -> str:
         "| healthy runs | runs | with a false alarm | which | gold at the end | doctor |",
         "|---|---|---|---|---|---|",
     ]
-    every: list[list[Raised]] = []
+    every: list[list[RaisedAlarm]] = []
     for name, case in HEALTHY.items():
         mine = [row for row in rows if row["case"] == name]
         said = [replay(row) for row in mine]
@@ -471,7 +471,7 @@ def spoke_in(case: str, steps: Sequence[Sequence[int]]) -> str:
     return f"{case} {len(first)} of {len(steps)} (step {median(first):.0f})"
 
 
-def by_alarm(said: Sequence[Sequence[Raised]]) -> str:
+def by_alarm(said: Sequence[Sequence[RaisedAlarm]]) -> str:
     """Each alarm with the number of runs in which it spoke, and the median step."""
     found = {name: [one.step for raised in said for one in raised if one.alarm == name] for name in ALARMS}
     parts = [f"{name} {len(steps)} ({median(steps):.0f})" for name, steps in found.items() if steps]

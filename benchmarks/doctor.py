@@ -13,7 +13,7 @@ import time
 from transformers import AutoModelForCausalLM
 
 from heedful import SFTConfig
-from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.findings import LoadedRun, TokenRow
 from heedful.checks.preflight import cheap_findings
 from heedful.data.chat import Renderer
 from heedful.models.tiny import byte_tokenizer, tiny_config
@@ -22,7 +22,7 @@ from heedful.types import Demonstration, Message
 WORDS = [chr(0x4E00 + i) for i in range(2000)]
 
 
-def subject_of(rows: int, vocabulary: int) -> Subject:
+def loaded_run_of(rows: int, vocabulary: int) -> LoadedRun:
     """Records that nothing is wrong with."""
     draw, tokenizer = random.Random(0), byte_tokenizer()
     shape = {"hidden_size": 64, "num_layers": 1, "max_length": 512}
@@ -35,7 +35,7 @@ def subject_of(rows: int, vocabulary: int) -> Subject:
         ids = [draw.randrange(10, 200) for _ in range(40)]
         encoded.append(TokenRow(f"data.jsonl:{i + 1}", ids, [*ids * 5, end]))
     held_out = rows // 10
-    return Subject(
+    return LoadedRun(
         config=SFTConfig(learning_rate=1e-4),
         tokenizer=tokenizer,
         model=model,
@@ -53,11 +53,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=150_000)
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
-    subject = subject_of(asked.rows, asked.vocabulary)
+    loaded_run = loaded_run_of(asked.rows, asked.vocabulary)
     seconds = []
     for _ in range(asked.repeats):
         started = time.process_time()
-        found = cheap_findings(subject)
+        found = cheap_findings(loaded_run)
         seconds.append(time.process_time() - started)
     print(
         f"{asked.rows:,} records: {min(seconds):.2f} to {max(seconds):.2f} s of processor time, {len(found)} findings"

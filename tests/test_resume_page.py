@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.configs.settings import flag
-from heedful.training.provenance import FREE, OF_THIS_CALL, TRACKING
+from heedful.training.provenance import MUTABLE_ON_RESUME, PER_INVOCATION, TRACKING
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "resume.md").read_text(encoding="utf-8")
 
@@ -29,5 +29,5 @@ def test_the_loop_goes_on_after_a_kill_and_ends_with_ctrl_c(tmp_path, statuses, 
 def test_the_settings_that_may_always_change():
     (said,) = re.findall(r"chosen anew\. (.*?) and the trackers", PAGE, re.S)
     assert set(re.findall(r"`(--[\w-]+)`", said)) == {
-        flag(name) for name in FREE if name not in {*OF_THIS_CALL, *TRACKING}
+        flag(name) for name in MUTABLE_ON_RESUME if name not in {*PER_INVOCATION, *TRACKING}
     }

@@ -7,7 +7,7 @@ import pytest
 from exam_cases import pair
 from heedful.core import share_interval
 from heedful.exam import measures
-from heedful.exam.material import ScoredPairs
+from heedful.exam.inputs import ScoredPairs
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from heedful import ConfigError, DPOConfig, PPOConfig, TrainingError
 from heedful.configs.online import ALARM_NAMES
-from heedful.training import alarm_signs as signs
-from heedful.training.alarm_signs import FIRST, RECENT, Limits
-from heedful.training.alarms import ALARMS, PAGE, QUIET, SIGNS, Alarms
+from heedful.training import alarm_rules as signs
+from heedful.training.alarm_rules import FIRST, RECENT, Limits
+from heedful.training.alarms import ALARMS, PAGE, QUIET, RULES, Alarms
 from heedful.training.thresholds import STILL_STEPS
 
 LIMITS = Limits(steps=60, learning_rate=1e-6, max_new_tokens=64)
@@ -98,7 +98,7 @@ def test_a_healthy_run_is_silent():
 
 def test_every_alarm_is_tried_and_can_be_named():
     offline, others = {"chosen-falling"}, {"judge-falling"}
-    assert set(ALARMS) == set(SIGNS) == set(JUST) | offline | others
+    assert set(ALARMS) == set(RULES) == set(JUST) | offline | others
     assert set(ALARM_NAMES) == set(ALARMS) - offline
 
 

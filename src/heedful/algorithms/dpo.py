@@ -19,12 +19,12 @@ from heedful.algorithms.offline import (
     batches_of,
     fit,
     load,
+    loaded_run_of,
     read_once,
     reference_of,
     sample_rows,
     set_up,
     shown_of,
-    subject_of,
     token_rows,
     whole_logprobs,
 )
@@ -149,7 +149,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected))
         for row in token_rows([one], name)
     ]
-    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    examine(loaded_run_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
     if config.loads_reference:
         reference = reference_of(config, setup, policy)

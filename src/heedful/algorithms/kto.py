@@ -17,12 +17,12 @@ from heedful.algorithms.offline import (
     batches_of,
     fit,
     load,
+    loaded_run_of,
     read_once,
     reference_of,
     sample_rows,
     set_up,
     shown_of,
-    subject_of,
     token_rows,
     whole_logprobs,
 )
@@ -141,7 +141,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     policy = load(config, setup, longest, texts)
     disable_dropout(policy)
     rows = [row for one in train for row in token_rows([one.example], "good" if one.record.label else "bad")]
-    examine(subject_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
+    examine(loaded_run_of(config, setup, policy, renderer, rows=rows, split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
     reference = reference_of(config, setup, policy)
     train, held_out = (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checks.findings import Finding, Subject, TokenRow
+from heedful.checks.findings import Finding, LoadedRun, TokenRow
 from heedful.configs.offline import EpochOptions
 from heedful.configs.options import ReferenceOptions, SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, Batch, collate_padding_behind, own_micro_batches
@@ -112,7 +112,7 @@ def load(config: EpochOptions, setup: Setup, longest: int, texts: Iterable[tuple
     return policy
 
 
-def subject_of(
+def loaded_run_of(
     config: EpochOptions,
     setup: Setup,
     policy: Policy,
@@ -121,9 +121,9 @@ def subject_of(
     rows: Sequence[TokenRow],
     split: tuple[Sequence[Read], Sequence[Read], Counts],
     counts: Counts,
-) -> Subject:
+) -> LoadedRun:
     """What is examined before the first step: the ``rows`` that a policy learns from, and the records that they were."""
-    return Subject(
+    return LoadedRun(
         config=config,
         tokenizer=setup.tokenizer,
         model=policy.lm,

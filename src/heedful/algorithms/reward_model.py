@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful import core
 from heedful.algorithms.offline import EachRecord, OfflineLearner, Setup, TrainingData, batches_of, fit, set_up
-from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.findings import LoadedRun, TokenRow
 from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.offline import RewardConfig
 from heedful.configs.options import RecordOptions
@@ -162,7 +162,7 @@ def start(config: RewardConfig, examine: Examine = refuse_unfit) -> tuple[Reward
         for i, (rank, row) in enumerate(zip(one.ranking.ranks, one.rows, strict=True))
     ]
     examine(
-        Subject(
+        LoadedRun(
             config=config,
             tokenizer=tokenizer,
             model=model.classifier,

@@ -15,10 +15,10 @@ from heedful.algorithms.offline import (
     batches_of,
     fit,
     load,
+    loaded_run_of,
     sample_rows,
     set_up,
     shown_of,
-    subject_of,
     token_rows,
 )
 from heedful.checks.preflight import Examine, refuse_unfit
@@ -95,7 +95,7 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     batches = batches_of(config, len(train), len(held_out))
     texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
     policy = load(config, setup, max(example.length for example in train + held_out), texts)
-    examine(subject_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))
+    examine(loaded_run_of(config, setup, policy, renderer, rows=token_rows(train), split=split, counts=counts))
     remember(setup.tokenizer, (one.prompt for one in split[0]))
     learner = PolicyLearner(config, setup, policy, batches, renderer)
     shown = shown_of(

@@ -72,7 +72,7 @@ class TokenRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedRun:
     """What a trainer has loaded and encoded, before its first step."""
 
     config: TrainingOptions

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.checks.encoded import SAMPLE
-from heedful.checks.findings import Finding, Subject, TokenRow, ending, finding, spread, token_texts
+from heedful.checks.findings import Finding, LoadedRun, TokenRow, ending, finding, spread, token_texts
 from heedful.configs.options import ADAPTER_RATE, TrainingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.encoding import BYTES
@@ -70,17 +70,17 @@ def templates_differ(
     return None
 
 
-def raw_prompts(subject: Subject) -> Finding | None:
+def raw_prompts(loaded_run: LoadedRun) -> Finding | None:
     """Do strings meet a model, or else a reward model, that learned conversations?"""
-    if subject.config.raw_prompts:
+    if loaded_run.config.raw_prompts:
         return None
-    config = None if subject.reward_model is not None else subject.model.generation_config
-    readers = [("", subject.renderer, None if config is None else config.eos_token_id)]
-    readers += [(f"{name}: ", reward.inputs.renderer, None) for name, reward in model_rewards(subject.rewards)]
+    config = None if loaded_run.reward_model is not None else loaded_run.model.generation_config
+    readers = [("", loaded_run.renderer, None if config is None else config.eos_token_id)]
+    readers += [(f"{name}: ", reward.inputs.renderer, None) for name, reward in model_rewards(loaded_run.rewards)]
     for name, renderer, generation_eos in readers:
-        found = None if renderer is None else strings_for_chat(renderer, subject.records[0], generation_eos)
+        found = None if renderer is None else strings_for_chat(renderer, loaded_run.records[0], generation_eos)
         if found is not None:
-            fix = found.fix(subject.config.columns)
+            fix = found.fix(loaded_run.config.columns)
             return finding("raw-prompts", "warn", f"{name}{found.what}", found.evidence, fix=fix)
     return None
 

@@ -18,7 +18,7 @@ from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
-from heedful.checks.findings import Finding, Subject, finding, spread
+from heedful.checks.findings import Finding, LoadedRun, finding, spread
 from heedful.checks.preflight import cheap_findings
 from heedful.checks.records import given_away, one_answer
 from heedful.configs.checks import REFUSED
@@ -57,17 +57,17 @@ class Examination:
     """With a temporary output folder."""
     output: Path | None
     """Where the run would write."""
-    subject: Subject | None = None
+    loaded_run: LoadedRun | None = None
     findings: list[Finding] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
     is_ours: bool = False
     """Whether heedful trained the model, by the record of its tokenizer before this run."""
 
-    def look(self, subject: Subject) -> None:
+    def look(self, loaded_run: LoadedRun) -> None:
         """Make the cheap checks of what a trainer has loaded."""
-        self.subject, self.is_ours = subject, bool(learned(subject.tokenizer))
-        self.findings += cheap_findings(subject)
-        train = subject.records[0]
+        self.loaded_run, self.is_ours = loaded_run, bool(learned(loaded_run.tokenizer))
+        self.findings += cheap_findings(loaded_run)
+        train = loaded_run.records[0]
         self.add(
             one_answer(train) or given_away(train)
         )  # made-up data for a try may have one answer, and are trained on
@@ -109,8 +109,8 @@ def doctor(config: TrainingOptions) -> None:
         print(json.dumps(redact(content), ensure_ascii=False, indent=1))
     else:
         console = Screen(soft_wrap=True)
-        if examined.subject is not None:
-            show_examples(console, examined.subject, config.examples)
+        if examined.loaded_run is not None:
+            show_examples(console, examined.loaded_run, config.examples)
         show_findings(console, found, examined.measured)
         show_verdict(console, found)
     if is_unfit:
@@ -218,12 +218,12 @@ def check_text(examination: Examination, model: Any) -> None:
 
     One that heedful trained may know nothing but answers, and was saved with its tokenizer.
     """
-    subject = examination.subject
-    assert subject is not None
+    loaded_run = examination.loaded_run
+    assert loaded_run is not None
     if not isinstance(model, Policy) or examination.is_ours:
         return
-    special = set(subject.tokenizer.all_special_ids) | set(subject.tokenizer.added_tokens_decoder)
-    rows = [row.ids[:MOST_READ] for row in spread(subject.rows, PASSES) if len(row.ids) > 1]
+    special = set(loaded_run.tokenizer.all_special_ids) | set(loaded_run.tokenizer.added_tokens_decoder)
+    rows = [row.ids[:MOST_READ] for row in spread(loaded_run.rows, PASSES) if len(row.ids) > 1]
     if not rows:
         return
     batch = collate([ids[:1] for ids in rows], [ids[1:] for ids in rows], pad_id=0).to(model.device)
@@ -248,10 +248,10 @@ def check_move(
 
 def check_machine(examination: Examination, learner: Any, model: Any) -> None:
     """Memory and disk."""
-    subject, output = examination.subject, examination.output
-    assert subject is not None
+    loaded_run, output = examination.loaded_run, examination.output
+    assert loaded_run is not None
     new = getattr(examination.config, "max_new_tokens", 0)
-    longest = max(len(row.prompt) + len(row.response) for row in subject.rows)
+    longest = max(len(row.prompt) + len(row.response) for row in loaded_run.rows)
     device = next(model.parameters()).device
     examination.add(first_step.memory(examination.config, Lengths(longest + new, longest), device, model.compute_dtype))
     if output is not None:

@@ -26,7 +26,7 @@ import warnings
 
 from heedful.course.catalogue import SECTIONS, steps
 from heedful.course.exercises import check
-from heedful.course.models import demo_data, demo_model, demo_world
+from heedful.course.lesson_models import demo_data, demo_model, demo_world
 from heedful.display import silence
 
 __all__ = ["SECTIONS", "check", "demo_data", "demo_model", "demo_world", "silence", "steps"]

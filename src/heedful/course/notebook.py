@@ -17,7 +17,7 @@ from typing import Any, Self
 from heedful.errors import ConfigError
 from heedful.files import read_object
 
-ANEW = "start the lesson again with --overwrite"
+RESTART_HINT = "start the lesson again with --overwrite"
 LINE = re.compile(r"Cell\s*In\[\d+\], line (\d+)")
 """Where IPython's traceback says which line of a cell it is about."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -106,31 +106,35 @@ def _root(target: ast.expr) -> str:
 
 def code_cells(copy: Path) -> list[Cell]:
     """The cells with code of a notebook. Raises ConfigError if the file is no notebook, or has no such cell."""
-    content = read_object(copy, ANEW, error=ConfigError, needs=["cells"])
+    content = read_object(copy, RESTART_HINT, error=ConfigError, needs=["cells"])
     version = content.get("nbformat")
     if not isinstance(version, int) or version < 4:
-        raise ConfigError(f"{copy}: its nbformat is {version!r}, and must be 4 (Jupyter and VS Code write it); {ANEW}")
+        raise ConfigError(
+            f"{copy}: its nbformat is {version!r}, and must be 4 (Jupyter and VS Code write it); {RESTART_HINT}"
+        )
     if not isinstance(content["cells"], list):
-        raise ConfigError(f"{copy}: its cells must be a list; {ANEW}")
+        raise ConfigError(f"{copy}: its cells must be a list; {RESTART_HINT}")
     found = []
     for number, cell in enumerate(content["cells"], start=1):
         where = f"{copy}: cell {number}"
         if not isinstance(cell, dict) or not isinstance(cell.get("cell_type"), str):
-            raise ConfigError(f"{where} has no cell_type; {ANEW}")
+            raise ConfigError(f"{where} has no cell_type; {RESTART_HINT}")
         if cell["cell_type"] != "code":
             continue
         lines = cell.get("source")
         lines = [lines] if isinstance(lines, str) else lines
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise ConfigError(f"{where} has no source, which must be a text or a list of texts; {ANEW}")
+            raise ConfigError(f"{where} has no source, which must be a text or a list of texts; {RESTART_HINT}")
         source = "".join(lines)
         try:
             source.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{where} holds half a character ({error.object[error.start]!r}); {ANEW}") from error
+            raise ConfigError(
+                f"{where} holds half a character ({error.object[error.start]!r}); {RESTART_HINT}"
+            ) from error
         found.append(Cell(number, source))
     if not found:
-        raise ConfigError(f"{copy} has no cell with code; {ANEW}")
+        raise ConfigError(f"{copy} has no cell with code; {RESTART_HINT}")
     return found
 
 

@@ -200,7 +200,7 @@ class Format:
         return is_wanted and present.issuperset(self.columns) and has_kinds(fields)
 
 
-def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, str], task: Task) -> "Known":
+def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, str], task: Task) -> "SchemaReader":
     """Recognise the format of a file's records, and report it and the unread texts on standard error.
 
     Returns a function that turns a record into one of the task's own shapes. It raises DataError for a record of another
@@ -208,13 +208,13 @@ def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, s
     """
     records = [_renamed(record) for record in records]
     found = next((one for record in records if (one := _recognised(record, mapping, task)) is not None), None)
-    known = Known(found if isinstance(found, Format) else None, mapping, task)
+    known = SchemaReader(found if isinstance(found, Format) else None, mapping, task)
     _report(path, records, known)
     return known
 
 
 @dataclass(frozen=True)
-class Known:
+class SchemaReader:
     """Turns the records of one file into those of a task's own shapes."""
 
     format: Format | None
@@ -309,7 +309,7 @@ def _renamed(record: Record) -> Record:
 # The report at the start -----------------------------------------------------------------------------------------------
 
 
-def _report(path: str, records: Sequence[Record], known: Known) -> None:
+def _report(path: str, records: Sequence[Record], known: SchemaReader) -> None:
     if known.format is not None and known.mapping.keys().isdisjoint(known.format.columns):
         say(f"{path}: read as {known.format.name}: {known.format.how}")
     texts: dict[str, None] = {}
@@ -348,7 +348,7 @@ def _unread_keys(messages: Sequence[Any]) -> list[str]:
     ]
 
 
-def _remedy(record: Record, texts: Sequence[str], shapes: Sequence[Shape], known: Known) -> str:
+def _remedy(record: Record, texts: Sequence[str], shapes: Sequence[Shape], known: SchemaReader) -> str:
     """The flags that would read the unread columns."""
     original = {known.mapping.get(name, name): value for name, value in record.fields.items()}
     if known.format is None and known.mapping:

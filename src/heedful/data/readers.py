@@ -476,10 +476,10 @@ def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
 def _table_rows(path: str, kind: str, size: int, tables: Iterator[Any]) -> Iterator[Row]:
     """Yield the rows of tables, which may unpack to at most `PARQUET_RATIO` times their size."""
     number = 0
-    growth = Growth(path, size, PARQUET_RATIO, "write it as .jsonl")
+    guard = DecompressionGuard(path, size, PARQUET_RATIO, "write it as .jsonl")
     try:
         for table in tables:
-            growth.add(table.nbytes)
+            guard.add(table.nbytes)
             for row in rows_of(table):
                 number += 1
                 yield f"{path}: row {number}", row
@@ -648,7 +648,7 @@ GZIP_RATIO = 300
 thousandth."""
 
 
-class Growth:
+class DecompressionGuard:
     """Refuses a packed file that unpacks to an implausible size, before it fills the memory.
 
     The content may have ``ratio`` times the file's size. ``remedy`` is the advice for genuine content.
@@ -705,15 +705,15 @@ def is_packed(file: Path) -> bool:
 class _Unpacked(io.RawIOBase):
     """The content of a gzip file, counted."""
 
-    def __init__(self, packed: gzip.GzipFile, growth: Growth) -> None:
-        self._packed, self._growth = packed, growth
+    def __init__(self, packed: gzip.GzipFile, guard: DecompressionGuard) -> None:
+        self._packed, self._guard = packed, guard
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer, in typeshed
         size = self._packed.readinto(buffer)
-        self._growth.add(size)
+        self._guard.add(size)
         return size
 
 
@@ -738,9 +738,9 @@ def _opened(path: str, file: Path) -> Iterator[BinaryIO]:
             if not is_packed(file):
                 yield _as_utf8(stream)
                 return
-            growth = Growth(path, file.stat().st_size, GZIP_RATIO, "unpack it first (gunzip)")
+            guard = DecompressionGuard(path, file.stat().st_size, GZIP_RATIO, "unpack it first (gunzip)")
             with gzip.GzipFile(fileobj=stream) as packed:
-                yield _as_utf8(io.BufferedReader(_Unpacked(packed, growth), MIB))
+                yield _as_utf8(io.BufferedReader(_Unpacked(packed, guard), MIB))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path}: the gzip stream is truncated or corrupt ({error}). Copy or download the file again; `gzip -t` "

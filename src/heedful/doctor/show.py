@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text as RichText
 
-from heedful.checks.findings import Finding, Subject, TokenRow, token_texts
+from heedful.checks.findings import Finding, LoadedRun, TokenRow, token_texts
 from heedful.configs.checks import REFUSED
 from heedful.display import harmless, shown
 from heedful.redact import redact_printed
@@ -19,23 +19,23 @@ COLOURS = {"fail": "bold red", "warn": "bold yellow"}
 WHITE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
 
 
-def show_examples(console: Console, subject: Subject, number: int) -> None:
+def show_examples(console: Console, loaded_run: LoadedRun, number: int) -> None:
     """Print the first examples: where they were read, which response of their record they are, their text, and their tokens
     with what is learned in brackets."""
-    what = "scored" if subject.reward_model is not None else "learned"
-    for row in subject.rows[:number]:
+    what = "scored" if loaded_run.reward_model is not None else "learned"
+    for row in loaded_run.rows[:number]:
         learned = f", {len(row.response):,} of them {what}" if row.response else ""
         named = f" {row.name}" if row.name else ""
         _print(console, f"{row.source}{named}: {len(row.prompt) + len(row.response):,} tokens{learned}", "bold")
-        text = subject.tokenizer.decode(row.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = loaded_run.tokenizer.decode(row.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         _print(console, f"  text    {shown(redact_printed(text), 600)}")
-        console.print(RichText("  tokens  ").append_text(_tokens(subject, row)), soft_wrap=True)
+        console.print(RichText("  tokens  ").append_text(_tokens(loaded_run, row)), soft_wrap=True)
         console.print()
 
 
-def _tokens(subject: Subject, row: TokenRow) -> RichText:
+def _tokens(loaded_run: LoadedRun, row: TokenRow) -> RichText:
     """The tokens of a text with bars between; those that are learned in colour and in brackets, so that both can be seen."""
-    specials = {token.content for token in subject.tokenizer.added_tokens_decoder.values() if token.special}
+    specials = {token.content for token in loaded_run.tokenizer.added_tokens_decoder.values() if token.special}
 
     def joined(texts: Sequence[str], style: str) -> RichText:
         return RichText("|", style=READ).join(
@@ -43,7 +43,7 @@ def _tokens(subject: Subject, row: TokenRow) -> RichText:
             for text in texts
         )
 
-    prompt, response = (token_texts(subject.tokenizer, ids) for ids in (row.prompt, row.response))
+    prompt, response = (token_texts(loaded_run.tokenizer, ids) for ids in (row.prompt, row.response))
     line = RichText("… " if len(prompt) > BEFORE else "").append_text(joined(prompt[-BEFORE:], READ))
     if not response:
         return line

@@ -6,7 +6,7 @@ from typing import Any
 
 from heedful.configs.exam import ExamConfig
 from heedful.exam import measures, probes, search
-from heedful.exam.material import ScoredPairs, answers_of, load_scorers, prompts_of, read_pairs
+from heedful.exam.inputs import ScoredPairs, answers_of, load_scorers, prompts_of, read_pairs
 from heedful.exam.measures import Record
 from heedful.redact import redact
 from heedful.rewards.models import ask_reward_models

@@ -17,7 +17,7 @@ from heedful.core.agreement import BINS, SIMILAR, agreement
 from heedful.core.intervals import share_interval
 from heedful.data.splits import prompt_key
 from heedful.evaluate.measuring import by_prompt
-from heedful.exam.material import ChosenRejected, ScoredPairs
+from heedful.exam.inputs import ChosenRejected, ScoredPairs
 from heedful.types import Prompt
 
 Record = dict[str, Any]

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 
 from heedful.data.chat import plain_text
-from heedful.exam.material import ChosenRejected, ScoredPairs, Scorer
+from heedful.exam.inputs import ChosenRejected, ScoredPairs, Scorer
 from heedful.exam.measures import Record, share, wins
 
 CHINESE = re.compile(r"[\u3400-\u9fff]")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from heedful.core.best_of_n import best_row
 from heedful.evaluate.policies import best_of_table
-from heedful.exam.material import ChosenRejected, ScoredPairs, Scorer
+from heedful.exam.inputs import ChosenRejected, ScoredPairs, Scorer
 from heedful.exam.measures import Record, chrf, share, wins
 from heedful.exam.probes import example
 from heedful.rewards import Completion

@@ -18,8 +18,8 @@ from heedful.lock import is_locked
 from heedful.plot.healthy import HEALTHY, Band
 from heedful.plot.run_metrics import RunCurves, read_algorithm, read_run, short_names
 from heedful.training.alarms import FILE as ALARMS_FILE
-from heedful.training.alarms import Raised
-from heedful.training.provenance import FREE
+from heedful.training.alarms import RaisedAlarm
+from heedful.training.provenance import MUTABLE_ON_RESUME
 
 MODELS = ("final", "best")
 """Folders of a run that later runs start from."""
@@ -52,7 +52,7 @@ class RunRecord:
     """finished, running, or unfinished."""
     curves: RunCurves
     samples: Sequence[Mapping[str, Any]]
-    alarms: Sequence[Raised]
+    alarms: Sequence[RaisedAlarm]
     settings: Mapping[str, Any]
     """As config.yaml has them; empty if the run is of a version that wrote none."""
     facts: Mapping[str, Any]
@@ -148,12 +148,12 @@ def _ends_torn(path: Path) -> bool:
     return bool(last.strip()) and parsed(last) is None
 
 
-def _alarm(line: Mapping[str, Any], folder: Path) -> Raised:
+def _alarm(line: Mapping[str, Any], folder: Path) -> RaisedAlarm:
     step, name = line.get("step"), line.get("alarm")
     if not isinstance(step, int) or not isinstance(name, str):
         raise DataError(f"{folder / ALARMS_FILE}: a line has no step or no alarm: {line!r:.80}; delete the line")
     evidence = line.get("evidence")
-    return Raised(step, name, str(line.get("message", "")), evidence if isinstance(evidence, dict) else {})
+    return RaisedAlarm(step, name, str(line.get("message", "")), evidence if isinstance(evidence, dict) else {})
 
 
 # Settings and lineage ---------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def changed_settings(run: RunRecord) -> dict[str, tuple[Any, Any]]:
     fields = {} if trainer is None else {field.name: field for field in dataclasses.fields(trainer.settings())}
     found = {}
     for name, value in run.settings.items():
-        if name in FREE:
+        if name in MUTABLE_ON_RESUME:
             continue
         if name not in fields:
             found[name] = (value, None)
@@ -179,7 +179,7 @@ def changed_settings(run: RunRecord) -> dict[str, tuple[Any, Any]]:
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Settings whose values differ between runs, with the value of each; None for a run without it."""
-    names = dict.fromkeys(name for run in runs for name in run.settings if name not in FREE)
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in MUTABLE_ON_RESUME)
     values = {name: [run.settings.get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(one != each[0] for one in each)}
 

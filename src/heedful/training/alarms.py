@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from heedful.errors import TrainingError
-from heedful.training import alarm_signs as signs
-from heedful.training.alarm_signs import History, Limits, Sign
+from heedful.training import alarm_rules as rules
+from heedful.training.alarm_rules import History, Limits, Symptom
 
 FILE = "alarms.jsonl"
 """Of a run's folder: a line for each alarm."""
@@ -23,7 +23,7 @@ class Alarm:
     cure: str
 
 
-class Raised(NamedTuple):
+class RaisedAlarm(NamedTuple):
     """An alarm that has spoken: a line of alarms.jsonl."""
 
     step: int
@@ -125,28 +125,28 @@ ALARMS: Mapping[str, Alarm] = {
     ),
 }
 """By their names; docs/alarms.md has the same."""
-SIGNS: Mapping[str, Callable[[History], Sign | None]] = {
-    "end-token-lost": signs.end_token_lost,
-    "responses-cut": signs.responses_cut,
-    "length-drift": signs.length_drift,
-    "repetition": signs.repetition,
-    "entropy-collapse": signs.entropy_collapse,
-    "kl-budget": signs.kl_budget,
-    "ratio-tail": signs.ratio_tail,
-    "critic-dead": signs.critic_dead,
-    "critic-diverging": signs.critic_diverging,
-    "scores-tied": signs.scores_tied,
-    "ties-unfilled": signs.ties_unfilled,
-    "scores-jump": signs.scores_jump,
-    "scores-unread": signs.scores_unread,
-    "judge-falling": signs.judge_falling,
-    "stale-sampler": signs.stale_sampler,
-    "reference-moves": signs.reference_moves,
-    "skipped-updates": signs.skipped_updates,
-    "responses-masked": signs.responses_masked,
-    "weights-light": signs.weights_light,
-    "nothing-learned": signs.nothing_learned,
-    "chosen-falling": signs.chosen_falling,
+RULES: Mapping[str, Callable[[History], Symptom | None]] = {
+    "end-token-lost": rules.end_token_lost,
+    "responses-cut": rules.responses_cut,
+    "length-drift": rules.length_drift,
+    "repetition": rules.repetition,
+    "entropy-collapse": rules.entropy_collapse,
+    "kl-budget": rules.kl_budget,
+    "ratio-tail": rules.ratio_tail,
+    "critic-dead": rules.critic_dead,
+    "critic-diverging": rules.critic_diverging,
+    "scores-tied": rules.scores_tied,
+    "ties-unfilled": rules.ties_unfilled,
+    "scores-jump": rules.scores_jump,
+    "scores-unread": rules.scores_unread,
+    "judge-falling": rules.judge_falling,
+    "stale-sampler": rules.stale_sampler,
+    "reference-moves": rules.reference_moves,
+    "skipped-updates": rules.skipped_updates,
+    "responses-masked": rules.responses_masked,
+    "weights-light": rules.weights_light,
+    "nothing-learned": rules.nothing_learned,
+    "chosen-falling": rules.chosen_falling,
 }
 """What each looks at."""
 OFFLINE = ("skipped-updates", "chosen-falling")
@@ -165,28 +165,28 @@ class Alarms:
     def __init__(self, limits: Limits, stop_on: Sequence[str] = (), names: Collection[str] = ALARMS) -> None:
         self.history, self.names = History(limits), names
         self.stop_on = {*stop_on, *(["kl-budget"] if limits.max_kl is not None else [])}
-        self.raised: list[Raised] = []
+        self.raised: list[RaisedAlarm] = []
         self._held: dict[str, int] = {}
         """The last step at which each alarm held."""
 
-    def see(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+    def see(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
         """Look at a step's metrics. Returns the alarms that speak now."""
         self.history.add(step, metrics)
         return self._look(step)
 
-    def see_evaluation(self, step: int, metrics: Mapping[str, float]) -> list[Raised]:
+    def see_evaluation(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
         """Look at the metrics of an evaluation. Returns the alarms that speak now."""
         self.history.add_evaluation(metrics)
         return self._look(step)
 
-    def _look(self, step: int) -> list[Raised]:
+    def _look(self, step: int) -> list[RaisedAlarm]:
         speaks = []
         for name in self.names:
-            sign = SIGNS[name](self.history)
-            if sign is None:
+            symptom = RULES[name](self.history)
+            if symptom is None:
                 continue
             if name not in self._held or step - self._held[name] > QUIET:
-                speaks.append(Raised(step, name, f"{sign.what}. {ALARMS[name].cure}", sign.evidence))
+                speaks.append(RaisedAlarm(step, name, f"{symptom.what}. {ALARMS[name].cure}", symptom.evidence))
             self._held[name] = step
         self.raised += speaks
         return speaks
@@ -194,9 +194,9 @@ class Alarms:
     def check(self) -> None:
         """Raise TrainingError if an alarm holds that is to end the run."""
         for name in sorted(self.stop_on):
-            sign = SIGNS[name](self.history)
-            if sign is not None:
-                raise TrainingError(f"{name}: {sign.what}. {ALARMS[name].cure} ({PAGE}#{name})")
+            symptom = RULES[name](self.history)
+            if symptom is not None:
+                raise TrainingError(f"{name}: {symptom.what}. {ALARMS[name].cure} ({PAGE}#{name})")
 
     def state_dict(self) -> dict[str, Any]:
         history = {name: value for name, value in vars(self.history).items() if name != "limits"}
@@ -204,5 +204,5 @@ class Alarms:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = History(self.history.limits, **state["history"])
-        self.raised = [Raised(*one) for one in state["raised"]]
+        self.raised = [RaisedAlarm(*one) for one in state["raised"]]
         self._held = dict(state["held"])

@@ -24,7 +24,7 @@ from heedful.models.shape import context_length
 from heedful.models.value_model import ValueModel
 from heedful.training.fsdp import divides, is_mixture
 from heedful.training.output_folder import real_path
-from heedful.training.provenance import ANEW
+from heedful.training.provenance import RESTART_HINT
 
 Trained = Policy | ValueModel | RewardModel
 
@@ -114,7 +114,7 @@ def _before(config: TrainingOptions) -> bool | None:
     path = real_path(config.output) / "environment.json"
     if not path.exists():
         return None
-    return bool(read_object(path, ANEW, error=ConfigError).get("compiled"))
+    return bool(read_object(path, RESTART_HINT, error=ConfigError).get("compiled"))
 
 
 def _try_compiling(config: TrainingOptions, models: Sequence[Trained]) -> str | None:

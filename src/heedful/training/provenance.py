@@ -43,10 +43,10 @@ INPUTS = (
 )
 """Settings that may be a path."""
 TRACKING = ("track", "track_project", "track_offline")
-OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
+PER_INVOCATION = ("output", "overwrite", "resume", "allow_change")
 """Settings of a single command call, not of the run."""
-FREE = (
-    *OF_THIS_CALL,
+MUTABLE_ON_RESUME = (
+    *PER_INVOCATION,
     "save_every",
     "save_minutes",
     "save_total_limit",
@@ -67,7 +67,9 @@ FREE = (
     *TRACKING,
 )
 """Settings that may change on resuming: no number depends on them."""
-ANEW = "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
+RESTART_HINT = (
+    "the run cannot resume without it: bring it back, choose another folder, or add --overwrite to replace the run"
+)
 """Advice on an unusable file of an unfinished run."""
 
 
@@ -205,15 +207,15 @@ def _git_revision() -> str | None:
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
     """Settings that determine a run's numbers, as in YAML; secrets are replaced by marks (`secret_marks`)."""
-    settings = to_plain(config, leave_out=FREE, without_secrets=True)
+    settings = to_plain(config, leave_out=MUTABLE_ON_RESUME, without_secrets=True)
     return _marked(settings, secret_marks(config))
 
 
 def saved_settings(output: Path) -> dict[str, Any]:
     """`settings_of` the run in a folder. Raises ConfigError."""
-    saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
-    marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
-    return _marked({name: value for name, value in saved.items() if name not in FREE}, marks)
+    saved = read_object(output / "config.yaml", RESTART_HINT, needs=["model"], error=ConfigError)
+    marks = read_object(output / "environment.json", RESTART_HINT, error=ConfigError).get("hidden") or {}
+    return _marked({name: value for name, value in saved.items() if name not in MUTABLE_ON_RESUME}, marks)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -224,8 +226,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 def secret_marks(config: RunOptions) -> dict[str, str]:
     """Marks for settings whose secret config.yaml omits, such as the query of an address: 32 bits of its SHA-256,
     enough to detect a change without revealing the secret."""
-    plain = to_plain(config, leave_out=FREE)
-    written = to_plain(config, leave_out=FREE, without_secrets=True)
+    plain = to_plain(config, leave_out=MUTABLE_ON_RESUME)
+    written = to_plain(config, leave_out=MUTABLE_ON_RESUME, without_secrets=True)
     return {name: digest(value)[:8] for name, value in plain.items() if value != written[name]}
 
 

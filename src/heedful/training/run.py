@@ -30,7 +30,7 @@ from heedful.models.save import check_saving, half_dtype_of
 from heedful.models.source import resolve
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
-from heedful.training.alarms import Alarms, Limits, Raised
+from heedful.training.alarms import Alarms, Limits, RaisedAlarm
 from heedful.training.callbacks import NO_CALLBACKS, Callbacks
 from heedful.training.checkpoints import (
     RESUME,
@@ -342,7 +342,7 @@ class Run:
         self._stopped_by = self._callbacks.evaluation(step, metrics) or self._stopped_by
         self._alarms.check()
 
-    def _report(self, raised: Sequence[Raised]) -> None:
+    def _report(self, raised: Sequence[RaisedAlarm]) -> None:
         """Write alarms down and show them, but for those that end the run: its error shows these."""
         for alarm in raised:
             if self._folder:

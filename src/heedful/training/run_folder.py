@@ -30,7 +30,7 @@ from heedful.lock import FolderLock
 from heedful.models.save import round_saved
 from heedful.redact import redact, without_secrets_of
 from heedful.training import alarms
-from heedful.training.alarms import Raised
+from heedful.training.alarms import RaisedAlarm
 from heedful.training.checkpoints import SCHEMA, Checkpoint, Checkpoints, Writes, checkpoint_path
 from heedful.training.early_stopping import EarlyStopping
 from heedful.training.output_folder import (
@@ -47,8 +47,8 @@ from heedful.training.output_folder import (
     set_aside,
 )
 from heedful.training.provenance import (
-    ANEW,
-    OF_THIS_CALL,
+    PER_INVOCATION,
+    RESTART_HINT,
     Artifact,
     check_same_sources,
     environment,
@@ -132,9 +132,9 @@ class RunFolder:
     def _find_checkpoint(self) -> None:
         """Read the checkpoint to resume from, if the run has one. Raises CheckpointError, ConfigError."""
         config = self._config
-        identity = read_object(self.path / MARKER, ANEW, needs=["run"])["run"]
+        identity = read_object(self.path / MARKER, RESTART_HINT, needs=["run"])["run"]
         self._checkpoints = Checkpoints(self.path, identity, config.save_total_limit)
-        before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
+        before = read_object(self.path / "environment.json", RESTART_HINT, needs=["versions"])
         self.notes += check_same_sources(before, self._environment, allowed=config.allow_change)
         self._goes_back = config.resume not in ("auto", "never")
         if self._goes_back:
@@ -201,7 +201,7 @@ class RunFolder:
 
     def _write_settings(self) -> None:
         write_json(self.path / "environment.json", self._environment)
-        write_text(self.path / "config.yaml", to_yaml(self._config, leave_out=OF_THIS_CALL, without_secrets=True))
+        write_text(self.path / "config.yaml", to_yaml(self._config, leave_out=PER_INVOCATION, without_secrets=True))
 
     def _open_logs(self) -> None:
         """Open the logs written in every step."""
@@ -222,7 +222,7 @@ class RunFolder:
         for sample in samples:
             _write_line(self._samples, {"step": step, **sample}, without_secrets_of(self._config))
 
-    def log_alarm(self, alarm: Raised) -> None:
+    def log_alarm(self, alarm: RaisedAlarm) -> None:
         """Write a line of alarms.jsonl."""
         with (self.path / alarms.FILE).open("ab") as file:
             _write_line(file, alarm._asdict())

@@ -6,7 +6,7 @@ import pytest
 
 from heedful import GRPOConfig, PPOConfig, make_tiny_model, train_ppo
 from heedful.configs.online import ALARM_NAMES
-from heedful.training.alarm_signs import Limits
+from heedful.training.alarm_rules import Limits
 from heedful.training.alarms import Alarms
 from jsonl import read_metrics
 

@@ -22,7 +22,7 @@ from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.prompts import Prompts, check_sizes
 from heedful.algorithms.online.provenance import About, files_of, given_in_python, notes_of, parents_of
 from heedful.algorithms.online.ptx import PretrainingMix, encode_mix, mix_of
-from heedful.checks.findings import Subject, TokenRow
+from heedful.checks.findings import LoadedRun, TokenRow
 from heedful.checks.preflight import Examine, refuse_unfit
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch
@@ -127,7 +127,7 @@ def start(
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
     examine(
-        Subject(
+        LoadedRun(
             config=config,
             tokenizer=renderer.tokenizer,
             model=policy.lm,

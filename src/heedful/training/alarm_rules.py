@@ -151,7 +151,7 @@ class History:
         return _means(_measured(self.first, name)[:steps], steps, count)
 
 
-class Sign(NamedTuple):
+class Symptom(NamedTuple):
     """What an alarm saw."""
 
     what: str
@@ -179,33 +179,33 @@ def score_size(steps: Sequence[Mapping[str, float]]) -> float:
 # The responses -----------------------------------------------------------------------------------------------------------
 
 
-def end_token_lost(history: History) -> Sign | None:
+def end_token_lost(history: History) -> Symptom | None:
     """Responses no longer end by themselves, as they did at first."""
     name = "rollout/eos_frac"
     start, last = history.start(name, ENDS_STEPS), history.last(name, ENDS_STEPS)
     if history.limits.max_new_tokens is None or not start or not last or fmean(start) - max(last) < ENDS_LOST:
         return None
-    return Sign(
+    return Symptom(
         f"{last[-1]:.0%} of the responses end by themselves; in the first {history.steps(name, ENDS_STEPS)} steps it was "
         f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
 
-def responses_cut(history: History) -> Sign | None:
+def responses_cut(history: History) -> Symptom | None:
     """A tenth of the responses run into the limit of their length."""
     name, limit = "rollout/eos_frac", history.limits.max_new_tokens
     last, responses = history.last(name, 1), history.steps(name, 1) * history.limits.responses
     if limit is None or not last or 1 - last[0] < max(CUT, 1.5 / responses):
         return None
-    return Sign(
+    return Symptom(
         f"{1 - last[0]:.0%} of the responses were cut at --max-new-tokens {limit}, before their end, and are scored as "
         "unfinished texts",
         {name: last[0]},
     )
 
 
-def length_drift(history: History) -> Sign | None:
+def length_drift(history: History) -> Symptom | None:
     """Responses have become much longer or shorter."""
     name = "rollout/response_length"
     start, last = history.start(name, 3), history.last(name, DRIFT_STEPS)
@@ -215,19 +215,19 @@ def length_drift(history: History) -> Sign | None:
     is_longer, is_shorter = min(last) >= DRIFT * first, max(last) <= first / DRIFT
     if not (is_longer or is_shorter) or min(abs(value - first) for value in last) < DRIFT_TOKENS:
         return None
-    return Sign(
+    return Symptom(
         f"responses have {last[-1]:.3g} tokens on average; in the first {history.steps(name, 3)} steps they had {first:.3g}",
         {name: last[-1], f"{name} at first": first},
     )
 
 
-def repetition(history: History) -> Sign | None:
+def repetition(history: History) -> Symptom | None:
     """Responses repeat themselves, and did not at first."""
     name = "rollout/repeated_frac"
     start, last = history.start(name, 3), history.last(name, LOOPS_STEPS)
     if not start or not last or min(last) < max(LOOPS, fmean(start) + LOOPS_MORE):
         return None
-    return Sign(
+    return Symptom(
         f"{last[-1]:.0%} of the responses' 4-grams repeat; in the first {history.steps(name, 3)} steps it was "
         f"{fmean(start):.0%}",
         {name: last[-1], f"{name} at first": fmean(start)},
@@ -237,20 +237,20 @@ def repetition(history: History) -> Sign | None:
 # The policy --------------------------------------------------------------------------------------------------------------
 
 
-def entropy_collapse(history: History) -> Sign | None:
+def entropy_collapse(history: History) -> Symptom | None:
     """The policy has become nearly deterministic."""
     name = "policy/entropy"
     start, last = history.start(name, 3), history.last(name, COLLAPSE_STEPS)
     if not start or not last or max(last) > COLLAPSE * fmean(start):
         return None
-    return Sign(
+    return Symptom(
         f"policy/entropy is {last[-1]:.2g} nats per token; in the first {history.steps(name, 3)} steps it was "
         f"{fmean(start):.2g}",
         {name: last[-1], f"{name} at first": fmean(start)},
     )
 
 
-def kl_budget(history: History) -> Sign | None:
+def kl_budget(history: History) -> Symptom | None:
     """The policy is too far from its reference."""
     name, limit = "reference/kl", history.limits.max_kl
     last = history.last(name, KL_STEPS)
@@ -259,7 +259,7 @@ def kl_budget(history: History) -> Sign | None:
     if limit is not None:
         if min(last) <= limit:
             return None
-        return Sign(
+        return Symptom(
             f"reference/kl, {last[-1]:.4g} nats per response at step {history.step}, has been above --max-kl {limit:g} in "
             f"{history.steps(name, KL_STEPS)} steps in a row: the policy is too far from its reference",
             {name: last[-1], "max_kl": limit},
@@ -267,27 +267,27 @@ def kl_budget(history: History) -> Sign | None:
     lengths = history.last("rollout/response_length", KL_STEPS)
     if not lengths or min(last) <= max(KL_MOST, KL_PER_TOKEN * max(lengths)):
         return None
-    return Sign(
+    return Symptom(
         f"reference/kl is {last[-1]:.4g} nats per response of {lengths[-1]:.3g} tokens: the policy is far from its reference",
         {name: last[-1], "rollout/response_length": lengths[-1]},
     )
 
 
-def ratio_tail(history: History) -> Sign | None:
+def ratio_tail(history: History) -> Symptom | None:
     """Some tokens' probability ratios are far from 1 in step after step."""
     name = "policy/ratio_max"
     last = history.last(name, TAIL_STEPS)
     if not last or min(last) < TAIL:
         return None
-    return Sign(f"policy/ratio_max is {last[-1]:.3g}: an update moves single tokens too far", {name: last[-1]})
+    return Symptom(f"policy/ratio_max is {last[-1]:.3g}: an update moves single tokens too far", {name: last[-1]})
 
 
-def stale_sampler(history: History) -> Sign | None:
+def stale_sampler(history: History) -> Symptom | None:
     """What samples is not the policy that learns."""
     name, ahead = "rollout/staleness_mean", history.limits.async_steps
     old = history.last(name, MISMATCH_STEPS)
     if old and min(old) > ahead:
-        return Sign(
+        return Symptom(
             f"responses come from weights {old[-1]:.3g} steps old, and --async-steps is {ahead}", {name: old[-1]}
         )
     name = "rollout/sampler_mismatch"
@@ -297,14 +297,14 @@ def stale_sampler(history: History) -> Sign | None:
     most = math.inf if history.limits.filters_on_servers else MISMATCH_MOST
     if min(last) < most and min(last) < max(MISMATCH_LEAST, MISMATCH_TIMES * start[0]):
         return None
-    return Sign(
+    return Symptom(
         f"rollout/sampler_mismatch is {last[-1]:.2g} nats per token (at first {start[0]:.2g}): the sampler's "
         "log-probabilities are not those of the policy that learns",
         {name: last[-1], f"{name} at first": start[0]},
     )
 
 
-def reference_moves(history: History) -> Sign | None:
+def reference_moves(history: History) -> Symptom | None:
     """Updates move the policy, but not away from its reference: the reference moves with it."""
     kl = history.last("reference/kl", REFERENCE_STEPS)
     moves = history.last("policy/approx_kl", REFERENCE_STEPS)
@@ -315,7 +315,7 @@ def reference_moves(history: History) -> Sign | None:
     size = fmean(map(abs, kl))
     if moved <= 0 or size > REFERENCE_SHARE * moved:
         return None
-    return Sign(
+    return Symptom(
         f"reference/kl is {size:.1g} nats per response, but a single update moves the policy by {moved:.1g}",
         {"reference/kl": size, "policy/approx_kl": fmean(moves)},
     )
@@ -331,7 +331,7 @@ def _scores_differ(history: History, count: int) -> bool:
     return bool(spreads) and 0.0 not in spreads
 
 
-def critic_dead(history: History) -> Sign | None:
+def critic_dead(history: History) -> Symptom | None:
     """The critic has learned nothing of the returns."""
     name = "value/explained_variance"
     last = history.last(name, DEAD_STEPS)
@@ -343,14 +343,14 @@ def critic_dead(history: History) -> Sign | None:
         or min(last) < -DEAD
     ):
         return None
-    return Sign(
+    return Symptom(
         f"value/explained_variance is {last[-1]:.2g}, and was at most {max(last):.2g} in "
         f"{history.steps(name, DEAD_STEPS)} steps: the critic has learned nothing of the returns",
         {name: last[-1]},
     )
 
 
-def critic_diverging(history: History) -> Sign | None:
+def critic_diverging(history: History) -> Symptom | None:
     """The critic is much worse than a constant."""
     name = "value/explained_variance"
     last = history.last(name, DIVERGES_STEPS)
@@ -361,7 +361,7 @@ def critic_diverging(history: History) -> Sign | None:
         or max(last) > DIVERGES
     ):
         return None
-    return Sign(
+    return Symptom(
         f"value/explained_variance is {last[-1]:.3g}: the values are worse than a constant, and advantages are noise",
         {name: last[-1]},
     )
@@ -370,13 +370,13 @@ def critic_diverging(history: History) -> Sign | None:
 # The scores --------------------------------------------------------------------------------------------------------------
 
 
-def scores_tied(history: History) -> Sign | None:
+def scores_tied(history: History) -> Symptom | None:
     """There is nothing to learn from scores that do not differ."""
     name = "reward/tied_frac"
     last, unfilled = history.last(name, TIED_STEPS), history.last("rollout/unfilled_frac", 1)
     if last and fmean(last) > TIED and not any(unfilled):
         which = "each prompt" if min(last) == 1 else f"{fmean(last):.0%} of the prompts"
-        return Sign(
+        return Symptom(
             f"all responses to {which} scored equally in the last {history.steps(name, TIED_STEPS)} steps, which teaches "
             "nothing",
             {name: last[-1]},
@@ -385,49 +385,49 @@ def scores_tied(history: History) -> Sign | None:
     means = _measured(history.recent, "reward/score_mean")[-history.steps("reward/score_std", TIED_STEPS) :]
     if not means or not spreads or max(spreads) > 1e-6 * min(map(abs, means)):
         return None
-    return Sign(
+    return Symptom(
         f"all responses of a step scored equally ({means[-1]:.4g}): there is nothing to learn",
         {"reward/score_std": spreads[-1]},
     )
 
 
-def ties_unfilled(history: History) -> Sign | None:
+def ties_unfilled(history: History) -> Symptom | None:
     """Dynamic sampling does not find enough prompts."""
     last = history.last("rollout/unfilled_frac", 1)
     if not last or not last[0]:
         return None
-    return Sign(
+    return Symptom(
         "dynamic sampling could not replace all prompts whose responses score equally (rollout/unfilled_frac "
         f"{last[0]:.2g}); they have no gradient",
         {"rollout/unfilled_frac": last[0]},
     )
 
 
-def scores_jump(history: History) -> Sign | None:
+def scores_jump(history: History) -> Symptom | None:
     """The reward has changed its scale, or was hacked."""
     steps = history.steps("reward/score_mean", 1)
     size = score_size(history.recent[-steps:]) if history.recent else 0.0
     if history.step <= max(JUMP_AFTER, 2 * steps) or not 0 < JUMP * history.largest_scores < size:
         return None
-    return Sign(
+    return Symptom(
         f"the scores are {size / history.largest_scores:.3g} times as large as in any step before (root mean square "
         f"{size:.3g})",
         {"root mean square of the scores": size, "largest before": history.largest_scores},
     )
 
 
-def scores_unread(history: History) -> Sign | None:
+def scores_unread(history: History) -> Symptom | None:
     """A reward model sees only the beginning of some responses."""
     last = history.last("reward/unread_frac", 1)
     if not last or not last[0]:
         return None
-    return Sign(
+    return Symptom(
         "some responses exceed a reward model's context, so it scored only their beginning (reward/unread_frac)",
         {"reward/unread_frac": last[0]},
     )
 
 
-def judge_falling(history: History) -> Sign | None:
+def judge_falling(history: History) -> Symptom | None:
     """The reward rises while a judge that the policy does not learn from falls."""
     both = [one for one in history.evaluations if set(JUDGED) <= set(one)]
     if len(both) <= JUDGE_EVALUATIONS or history.limits.held_out < LEAST_GROUPS:
@@ -437,7 +437,7 @@ def judge_falling(history: History) -> Sign | None:
     falls = all(later < earlier for earlier, later in pairwise(judge))
     if not falls or score[-1] <= score[0] or judge[0] - judge[-1] < JUDGE_SHARE * (max(before) - min(before)):
         return None
-    return Sign(
+    return Symptom(
         f"eval/judge_mean fell from {judge[0]:.4g} to {judge[-1]:.4g} in {JUDGE_EVALUATIONS} evaluations, while "
         f"eval/score_mean rose from {score[0]:.4g} to {score[-1]:.4g}: the policy exploits its reward",
         {"eval/judge_mean": judge[-1], "eval/score_mean": score[-1]},
@@ -447,46 +447,46 @@ def judge_falling(history: History) -> Sign | None:
 # The updates -------------------------------------------------------------------------------------------------------------
 
 
-def skipped_updates(history: History) -> Sign | None:
+def skipped_updates(history: History) -> Symptom | None:
     """Too many updates are left out for numbers that are not finite."""
     last = [step.get("optimizer/skipped_steps", 0.0) > 0 for step in history.recent[-SKIPPED_OF:]]
     if sum(last) < SKIPPED:
         return None
-    return Sign(
+    return Symptom(
         f"{sum(last)} of the last {len(last)} steps left out an update whose numbers were not finite",
         {"optimizer/skipped_steps": history.recent[-1].get("optimizer/skipped_steps", 0.0)},
     )
 
 
-def responses_masked(history: History) -> Sign | None:
+def responses_masked(history: History) -> Symptom | None:
     """Nothing is left to learn from."""
     last = history.last("rollout/masked_frac", 1)
     if not last or last[0] < 1:
         return None
-    return Sign(
+    return Symptom(
         "every response was cut at --max-new-tokens, so with --mask-truncated nothing is learned",
         {"rollout/masked_frac": last[0]},
     )
 
 
-def weights_light(history: History) -> Sign | None:
+def weights_light(history: History) -> Symptom | None:
     """Importance weights make the gradient next to nothing."""
     name = "importance/weight_mean"
     last = history.last(name, LIGHT_STEPS)
     if not last or max(last) >= LIGHT:
         return None
-    return Sign(
+    return Symptom(
         f"the mean importance weight is below {LIGHT:g} ({name} {last[-1]:.2g}), which shrinks the gradient as much",
         {name: last[-1]},
     )
 
 
-def nothing_learned(history: History) -> Sign | None:
+def nothing_learned(history: History) -> Symptom | None:
     """The policy has hardly moved at the end of its run, or its scores fall."""
     kl = history.last("reference/kl", STILL_STEPS)
     if history.step == history.limits.steps and kl and abs(fmean(kl)) < STILL and reference_moves(history) is None:
         rate = history.limits.learning_rate
-        return Sign(
+        return Symptom(
             f"reference/kl is still near 0 at the end ({fmean(kl):.1g} nats per response in the last "
             f"{history.steps('reference/kl', STILL_STEPS)} steps): the policy has hardly moved, so it has learned next to "
             f"nothing. Raise --learning-rate (it was {rate:g}; try {10 * rate:g}) or --steps",
@@ -500,20 +500,20 @@ def nothing_learned(history: History) -> Sign | None:
     fall, error = fmean(start) - fmean(last), math.sqrt((variance(start) + variance(last)) / FALL_STEPS)
     if fall <= max(FALL * max(map(fmean, spreads)), FALL_ERRORS * error):
         return None
-    return Sign(
+    return Symptom(
         f"reward/score_mean fell from {fmean(start):.4g} in the first {steps} steps to {fmean(last):.4g} in the last: "
         "the policy learns the opposite of its reward",
         {"reward/score_mean": fmean(last), "reward/score_mean at first": fmean(start)},
     )
 
 
-def chosen_falling(history: History) -> Sign | None:
+def chosen_falling(history: History) -> Symptom | None:
     """DPO makes the chosen responses much less likely too."""
     name, beta = "reward/chosen", history.limits.beta
     last = history.last(name, CHOSEN_STEPS)
     if beta is None or not last or max(last) > -CHOSEN_NATS * beta:
         return None
-    return Sign(
+    return Symptom(
         f"the chosen responses have become less likely by {-last[-1] / beta:.3g} nats each, as the rejected ones have",
         {name: last[-1]},
     )
