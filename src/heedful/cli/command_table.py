@@ -91,7 +91,7 @@ COMMANDS = {
         f"doctor {name}": Command(
             trainer.config,
             "cli.doctor:doctor",
-            f"examine what heedful {name} would do, without doing it",
+            f"check a run of heedful {name} without training",
             extended="configs.doctor:doctor_settings",
         )
         for name, trainer in TRAINERS.items()
@@ -133,7 +133,7 @@ COMMANDS = {
     "label correct": Command(
         "configs.label_data:CorrectConfig",
         "label.commands:correct_label",
-        "put another answer in place of a label's, and keep both",
+        "replace a label's answer; the original is kept",
     ),
     "label withdraw": Command(
         "configs.label_data:WithdrawConfig",

@@ -109,7 +109,7 @@ class ListConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectConfig(Settings):
-    """Put another answer in place of a label's, which stays in the history: heedful label correct PROJECT LABEL."""
+    """Replace a label's answer; the original stays in the history: heedful label correct PROJECT LABEL."""
 
     project: Path
     """Folder of the project. It may not be served meanwhile: correct on its page Labels then."""

@@ -116,8 +116,8 @@ class ObjectiveOptions(Settings):
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Bonus on the policy's entropy. Raising it keeps responses diverse."""
     target_entropy: Annotated[float | None, POSITIVE] = None
-    """Mean entropy per token, in nats, that the bonus holds: entropy-coef is only where it starts, then it rises while
-    policy/entropy is below this, and is off while it is above. Set it if the entropy collapses. None keeps entropy-coef."""
+    """Target entropy, in nats per token; the bonus rises from entropy-coef while policy/entropy is below it and is off above.
+    Set it if the entropy collapses. None keeps entropy-coef."""
     approx_kl_limit: Annotated[float | None, POSITIVE] = None
     """Once policy/approx_kl of a minibatch is above this, neither it nor the rest of the rollout batch is learned from. None
     is off."""
@@ -153,7 +153,7 @@ class ObjectiveOptions(Settings):
     """Largest weight; a larger ratio is cut down to it, or counts 0 with token-mask and sequence-mask."""
     importance_normalise: bool = False
     """Divide the weights by their mean over the rollout batch. With top-k or top-p none is above 1, and those of a long
-    response (sequence-) are next to nothing: by this the gradient keeps its size."""
+    response (sequence-) are tiny; dividing by their mean restores the gradient's scale."""
 
     critic: Literal["shared", "separate", "reward"] = "shared"
     """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
@@ -161,7 +161,7 @@ class ObjectiveOptions(Settings):
     value_model: str | None = None
     """Where a separate critic starts from. None is the policy's model."""
     value_epochs: Annotated[int, POSITIVE] = 2
-    """Passes of the value head over a rollout batch (shared critic). They cost next to nothing: the trunk has no pass."""
+    """Passes of the value head over a rollout batch (shared critic). They cost little: the trunk is not run."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """How much the value loss also pulls the trunk, beside the policy loss (shared critic). 0 leaves it to the policy."""
     value_clip_range: Annotated[float | None, POSITIVE] = 0.2
@@ -309,7 +309,7 @@ class ObjectiveOptions(Settings):
             refuse(
                 self,
                 *("importance_low", "importance_high", "importance_normalise"),
-                because="belongs to --importance, which is none; add --importance sequence-truncate, or leave it out",
+                because="needs --importance; it is off: add --importance sequence-truncate, or leave it out",
             )
         if self.importance.endswith("truncate"):
             refuse(

@@ -74,7 +74,7 @@ def fails(scored: RewardScores, completions: Sequence[Completion], max_failed: f
 
 
 def constant(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Do all responses have the same score? Of a reward model different ones never do, if its head was trained."""
+    """Do all responses have the same score? An untrained reward head gives equal scores."""
     totals = [total for total, _ in scored.totals]
     different = {(completions[row].prompt.source, completions[row].response) for _, row in scored.totals}
     if len(different) < FEWEST or len(set(totals)) > 1:

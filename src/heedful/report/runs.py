@@ -185,7 +185,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
 
 
 def parents_of(run: RunRecord) -> list[Parent]:
-    """The models that a run was made from, and what those were made from, as far as their runs are on this machine."""
+    """Ancestor models of a run, as far as their runs are found on this machine."""
     return list(_parents(run.settings, run.facts, depth=1))
 
 

@@ -17,11 +17,11 @@ learns to do most often."""
 MANY_STOPS = 0.05
 """Above this share of responses that sampling would cut short, a policy that imitates them is cut noticeably often."""
 ENDS_LOST, ENDS_STEPS = 0.3, 3
-"""So much less of the responses end by themselves than in the first steps, in each of so many steps."""
+"""Drop in the share of responses that end by themselves, against the first steps, for this many steps."""
 DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
-"""Responses are so many times longer, or shorter, than in the first steps, in each of so many steps, by so many tokens."""
+"""Factor by which responses are longer or shorter than in the first steps, number of steps, least difference in tokens."""
 LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
-"""So much of the 4-grams repeat, so much more than in the first steps, in each of so many steps."""
+"""Share of 4-grams that repeat, its rise since the first steps, for this many steps."""
 
 # Data --------------------------------------------------------------------------------------------------------------------
 

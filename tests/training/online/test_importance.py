@@ -187,8 +187,8 @@ def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalis
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"importance_high": 3.0}, "--importance-high 3.0 belongs to --importance, which is none"),
-        ({"importance_normalise": True}, "--importance-normalise True belongs to --importance, which is none"),
+        ({"importance_high": 3.0}, "--importance-high 3.0 needs --importance; it is off"),
+        ({"importance_normalise": True}, "--importance-normalise True needs --importance; it is off"),
         (
             {"importance": "token-truncate", "importance_low": 0.5},
             "--importance-low 0.5 masks tokens, but --importance token-truncate only truncates weights",

@@ -62,7 +62,7 @@ class Experience:
     is_finite: Bool[Tensor, " batch"]
     """False where a response's rewards, log-probs or values are not finite; for messages."""
     entropy: Float[Tensor, "batch time"] | None = None
-    """Of the policy that sampled, in nats; None if ``old_logprobs`` is. To be looked at."""
+    """Of the policy that sampled, in nats; for inspection; None without ``old_logprobs``."""
     temperature: float = 1.0
     """Sampling temperature, also of the log-probs."""
 
