@@ -90,7 +90,7 @@ def test_a_mistake_that_all_ranks_make_is_told_once(command, tmp_path):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, as in test_compiled.py
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_no_rank_is_compiled_if_one_cannot_be(command, tmp_path):
-    """--compile on ends the run; with auto, all would train as written."""
+    """--compile on ends the run on all ranks."""
     cache, nowhere = ({"TORCHINDUCTOR_CACHE_DIR": path} for path in (str(tmp_path / "cache"), "/dev/null/cache"))
     found = command(2, *SFT, "--output", tmp_path / "run", "--compile", "on", **cache, per_rank={1: nowhere})
     assert [status for status, _ in found] == [2, 2]

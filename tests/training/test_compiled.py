@@ -1,7 +1,6 @@
-"""--compile: when auto compiles, the same numbers by compiled layers, and a run that trains without if compiling fails."""
+"""--compile on: the same numbers by compiled layers, and a run that ends before it starts if compiling fails."""
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,11 +17,10 @@ from transformers import AutoModelForCausalLM
 import heedful
 from heedful import ConfigError, SFTConfig, make_tiny_model
 from heedful.configs.parse import parse
-from heedful.distributed import ranks
 from heedful.kernels.weights import inference_copy
 from heedful.models import byte_tokenizer, load_policy, save_policy
 from heedful.training import compilation
-from heedful.training.compilation import CACHE, PAYS, compile_layers, is_compiled, is_wanted, repeated_layers
+from heedful.training.compilation import CACHE, compile_layers, repeated_layers
 from heedful.training.provenance import differences
 from heedful.training.setup import prepare
 
@@ -52,10 +50,8 @@ def config(folder, **options):
     return SFTConfig(model=str(folder), data="x", output=folder.parent / "o", **options)
 
 
-def unfinished(config, environment):
-    """A run that was cut short, with this record of its beginning."""
-    config.folder.mkdir(exist_ok=True)
-    (config.folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+def is_compiled(policy):
+    return any(module._compiled_call_impl is not None for module in policy.lm.modules())
 
 
 def prepared(folder, dtype=torch.float32, **options):
@@ -67,7 +63,7 @@ def prepared(folder, dtype=torch.float32, **options):
     ) in policy.named_parameters():  # fresh adapters are 0 in one matrix, and its gradient hides the other
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
-    compile_layers(settings, [policy], 0)
+    compile_layers(settings, [policy])
     return policy
 
 
@@ -96,42 +92,6 @@ def assert_equal(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_amx", "options", "wanted"),
-    [
-        (torch.bfloat16, True, {}, True),
-        (torch.bfloat16, True, {"compile": "off"}, False),
-        (torch.float32, False, {"compile": "on"}, True),
-        (torch.bfloat16, False, {}, False),
-        (torch.float32, True, {}, False),
-        (torch.bfloat16, True, {"gradient_checkpointing": True}, False),
-        (torch.bfloat16, True, {"lora_rank": 2}, False),
-    ],
-)
-def test_auto_compiles_long_runs_where_products_are_fast(folder, monkeypatch, dtype, has_amx, options, wanted):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    policy = load_policy(str(folder), device=CPU, compute_dtype=dtype)
-    least = PAYS // (2 * 32)  # two layers of width 32
-    assert is_wanted(config(folder, **options), [policy], least) == wanted
-    assert is_wanted(config(folder, **options), [policy, policy], least // 2) == wanted
-    assert is_wanted(config(folder, **options), [policy], least - 1) == (options.get("compile") == "on")
-
-
-@pytest.mark.parametrize("unlike", ["divided", "experts", "another device"])
-def test_auto_leaves_out_what_was_not_measured(folder, monkeypatch, unlike):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    policy = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16)
-    settings = config(folder, shard="full")
-    assert is_wanted(settings, [policy], PAYS), "in one process nothing is divided"
-    if unlike == "divided":
-        monkeypatch.setattr(ranks, "size", lambda: 2)
-    elif unlike == "experts":
-        policy.lm.config.num_local_experts = 2
-    else:
-        policy.lm.to("meta")
-    assert not is_wanted(settings, [policy], PAYS)
-
-
 @contextlib.contextmanager
 def out_of_memory(monkeypatch, cache):
     def fail(*_):
@@ -141,18 +101,6 @@ def out_of_memory(monkeypatch, cache):
     yield
 
 
-@pytest.mark.parametrize(
-    ("recorded", "expected"), [({"compiled": True}, True), ({"compiled": False}, False), ({}, False)]
-)
-def test_a_resumed_run_takes_the_path_of_its_beginning(folder, monkeypatch, recorded, expected):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    policy, settings = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16), config(folder)
-    unfinished(settings, recorded)
-    assert is_wanted(settings, [policy], 0) == expected
-    assert is_wanted(settings, [policy], PAYS) == expected
-    assert is_wanted(config(folder, overwrite=True), [policy], PAYS), "a new run"
-
-
 def test_a_switch_is_answered_with_the_choices(folder):
     for flag, said in [
         ("--compile", r"--compile"),
@@ -160,9 +108,9 @@ def test_a_switch_is_answered_with_the_choices(folder):
     ]:
         with pytest.raises(ConfigError, match=said):
             parse(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", flag], prog="heedful sft")
-    with pytest.raises(ConfigError, match="--compile must be one of auto, on, off, got True"):
+    with pytest.raises(ConfigError, match="--compile must be one of off, on, got True"):
         config(folder, compile=True)
-    assert differences({"compile": "auto"}, {"compile": "on"}) == {"compile": ("auto", "on")}
+    assert differences({"compile": "off"}, {"compile": "on"}) == {"compile": ("off", "on")}
 
 
 @pytest.fixture
@@ -204,36 +152,26 @@ def full_cache(monkeypatch, cache):
         signal.signal(signal.SIGXFSZ, handler)
 
 
-@contextlib.contextmanager
-def too_slow(monkeypatch, cache):
-    monkeypatch.setattr(compilation, "SLOWEST", 0)
-    yield
-
-
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
         (unwritable_cache, "Not a directory"),
-        pytest.param(no_compiler, "no-such-compiler", marks=pytest.mark.exhaustive),
+        pytest.param(no_compiler, "no-such-compiler.* needs a C\\+\\+ compiler", marks=pytest.mark.exhaustive),
         pytest.param(failing_compiler, "/bin/false", marks=pytest.mark.exhaustive),
         pytest.param(full_cache, "File too large", marks=pytest.mark.exhaustive),
-        (too_slow, "it takes longer than 0 s"),
+        pytest.param(out_of_memory, "CUDA out of memory; compiling runs passes over 7 texts of up to 131 tokens"),
     ],
 )
-def test_a_run_that_cannot_be_compiled_has_the_numbers_of_one_that_is_not(
-    folder, cache, monkeypatch, capsys, broken, said
-):
-    plain, random = prepared(folder, torch.bfloat16), torch.get_rng_state()
-    unfinished(config(folder), {"compiled": True})
-    with broken(monkeypatch, cache):
-        ours = prepared(folder, torch.bfloat16)
-    line = capsys.readouterr().err
-    assert line.startswith("heedful: --compile auto: torch.compile does not work: ")
-    assert said in line
-    assert line.count("\n") == 1
+def test_a_run_that_cannot_be_compiled_ends_before_it_starts(folder, cache, monkeypatch, broken, said):
+    """And leaves the model as it was."""
+    plain, policy, random = prepared(folder), prepared(folder), torch.get_rng_state()
+    failed = rf"--compile on: torch.compile does not work: .*{said}.*; --compile off trains without it"
+    with broken(monkeypatch, cache), pytest.raises(ConfigError, match=failed):
+        compile_layers(config(folder, compile="on"), [policy])
+    monkeypatch.undo()
     assert torch.equal(torch.get_rng_state(), random)
-    assert not is_compiled(ours.lm)
-    assert_equal(learned(ours, 3, 20), learned(plain, 3, 20))
+    assert not is_compiled(policy)
+    assert_equal(learned(policy, 3, 20), learned(plain, 3, 20))
 
 
 CODE = """if True:
@@ -254,20 +192,6 @@ def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, named):
     assert run.stdout.split() == [str(kept)]
 
 
-@pytest.mark.exhaustive
-def test_on_says_what_is_missing(folder, cache, monkeypatch):
-    said = "CUDA out of memory; compiling runs passes over 7 texts of up to 131 tokens; --compile off"
-    with monkeypatch.context() as patch, out_of_memory(patch, cache), pytest.raises(ConfigError, match=said):
-        prepared(folder, compile="on")
-    with (
-        no_compiler(monkeypatch, cache),
-        pytest.raises(
-            ConfigError, match=r"--compile on: .*no-such-compiler.* needs a C\+\+ compiler .*; --compile off trains"
-        ),
-    ):
-        prepared(folder, compile="on")
-
-
 @pytest.mark.parametrize(
     ("flag", "options"),
     [
@@ -286,14 +210,14 @@ def test_a_model_without_repeated_layers_is_refused(folder):
     assert repeated_layers(lm) is lm.model.layers
     lm.model.layers = torch.nn.Sequential(*lm.model.layers)
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM has no list of repeated layers; --compile off"):
-        compile_layers(config(folder, compile="on"), [policy], 0)
+        compile_layers(config(folder, compile="on"), [policy])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("cache")
 def test_compiled_layers_compute_the_same_and_nothing_is_compiled_later(folder, tmp_path):
     plain, compiled = prepared(folder), prepared(folder, compile="on")
-    assert is_compiled(compiled.lm)
+    assert is_compiled(compiled)
     counters.clear()
     for rows, length, shorter in [(3, 20, 1), (3, 32, 1), (5, 12, 1), (8, 16, 1), (3, 21, 8), (4, 14, 8)]:
         ours, theirs = (learned(policy, rows, length, shorter=shorter) for policy in (compiled, plain))
@@ -319,16 +243,14 @@ def test_compiled_layers_under_adapters_compute_the_same(folder):
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("cache")
 def test_a_compiled_run_resumes_bit_for_bit(folder, tmp_path):
-    """Its beginning was compiled, so the rest is, although compiling would not pay any more."""
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "bcd"}\n' * 8, encoding="utf-8")
     policy = load_policy(str(folder), device=CPU, compute_dtype=torch.float32)
     save_policy(policy, byte_tokenizer(), tmp_path / "start", stop_ids=[0])
 
-    def run(name, compile="on", allow_change=(), **objects):
+    def run(name, compile="on", **objects):
         settings = {"model": str(tmp_path / "start"), "data": str(tmp_path / "data.jsonl"), "output": tmp_path / name}
         settings |= {"dtype": "bfloat16", "batch_size": 4, "max_steps": 4, "eval_fraction": 0.0, "learning_rate": 1e-2}
-        settings |= {"compile": compile, "allow_change": allow_change}
-        heedful.train_sft(SFTConfig(**settings), **objects)
+        heedful.train_sft(SFTConfig(**settings, compile=compile), **objects)
 
     def stop(step, _metrics):
         if step == 2:
@@ -341,26 +263,24 @@ def test_a_compiled_run_resumes_bit_for_bit(folder, tmp_path):
     run("whole")
     with pytest.raises(KeyboardInterrupt):
         run("cut", on_step=stop)
-    run("cut", compile="auto", allow_change=("compile",))
-    folders = [tmp_path / name for name in ("as written", "whole", "cut")]
-    recorded = [json.loads((one / "environment.json").read_text(encoding="utf-8"))["compiled"] for one in folders]
-    assert recorded == [False, True, True]
+    run("cut")
     assert_equal(weights("cut"), weights("whole"))
     assert any(not torch.equal(w, weights("as written")[name]) for name, w in weights("whole").items()), "not compiled"
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_cache_changes_no_number(folder, cache, capsys):
-    """Code cut short, as on a disk that was full: it is compiled anew, or the run trains as written."""
-    plain, compiled = prepared(folder, torch.bfloat16), prepared(folder, torch.bfloat16, compile="on")
-    expected = learned(compiled, 3, 20)
+def test_a_damaged_cache_changes_no_number(folder, cache):
+    """Code cut short, as on a disk that was full, is compiled anew."""
+    expected = learned(prepared(folder, torch.bfloat16, compile="on"), 3, 20)
     for path in cache.rglob("*"):
         if path.is_file():
             begin = path.read_bytes()[:100]
             path.unlink()  # this process has loaded the library that it is
             path.write_bytes(begin)
     torch._inductor.utils.clear_caches()
-    unfinished(config(folder), {"compiled": True})
-    ours = prepared(folder, torch.bfloat16)
-    assert_equal(learned(ours, 3, 20), expected if is_compiled(ours.lm) else learned(plain, 3, 20))
-    assert is_compiled(ours.lm) or "torch.compile does not work" in capsys.readouterr().err
+    try:
+        ours = prepared(folder, torch.bfloat16, compile="on")
+    except ConfigError as error:
+        assert "torch.compile does not work" in str(error)  # noqa: PT017
+    else:
+        assert_equal(learned(ours, 3, 20), expected)

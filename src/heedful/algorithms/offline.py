@@ -449,8 +449,7 @@ def fit(
     """
     train, held_out = data.train, data.held_out
     reference = config.reference if isinstance(config, ReferenceOptions) else None
-    passes_over_data = learner.schedule.total_steps * config.batch_size / len(train)
-    compile_layers(config, [learner.model], int(passes_over_data * sum(record.num_tokens for record in train)))
+    compile_layers(config, [learner.model])
     with Run(
         config,
         learner,

@@ -458,10 +458,10 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 
     SECTION = "devices"
 
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the repeated layers (torch.compile) for learning. auto compiles long runs where it pays, in bfloat16 on a CPU
-    with AMX, and trains without if compiling fails. on compiles every run; if it fails, the run ends before it starts. off
-    never compiles. Compiled layers round differently (docs/speed.md)."""
+    compile: Literal["off", "on"] = "off"
+    """on: compile the repeated layers (torch.compile) for learning, which pays in long runs where products are fast, such as
+    bfloat16 on a CPU with AMX. If compiling fails, the run ends before it starts. Compiled layers round differently
+    (docs/speed.md)."""
 
     algorithm: ClassVar[str]
     """The command, and the name of its runs."""

@@ -82,7 +82,7 @@ class Artifact(NamedTuple):
 
 
 def environment(
-    command: str, config: RunOptions, *, data: Sequence[str | Artifact], models: Sequence[str], compiled: bool = False
+    command: str, config: RunOptions, *, data: Sequence[str | Artifact], models: Sequence[str]
 ) -> dict[str, Any]:
     """The content of environment.json: versions, revision, hardware, seed, and hashes of data and parent models.
 
@@ -91,7 +91,6 @@ def environment(
         config: the run's settings. Local files in them (code of rewards, a template) count as data.
         data: further inputs, mostly files.
         models: names or folders of the parent models.
-        compiled: whether layers are compiled.
     """
     device = resolve_device(config.device)
     local_models = [Path(path) for name in models for path in with_bases(downloaded_model(name))]
@@ -107,7 +106,6 @@ def environment(
         "gpus": device_names(),
         "device": device.type,
         "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
-        "compiled": compiled,
         "arguments": redact.command(),
         "data": {name: content for one in [*data, *named] for name, content in _content(one)},
         "revisions": {name: revision for name in models if (revision := hub_revision(name))},
@@ -262,7 +260,6 @@ def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowe
                 f"same, or allow the change with --allow-change {name}"
             )
     pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
-    pairs |= {"compiled": (old.get("compiled", new.get("compiled")), new.get("compiled"))}
     pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [
         f"{name} was {was} when the run began and is {now} now: the run resumes, but perhaps not bit for bit"

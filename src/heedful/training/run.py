@@ -41,7 +41,6 @@ from heedful.training.checkpoints import (
     read_state,
     write_parts_of,
 )
-from heedful.training.compilation import is_compiled
 from heedful.training.early_stopping import EarlyStopping
 from heedful.training.output_folder import drop_replaced
 from heedful.training.provenance import Artifact
@@ -136,10 +135,7 @@ class Run:
         def open_folder() -> tuple[Path, str, Path | None, list[str]]:
             data = [one for one in (config.data, config.eval_data, *more_data) if one]
             about = {"total_steps": total_steps, "objective": objective}
-            compiled = any(map(is_compiled, learner.parts()[0]))
-            folder = self._folder = RunFolder(
-                config, algorithm, data=data, models=parents, facts=about, compiled=compiled
-            )
+            folder = self._folder = RunFolder(config, algorithm, data=data, models=parents, facts=about)
             found = folder.checkpoint
             return folder.path, folder.made_from, found.path if found else None, folder.notes
 

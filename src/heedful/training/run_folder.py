@@ -85,12 +85,9 @@ class RunFolder:
         data: Sequence[str | Artifact],
         models: Sequence[str],
         facts: Mapping[str, Any] | None = None,
-        compiled: bool = False,
     ) -> None:
         self._config = config
-        self._environment = environment(  # may take minutes
-            command, config, data=data, models=models, compiled=compiled
-        )
+        self._environment = environment(command, config, data=data, models=models)  # may take minutes
         self.made_from = made_from(settings_of(config), self._environment)
         """A hash of settings, data and models. Another one in a checkpoint means that they have changed since."""
         plan = check_output(config)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from heedful.algorithms.online.critic import has_head
 from heedful.algorithms.online.experience import Experience
-from heedful.algorithms.online.loop import alarms_of, compile_networks
+from heedful.algorithms.online.loop import alarms_of
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
@@ -25,6 +25,7 @@ from heedful.models.save import save_all_but_weights
 from heedful.models.value_model import ValueHead
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.callbacks import OnMetrics, wants_stop
+from heedful.training.compilation import compile_layers
 from heedful.training.from_python import as_given, as_passed, check_given, check_kind
 
 C = TypeVar("C", bound=RolloutConfig)
@@ -73,7 +74,7 @@ def ppo_steps(
         replace(one, prompt=replace(one.prompt, source=as_given(one.prompt.source, files)))
         for one in learner.prompts.prompts
     ]
-    compile_networks(learner)
+    compile_layers(settings, learner.trained)
     with contextlib.closing(learner.sampler), kept(policy, head), reworded(lambda text: named(text, type(config))):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))

@@ -53,7 +53,7 @@ def run_online(
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
     config, learner, held_out, about = start(config, rewards)
-    compile_networks(learner)
+    compile_layers(config, learner.trained)
     with (
         contextlib.closing(learner.sampler),
         Run(
@@ -87,13 +87,6 @@ def run_online(
                 run.evaluate(step, evaluate(learner, held_out, shares), shares)
         run.summary["score_norm"] = learner.score_norm.state_dict()
     return TrainingResult(run.path, run.summary, config)
-
-
-def compile_networks(learner: Learner[RolloutConfig]) -> None:
-    """Compile the networks in training, if ``--compile`` says so (`compile_layers`)."""
-    config = learner.config
-    tokens = config.steps * config.rollout_batch_size * config.ppo_epochs * config.max_new_tokens
-    compile_layers(config, learner.trained, tokens)
 
 
 def alarms_of(config: RolloutConfig, held_out: int = 0) -> Alarms:
