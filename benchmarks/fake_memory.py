@@ -202,6 +202,7 @@ def measure(config: Any, *, has_numbers: bool = False) -> dict[str, int]:
                 with device.in_phase("scoring"):
                     experience = page.make_experience(learner, scored)
                 page.learn(learner, experience)
+                del experience
         else:
             learner, data = page.start(config)
             for _ in range(2):
@@ -258,6 +259,7 @@ def _decode(
     *,
     uniforms: Tensor,
     pad_id: int,
+    num_tokens: int | None,
     **_: Any,
 ) -> Iterator[generate.Step]:
     """`heedful.engines.generate.decode`, whose model reads only the prompts, and the last token for which the cache grows."""
@@ -267,7 +269,7 @@ def _decode(
     logits, longest = decoder.read_prompts(), decoder.length + sampling.max_new_tokens
     for step in range(sampling.max_new_tokens):
         if step in (0, sampling.max_new_tokens - 1):
-            _, logprobs, _ = generate._next_tokens(logits, sampling, uniforms[:, step].to(model.device))
+            _, logprobs, _ = generate._next_tokens(logits, sampling, uniforms[:, step].to(model.device), num_tokens)
         tokens = torch.randint(1000, 1000 + len(WORDS) // 2, (len(prompts),), device=model.device)
         yield generate.Step(rows, tokens, logprobs, None, active)
         if step == 0:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful import ConfigError, GRPOConfig, SFTConfig
 from heedful.algorithms.online.average import WeightAverage
 from heedful.configs.options import SamplingOptions
+from heedful.data.batches import Batch
 from heedful.distributed import ranks
 from heedful.distributed.sharded_files import as_held
 from heedful.distributed.sharding import (
@@ -33,6 +34,7 @@ from heedful.distributed.sharding import (
     whole_tensor,
 )
 from heedful.engines.generate import sample
+from heedful.engines.teacher_forced import token_outputs
 from heedful.engines.vllm import servers
 from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack
@@ -45,6 +47,7 @@ from heedful.training.fsdp import divide
 from heedful.training.optimization import make_optimizer, optimizer_step
 from heedful.training.rank_consistency import check_same_weights
 from heedful.training.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
+from heedful.types import MicroBatch
 
 (MODELS, FOLDER), NAMES = (Path(word) for word in sys.argv[1:3]), sys.argv[3:]
 CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
@@ -189,6 +192,14 @@ def memory():
         parameters = list(model.parameters())
         found.append([bytes_held(tensors) for tensors in (parameters, (p.grad for p in parameters), moments)])
     return found
+
+
+def states_read():
+    """Rows whose states this rank has read for a value head, their bytes and tokens."""
+    ids, mask, responses, _ = next(batches())
+    model, batch = policy("qwen3", dtype=torch.bfloat16), Batch(ids, mask, responses)
+    read = token_outputs(model, batch, temperature=1.0, micro_batch=MicroBatch(2), with_states=True).states
+    return {"rows": sorted(read), "bytes": bytes_held(read.values()), "tokens": int(responses[sorted(read)].sum())}
 
 
 class Casts(TorchDispatchMode):
@@ -485,6 +496,7 @@ EVERY = {
     "averaged": averaged,
     "refused": refused,
     "memory": memory,
+    "states read": states_read,
     "whole for a time": lambda: [whole_for_a_time(checkpointing) for checkpointing in (False, True)],
     "whole for a time, bfloat16": lambda: whole_for_a_time(stored=torch.bfloat16),
     "copies": copies,

@@ -35,7 +35,7 @@ SELDOM = (
     "bfloat16, reward model",
     "bfloat16, encoder",
 )
-OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "whole for a time")
+OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "states read", "whole for a time")
 OTHERS += ("differs", "patience", "whole for a time, bfloat16", "copies", "average", "states")
 
 
@@ -116,6 +116,13 @@ def test_each_rank_holds_half(two):
         parts = [found["memory"][1][place] for found in two]
         assert sum(parts) == whole
         assert max(parts) < 0.51 * whole
+
+
+def test_each_rank_has_the_states_of_its_own_rows_in_half_precision(two):
+    """Of 5 rows, 32 numbers a token in bfloat16."""
+    found = [numbers["states read"] for numbers in two]
+    assert sorted(found[0]["rows"] + found[1]["rows"]) == [0, 1, 2, 3, 4]
+    assert all(numbers["rows"] and numbers["bytes"] == numbers["tokens"] * 32 * 2 for numbers in found)
 
 
 @pytest.fixture

@@ -45,6 +45,20 @@ def test_no_values_without_a_head(policies):
     assert token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(2)).values is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_are_what_the_value_head_reads_and_take_no_more_than_their_tokens(policies, dtype):
+    policy = copy.deepcopy(policies["gpt2"])
+    policy.compute_dtype = dtype
+    found = token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(2), with_states=True)
+    states = [found.states[row] for row in range(len(RESPONSES))]
+    assert [list(x.shape) for x in states] == [[len(response), 32] for response in RESPONSES]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in states if len(x)}
+    assert sum(storages.values()) == sum(map(len, RESPONSES)) * 32 * dtype.itemsize
+    values = policy.value_head(torch.cat(states), BATCH.response_mask)
+    torch.testing.assert_close(values, found.values[BATCH.response_mask], rtol=1e-6, atol=1e-5)
+    assert not any(x.requires_grad for x in states)
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
 def test_values_of_a_model_of_its_own(policy, micro_batch_size):
     policy = copy.deepcopy(policy)

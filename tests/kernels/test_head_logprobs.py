@@ -125,9 +125,9 @@ CHUNKS = {"one kept": (64, True), "one recomputed": (64, False), "five kept": (5
 def chunked(monkeypatch, tokens, is_kept, vocab=VOCAB):
     """As many tokens a chunk, in blocks of two, gradients of four words at a time, and logits kept for the backward pass or
     not."""
-    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", {"cpu": 1})
+    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", 1)
     monkeypatch.setattr(MODULE, "CHUNK", tokens * vocab)
-    monkeypatch.setattr(MODULE, "BLOCK", {"cpu": 2 * vocab})
+    monkeypatch.setattr(MODULE, "CPU_BLOCK", 2 * vocab)
     monkeypatch.setattr(MODULE, "PART", 4)
     monkeypatch.setattr(MODULE, "KEPT", 2**24 if is_kept else 0)
 
@@ -313,10 +313,11 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def passes(tokens=200, **options):
-    hidden, weight = torch.randn(tokens, 2, requires_grad=True), torch.randn(VOCAB, 2, requires_grad=True)
+def passes(tokens=200, *, learns=True, device="cpu", **options):
+    hidden = torch.randn(tokens, 2, requires_grad=True, device=device)
+    weight = torch.randn(VOCAB, 2, requires_grad=learns, device=device)
     with Sizes() as seen:
-        logprobs, h = head_logprobs(hidden, weight, torch.randint(VOCAB, (tokens,)), **options)
+        logprobs, h = head_logprobs(hidden, weight, torch.randint(VOCAB, (tokens,), device=device), **options)
         (logprobs.sum() + h.sum()).backward()
     return seen
 
@@ -350,8 +351,21 @@ def test_kept_logits_are_not_computed_again(monkeypatch):
 
 def test_a_chunk_has_some_tokens_however_large_the_vocabulary(monkeypatch):
     chunked(monkeypatch, 1, is_kept=True)
-    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", {"cpu": 80})
+    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", 80)
     assert passes().logits == [80, 80, 40]
+
+
+@pytest.mark.parametrize(
+    ("device", "learns", "chunks"),
+    [("meta", True, [100, 100]), ("meta", False, [40] * 5), ("cpu", True, [40] * 5), ("cpu", False, [40] * 5)],
+)
+def test_a_chunk_is_larger_on_an_accelerator_if_it_adds_to_the_gradient_of_the_matrix(
+    monkeypatch, device, learns, chunks
+):
+    chunked(monkeypatch, 1, is_kept=False)
+    monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", 40)
+    monkeypatch.setattr(MODULE, "LEARNED_CHUNK", 100)
+    assert passes(learns=learns, device=device).logits == chunks * 2, "forward and backward"
 
 
 def largest_saved(tokens, *, learns=True):

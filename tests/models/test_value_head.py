@@ -28,14 +28,9 @@ def states(hidden_size=4):
     return torch.randn(int(MASK.sum()), hidden_size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def in_place(states, mask=MASK):
-    """``[batch, time, hidden]``, zeros at padding."""
-    return states.new_zeros(*mask.shape, states.shape[-1]).masked_scatter(mask[..., None], states)
-
-
 def test_it_is_zero_at_the_start_and_learns():
     head = ValueHead(4)
-    values = head(in_place(states().float()), MASK)
+    values = head(states().float(), MASK)
     assert not values.any()
     values.sum().backward()
     assert head.weight.grad.any()
@@ -54,7 +49,7 @@ def test_values_are_those_of_the_formula():
             hidden = torch.nn.functional.silu(head.hidden.weight @ read + head.hidden.bias)
             expected.append(head.weight[0] @ row[t] + head.bias[0] + head.out.weight[0] @ hidden)
         start += length
-    torch.testing.assert_close(head(in_place(before), MASK), torch.stack(expected), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(head(before, MASK), torch.stack(expected), rtol=1e-10, atol=1e-10)
 
 
 def test_a_value_knows_nothing_of_what_comes_after_it_or_of_other_rows():
@@ -62,16 +57,14 @@ def test_a_value_knows_nothing_of_what_comes_after_it_or_of_other_rows():
     changed = before.clone()
     changed[2] += 1.0  # the last token of the first row
     same = torch.tensor([True, True, False, True, True, True])
-    assert torch.equal(head(in_place(before), MASK)[same], head(in_place(changed), MASK)[same])
-    assert not torch.equal(head(in_place(before), MASK)[~same], head(in_place(changed), MASK)[~same])
+    assert torch.equal(head(before, MASK)[same], head(changed, MASK)[same])
+    assert not torch.equal(head(before, MASK)[~same], head(changed, MASK)[~same])
 
 
 def test_padding_changes_nothing():
     head, before = noisy(), states()
     wider = torch.nn.functional.pad(MASK, (0, 5))
-    torch.testing.assert_close(
-        head(in_place(before, wider), wider), head(in_place(before), MASK), rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(head(before, wider), head(before, MASK), rtol=1e-12, atol=1e-12)
 
 
 @pytest.fixture
@@ -99,7 +92,7 @@ def test_a_head_that_was_saved_when_heads_were_linear_gives_its_values(saved):
     again = load_policy(str(folder), device=CPU, compute_dtype=torch.float32, with_value_head=True)
     before = torch.randn(6, policy.value_head.in_features)
     expected = before @ tensors["weight"][0] + tensors["bias"]
-    torch.testing.assert_close(again.value_head(in_place(before), MASK), expected)
+    torch.testing.assert_close(again.value_head(before, MASK), expected)
 
 
 def test_a_critic_of_its_own_refuses_the_head_of_a_shared_one(saved):

@@ -75,13 +75,8 @@ def test_the_last_layer_keeps_nothing_of_its_mlp_for_tokens_that_are_not_read(tm
 
 
 def test_sizes_are_those_of_the_code():
-    assert (memory.CHUNK, memory.SMALLEST_CHUNK, memory.OTHERS_CHUNK, memory.BLOCK, memory.KEPT) == (
-        head_logprobs.CHUNK,
-        head_logprobs.SMALLEST_CHUNK,
-        head_logprobs.OTHERS_CHUNK,
-        head_logprobs.BLOCK,
-        head_logprobs.KEPT,
-    )
+    for name in ("CHUNK", "SMALLEST_CHUNK", "LEARNED_CHUNK", "BLOCK", "CPU_BLOCK", "KEPT"):
+        assert getattr(memory, name) == getattr(head_logprobs, name)
     assert memory.MOST_SCORES == attention.MOST_SCORES
     assert memory.CACHE_BLOCK == kv_cache.BLOCK
     assert memory.VALUE_HEAD == value_model.WIDTH

@@ -17,7 +17,6 @@ pass gives the old log-probs.
 """
 
 import time
-from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -34,6 +33,7 @@ from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.algorithms.online.update import Learned, Update, critic_norm, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
+from heedful.devices import upload
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.from_python import Objects, check_kind, in_files
 from heedful.training.result import TrainingResult
@@ -95,7 +95,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
 
     experience = Experience(
         batch=batch,
-        rows=torch.arange(len(mask), device=mask.device),
+        rows=upload(torch.arange(len(mask)), mask.device),
         old_logprobs=None if old is None else old.logprobs,
         ref_logprobs=ref_logprobs,
         rewards=rewards.per_token,
@@ -128,7 +128,6 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
     cfg, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
     is_warming_up = learner.schedule.done <= cfg.critic_warmup_steps
     value_metrics, head_steps = learn_values(learner, experience)
-    experience = replace(experience, states=None)
 
     epochs = 0 if is_warming_up and learner.critic is None else cfg.ppo_epochs
     for rows in minibatches(experience, epochs, learner):

@@ -55,7 +55,7 @@ def token_outputs(
         micro_batch: maximum rows and tokens at a time.
         adaptive: remembers the micro-batch that fits into memory; None does not remember.
         with_entropy: also compute the entropy.
-        with_states: also return the value head's inputs, ``[batch, time, hidden]``.
+        with_states: also return the value head's inputs; each rank has those of its own rows.
     """
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
@@ -75,12 +75,17 @@ def token_outputs(
 
     parts = (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
-    states = [(rows, part.states) for rows, part in parts if part.states is not None]
+    states = {
+        row: states
+        for rows, part in parts
+        if part.states is not None and _has_rows(batch)
+        for row, states in zip(on_host(rows).tolist(), part.states.values(), strict=True)
+    }
     return TokenOutputs(
         logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], batch),
         entropy=_in_place([(rows, part.entropy) for rows, part in parts], batch),
         values=_in_place(values, batch) if values else None,
-        states=_in_place(states, batch) if states else None,
+        states=states if with_states else None,
     )
 
 
@@ -103,7 +108,10 @@ def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
     numbers = torch.cat([part for _, part in parts]).to(batch.ids.device)
     if ranks.size() == 1:
         return numbers[order.argsort()]
-    own = (
-        order.tolist() if ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist()) else []
-    )  # else the rank read the first row
+    own = order.tolist() if _has_rows(batch) else []
     return ranks.all_gather_rows(numbers[: len(own)], own, len(batch.ids))
+
+
+def _has_rows(batch: Batch) -> bool:
+    """Whether this rank has rows of its own; else it has read the first (`micro_batches`)."""
+    return bool(ranks.shard_indices(on_host(batch.attention_mask).sum(dim=1).tolist()))

@@ -10,15 +10,12 @@ from heedful.core.masking import at_least_float32, one_per_row
 from heedful.kernels.cpu.products import linear, product
 
 CHUNK = 2**22
-"""Logits per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes the full
-gradient of the matrix."""
-SMALLEST_CHUNK = {"cpu": 256}
-OTHERS_CHUNK = 1024
-"""Minimum tokens per chunk, by device type, and on all others. The faster the products, the more tokens are needed to
-amortise a pass over the gradient."""
-BLOCK = {"cpu": 2**19}
-"""Logits converted to float32 at a time, by device type: on a CPU as many as fit its inner caches, elsewhere a whole
-chunk."""
+"""Logits per matrix product."""
+SMALLEST_CHUNK, LEARNED_CHUNK = 256, 1024
+"""Minimum tokens per chunk, because each chunk reads the full matrix; and where the matrix has a gradient, because each
+chunk reads and writes all of it. A CPU's products are too slow to need more than the former."""
+BLOCK, CPU_BLOCK = 2**25, 2**19
+"""Logits converted to float32 at a time; on a CPU as many as fit its inner caches."""
 KEPT = 2**24
 """Maximum logits stored for the backward pass; more are recomputed."""
 
@@ -61,7 +58,7 @@ def head_logprobs(
         compute_dtype: dtype of the matrix products; None is that of ``hidden``. The rest is in at least float32.
     """
     one_per_row(ids=ids, hidden=hidden)
-    options = _Options(temperature, cap, with_entropy, compute_dtype or hidden.dtype)
+    options = _Options(temperature, cap, with_entropy, compute_dtype or hidden.dtype, torch.is_grad_enabled())
     numbers: tuple[Tensor, Tensor] = _HeadLogprobs.apply(hidden, weight, bias, ids, options)
     return numbers
 
@@ -71,6 +68,8 @@ class _Options(NamedTuple):
     cap: float | None
     with_entropy: bool
     compute_dtype: torch.dtype
+    has_backward: bool
+    """False under ``torch.no_grad``, which autograd's `needs_input_grad` does not know."""
 
 
 class _HeadLogprobs(torch.autograd.Function):
@@ -85,11 +84,12 @@ class _HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = options.compute_dtype
         states, matrix, shift = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        is_kept = any(ctx.needs_input_grad) and ids.shape[0] * weight.shape[0] <= KEPT
+        learns = options.has_backward and ctx.needs_input_grad[1]
+        is_kept = options.has_backward and any(ctx.needs_input_grad) and ids.shape[0] * weight.shape[0] <= KEPT
         kept, in_place = [], _writes_over(states, options)
         logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
         entropy = torch.zeros_like(logprobs)
-        for chunk in _chunks(ids, weight.shape[0]):
+        for chunk in _chunks(ids, weight.shape[0], learns=learns):
             logits = linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
                 place = logits[block] if in_place else None
@@ -97,9 +97,10 @@ class _HeadLogprobs(torch.autograd.Function):
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
                 if options.with_entropy:
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
+                del logp, place  # not in memory beside the next block's
             if is_kept:
                 kept.append(logits)
-            del logits, logp, place  # not in memory beside the next chunk's
+            del logits
         ctx.set_materialize_grads(False)  # without a gradient of the entropy (only a metric), skips it
         ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
         ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -117,7 +118,7 @@ class _HeadLogprobs(torch.autograd.Function):
         ]
         d_hidden, d_weight, d_bias = like
         are_logprobs = bool(kept) and _writes_over(states, ctx.options)
-        for i, chunk in enumerate(_chunks(ids, matrix.shape[0])):
+        for i, chunk in enumerate(_chunks(ids, matrix.shape[0], learns=d_weight is not None)):
             logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
             for block in _blocks(logits):
@@ -138,6 +139,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     d_weight[part] += product(d_logits.t()[part], states[chunk])
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
+            del logits, d_logits
         return d_hidden, d_weight, d_bias, None, None
 
 
@@ -147,8 +149,8 @@ def _writes_over(states: Tensor, options: _Options) -> bool:
     return options.cap is None and states.device.type == "cpu" and torch.finfo(states.dtype).bits >= 32
 
 
-def _chunks(ids: Tensor, vocab: int) -> list[slice]:
-    smallest = SMALLEST_CHUNK.get(ids.device.type, OTHERS_CHUNK)
+def _chunks(ids: Tensor, vocab: int, *, learns: bool) -> list[slice]:
+    smallest = LEARNED_CHUNK if learns and ids.device.type != "cpu" else SMALLEST_CHUNK
     size = max(smallest, CHUNK // vocab)
     return [slice(start, start + size) for start in range(0, ids.shape[0], size)]
 
@@ -158,7 +160,7 @@ def _parts(matrix: Tensor) -> list[slice]:
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    size = max(1, BLOCK.get(logits.device.type, logits.numel()) // logits.shape[1])
+    size = max(1, (CPU_BLOCK if logits.device.type == "cpu" else BLOCK) // logits.shape[1])
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 
@@ -188,6 +190,7 @@ def _write_gradient(  # noqa: PLR0917  one number per token each, all needed
     if g_entropy is not None:
         logp = x if are_logprobs else x.log_softmax(-1)
         finite = logp if are_logprobs else _finite(logp)  # kept ones are already finite
+        del x
         d = logp.exp().mul_((finite + entropy).mul_(g_entropy).add_(g)).neg_()
     elif are_logprobs:
         d = torch.exp(x, out=place).mul_(-g)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
+from heedful.devices import on_host
 from heedful.errors import CheckpointError
 from heedful.kernels.cpu.products import filling, is_plain_linear
 from heedful.kernels.device import HALF, autocast, scale_gradient
@@ -32,8 +33,8 @@ class TokenOutputs(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     values: Tensor | None
-    states: Tensor | None = None
-    """``[batch, time, hidden]``, inputs of the value head, without gradient; None unless requested."""
+    states: dict[int, Tensor] | None = None
+    """Inputs of the value head without gradient, ``[tokens, hidden]`` by row; None unless requested."""
 
 
 class Policy(nn.Module):
@@ -176,11 +177,11 @@ class Policy(nn.Module):
             tokens = marked(ids[:, ids.shape[1] - response_mask.shape[1] :], response_mask)
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature or 1.0, with_entropy)
         values = states = None
-        if with_states or (with_values and self.value_head is not None):
-            here = scatter(before, response_mask)
-            states = here.detach() if with_states else None
-            if with_values and self.value_head is not None:
-                values = self._per_token(self.value_head(here, response_mask), response_mask)
+        before = before.to(self.compute_dtype) if self.compute_dtype in HALF else before
+        if with_states:
+            states = dict(enumerate(before.detach().split(on_host(response_mask).sum(dim=1).tolist())))
+        if with_values and self.value_head is not None:
+            values = self._per_token(self.value_head(before, response_mask), response_mask)
         logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
         return TokenOutputs(logprobs, entropy, values, states)
 

@@ -75,23 +75,26 @@ class ValueHead(nn.Linear):
         """Values ``[tokens]``, row after row.
 
         Args:
-            states: ``[batch, time, hidden]``, before each response token; zeros elsewhere.
+            states: ``[tokens, hidden]``, before each response token, row after row.
             response_mask: ``[batch, time]``, True at response tokens.
         """
         states = states.to(self.weight.dtype)
         hidden = nn.functional.silu(self.hidden(_read(states, response_mask)))
-        return super().forward(marked(states, response_mask)).squeeze(-1) + self.out(hidden).squeeze(-1)
+        return super().forward(states).squeeze(-1) + self.out(hidden).squeeze(-1)
 
 
 def _read(states: Tensor, response_mask: Tensor) -> Tensor:
     """``[tokens, 3 hidden]``: each state, the first of its row, and the running mean of its row; normalised."""
-    seen = response_mask.cumsum(dim=1).clamp(min=1)
-    mean = states.cumsum(dim=1) / seen[..., None]
-    start = response_mask.byte().argmax(dim=1)
-    first = states[torch.arange(len(states), device=states.device), start]
-    row = upload(on_host(response_mask).nonzero()[:, 0], states.device)
-    read = torch.cat([marked(states, response_mask), first[row], marked(mean, response_mask)], dim=-1)
+    mask = on_host(response_mask)
+    counts = mask.sum(dim=1)
+    first = (counts.cumsum(dim=0) - counts)[mask.nonzero()[:, 0]]
+    read = torch.cat([states, states[upload(first, states.device)], _running_mean(states, response_mask)], dim=-1)
     return nn.functional.layer_norm(read, read.shape[-1:])
+
+
+def _running_mean(states: Tensor, response_mask: Tensor) -> Tensor:
+    seen = response_mask.cumsum(dim=1).clamp(min=1)
+    return marked(scatter(states, response_mask).cumsum(dim=1) / seen[..., None], response_mask)
 
 
 def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:

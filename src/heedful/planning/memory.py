@@ -37,7 +37,7 @@ MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 + 8 / 256}
 """Bytes per weight of Adam's two moments. In bitsandbytes: a byte each, and a float32 per 256 of them."""
 CUDA_CONTEXT = 600 * 10**6
 """Bytes of a process on a GPU before its first tensor, with the workspaces of cuBLAS. Not measured by us."""
-CHUNK, SMALLEST_CHUNK, OTHERS_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256}, 1024, {"cpu": 2**19}, 2**24
+CHUNK, SMALLEST_CHUNK, LEARNED_CHUNK, BLOCK, CPU_BLOCK, KEPT = 2**22, 256, 1024, 2**25, 2**19, 2**24
 """Sizes as in `heedful.kernels.head_logprobs`; a test compares them."""
 MOST_SCORES = 2**22
 """As in `heedful.kernels.attention`."""
@@ -296,12 +296,14 @@ class _Run:
         phases: dict[str, Parts] = {}
         if self.online is not None and not self.online.sampler:
             phases["sampling"] = held | self._sampling(self.online)
+        held["states of the value head"] = self._states
         if self.online is not None or self.reference_is_freed:
             phases["scoring"] = (weights if self.reference_is_freed else held) | self._scoring()
         if self.reference_is_freed:
             held["reference"] = 0
         if self.has_value_head:
-            phases["values"] = held | {"activations": 10 * self.batch * self._state}
+            read = self.batch * self._state * (30 if self.half else 28)  # seven times in float32, and in half precision
+            phases["values"] = held | {"activations": read}
         phases["backward"] = held | self._backward()
         phases["step"] = held | {"gradients": sum(network.gradients for network in self.learning) / self.shards}
         return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
@@ -325,7 +327,7 @@ class _Run:
         return cuda | {name: size / self.shards for name, size in stored.items()} | copies
 
     def _kept(self) -> Parts:
-        """Parts that grow with the trained weights, and a value head's input states, kept until the next rollout batch."""
+        """Parts that grow with the trained weights."""
         config, learned = self.config, sum(network.learned for network in self.learning) + self._value_head
         averages = self.online is not None and self.online.ema_decay > 0
         moments = MOMENTS[config.optimizer] * learned if config.optimizer_device == "same" else 0
@@ -333,7 +335,6 @@ class _Run:
         return {
             "moving average": average / self.shards,
             "moments of the optimizer": moments / self.shards,
-            "states of the value head": self._states,
         }
 
     @property
@@ -344,13 +345,14 @@ class _Run:
 
     @property
     def _state(self) -> int:
-        """Bytes of the states of a response, ``[time, hidden]`` in float32."""
-        return self.responses * 4 * self.policy.shape.hidden
+        """Numbers in the states of a response, ``[time, hidden]``."""
+        return self.responses * self.policy.shape.hidden
 
     @property
     def _states(self) -> int:
-        """Bytes of the states of a rollout batch, if a value head is trained on them. Each rank has all of them."""
-        return self.rollout * self._state if self.has_value_head else 0
+        """Bytes of the states of a rank's rows of a rollout batch, on which a value head is trained."""
+        rows = math.ceil(self.rollout / self.ranks) if self.has_value_head else 0
+        return self.computed * rows * self._state
 
     def _copy(self) -> float:
         """Bytes of the copy for sampling: the policy's float32 matrices in half precision."""
@@ -377,7 +379,8 @@ class _Run:
         shape, rows, prompt = self.policy.shape, self.sampled_rows, self.lengths.prompt
         places = -(-self.lengths.longest // CACHE_BLOCK) * CACHE_BLOCK
         logits = rows * shape.vocabulary * (self.computed + 8 if self.half else 8)
-        prefill = rows * prompt * self._one_layer(shape) + self.policy.folded
+        prompts = math.ceil(rows / online.group_size)  # each is read once
+        prefill = prompts * prompt * self._one_layer(self.policy) + self.policy.folded
         written: Parts = {
             "keys and values": 2 * shape.key * self.computed * rows * places * (shape.layers + 1),  # one layer grows
             "logits": max(logits, prefill),
@@ -389,9 +392,12 @@ class _Run:
             written = {"whole blocks": weight}
         return {"copy that samples": self._whole_copy()} | written
 
-    def _one_layer(self, shape: Shape) -> int:
-        """Bytes per token in a layer at once without gradients: the residual stream, its norm, and the MLP."""
-        return 4 * 3 * shape.hidden + self.computed * max(3 * shape.intermediate, 3 * shape.query + 2 * shape.key)
+    def _one_layer(self, network: _Network) -> int:
+        """Bytes per token in a layer at once without gradients: the residual stream, its norm, and the MLP. Adapters read
+        copies of their inputs in float32."""
+        shape, is_adapted = network.shape, network.trained == "adapters"
+        mlp = self.computed * max((4 if is_adapted else 3) * shape.intermediate, 3 * shape.query + 2 * shape.key)
+        return 4 * (4 if is_adapted and self.half else 3) * shape.hidden + mlp
 
     def _scoring(self) -> Parts:
         """The largest pass without gradients. Reward models read a micro-batch's rows at a time."""
@@ -399,10 +405,9 @@ class _Run:
         for network in self.reading:
             is_reward = any(network is reward for reward in self.rewards)
             rows = self.rows if is_reward or self.online is None else self.scored_rows
-            activations: float = rows * self.lengths.longest * self._one_layer(network.shape) + network.folded
+            activations: float = rows * self.lengths.longest * self._one_layer(network) + network.folded
             if network.has_logits:
-                activations = max(activations, self._logits(network.shape, rows)[0])
-            activations = max(activations + self._states, 3 * self._states)
+                activations = max(activations, self._logits(network.shape, rows, learns=False)[0])
             passes.append(
                 {"copies in half precision": self._casts(network, learning=False), "activations": activations}
             )
@@ -440,7 +445,8 @@ class _Run:
         logits, copies, freed = 0.0, self._casts(network, learning=True), 0.0
         if network.has_logits:
             has_entropy = self.config.has_entropy_bonus
-            forward, logits = self._logits(shape, self.rows, has_entropy=has_entropy)
+            learns = network.trained == "all"
+            forward, logits = self._logits(shape, self.rows, learns=learns, has_entropy=has_entropy)
             freed = logits - forward + (network.head * shape.output if network.trained == "all" else 0)
             states = 10 if self.half else 8  # bytes of a state, its gradient, and a copy in half precision
             ends += self.rows * self.responses * shape.hidden * states
@@ -469,15 +475,18 @@ class _Run:
         scores = self.rows * shape.heads * self.lengths.longest**2
         return 6 * scores if self.device == "cpu" and self.half and scores <= MOST_SCORES else 0
 
-    def _logits(self, shape: Shape, rows: int, *, has_entropy: bool = False) -> tuple[float, float]:
-        """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`)."""
-        vocabulary, tokens = shape.vocabulary, rows * self.responses
-        chunk = min(tokens, max(SMALLEST_CHUNK.get(self.device, OTHERS_CHUNK), CHUNK // vocabulary)) * vocabulary
-        block = min(chunk, max(vocabulary, BLOCK.get(self.device, chunk)))
+    def _logits(self, shape: Shape, rows: int, *, learns: bool, has_entropy: bool = False) -> tuple[float, float]:
+        """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`). ``learns``: the head's
+        matrix has a gradient."""
+        vocabulary, tokens, on_cpu = shape.vocabulary, rows * self.responses, self.device == "cpu"
+        smallest = LEARNED_CHUNK if learns and not on_cpu else SMALLEST_CHUNK
+        chunk = min(tokens, max(smallest, CHUNK // vocabulary)) * vocabulary
+        block = min(chunk, max(1, (CPU_BLOCK if on_cpu else BLOCK) // vocabulary) * vocabulary)
         kept = tokens * vocabulary if tokens * vocabulary <= KEPT else chunk
         softmax = 4 * block
         forward = self.computed * chunk + 2 * softmax
-        return forward, self.computed * (kept + chunk) + softmax * (3 if has_entropy else 2)
+        backward = self.computed * (kept + chunk) + softmax * (3 if has_entropy else 2 if self.half else 0)
+        return forward, max(forward, backward)
 
     def _casts(self, network: _Network, *, learning: bool, blocks: int | None = None) -> float:
         """Copies of float32 matrices in half precision: autocast keeps those of trained weights until a pass is over, and
@@ -548,7 +557,9 @@ def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int 
         keeps_scaled_heads = rank == 0 and (half or device != "cpu")
         norms += (query + key) * (4 + (size if keeps_scaled_heads else 0)) + 4 * (shape.heads + shape.key_heads)
     inputs = hidden * (5 * 2 if half else 2 * 4)
-    attention = size * (2 * query + 2 * key) + 4 * shape.heads  # plus one softmax statistic per head and query
+    is_repeated = device != "cpu" and not half  # keys and values, for attention's kernel for float32 on a GPU
+    attention = size * 2 * (query + (query if is_repeated else key))
+    attention += 4 * shape.heads  # one softmax statistic per head and query
     if rank and half:
         attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast casts it back
     return norms + inputs + attention + 4 * shape.intermediate * size + size * rank * 7

@@ -146,7 +146,7 @@ def test_the_norm_of_a_value_head(config, make_learner, experience_of):
     learner = make_learner(config(PPOConfig, value_epochs=1))
     experience = experience_of(learner)
     head, mask = learner.policy.value_head, experience.batch.response_mask
-    values = head(experience.states, mask)
+    values = head(torch.cat(list(experience.states.values())), mask)
     values = values if values.dim() == 2 else torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
     loss, _ = core.value_loss(
         values, experience.old_values, experience.returns, mask, clip_range=learner.config.value_clip_range

@@ -55,8 +55,8 @@ class Experience:
     """Raw scores, before normalisation and penalties."""
     metrics: dict[str, float]
     sampled_tokens: int
-    states: Float[Tensor, "batch time hidden"] | None
-    """Hidden states, input of the policy's value head; None without one."""
+    states: dict[int, Float[Tensor, "tokens hidden"]] | None
+    """Inputs of the policy's value head by row of the rollout batch, of those that this rank has read; None without one."""
     sampler_logprobs: Float[Tensor, "batch time"]
     """Log-probs recorded during sampling; only for metrics."""
     is_finite: Bool[Tensor, " batch"]

@@ -82,6 +82,7 @@ def run_online(
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, kl, config))
                     learner.skips.check()
+                del experience  # its states are gone before the next responses are sampled
             if run.evaluation_due(step):
                 shares: list[tuple[float, float]] = []
                 run.evaluate(step, evaluate(learner, held_out, shares), shares)
