@@ -27,7 +27,6 @@ FILES = {
     "evaluate pass-at-k": [*RUN, "--rewards", "rule:digits"],
     "evaluate kl": [*RUN, "--reference", "模型"],
     "evaluate perplexity": RUN,
-    "evaluate tasks": ["--model", "模型", "--tasks", "gsm8k"],
 }
 """Commands that write a file, with what they need besides it."""
 ENDINGS = {"report": (".html", ".png", ".svg", ".pdf"), "exam": (".html", ".json"), "sample": (".jsonl",)}

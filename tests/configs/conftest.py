@@ -26,7 +26,6 @@ from heedful import (
 )
 from heedful.configs.course import CourseCheckConfig, CourseConfig, CourseStartConfig
 from heedful.configs.doctor import DoctorDeviceConfig, doctor_settings
-from heedful.configs.evaluate import TasksConfig
 from heedful.configs.exam import ExamConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
@@ -68,7 +67,6 @@ LEAST = {
     CourseCheckConfig: {"lesson": 5},
     TrackConfig: {"run": "运行/一", "to": "wandb"},
     PushConfig: {"run": "运行/一", "to": "org/name", "license": "mit"},
-    TasksConfig: {"model": "模型", "tasks": ("gsm8k",)},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
     LookConfig: {"run": "运行/一"},
     WatchConfig: {"runs": ("运行/一", "运行/二")},

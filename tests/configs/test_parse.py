@@ -154,7 +154,6 @@ def _company(config_class, name):
         "random_share": {"reward_models": 2},
         "label_simulated": {"label": True},
         "samples_per_prompt": {"rollout_batch_size": 64},
-        "track_offline": {"track": ("wandb",)},
         "lora_dropout": {"lora_rank": 8},
         "kl_horizon": {"kl_target": 6.0},
         "replicas": {"shard": "full", "ranks": 8},

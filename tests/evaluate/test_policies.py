@@ -25,7 +25,6 @@ from heedful import (
     evaluate_win_rate,
 )
 from heedful.cli.main import main
-from heedful.configs.evaluate import TasksConfig
 from heedful.core import share_interval
 from heedful.evaluate.output import report
 from heedful.models import RewardModel
@@ -310,10 +309,6 @@ def test_the_file_holds_numbers_samples_and_settings(tiny, prompts, tmp_path):
     config = ScoresConfig(
         model=tiny(), data=prompts, rewards=("rule:digits",), max_new_tokens=3, output=tmp_path / "x" / "r.json"
     )
-    (tmp_path / "t.yaml").touch()
-    own = TasksConfig(model="m", tasks=("t",), task_folder=(tmp_path,), output=tmp_path / "of tasks.json")
-    report({"acc": 0.5}, own)
-    assert strict_json(own.output)["settings"]["task_folder"] == [str(tmp_path)]
     report({"score_mean": math.inf, "samples": [{"prompt": "问", "score": math.nan}]}, config)
     settings = dataclasses.asdict(config) | {"output": str(config.output), "rewards": ["rule:digits"]}
     settings |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}

@@ -2,26 +2,25 @@
 
 import http.server
 import json
+import shutil
 import threading
 
 import pytest
-import torch
+import yaml
 
-from heedful import DPOConfig, KTOConfig, RewardConfig, SFTConfig, train_dpo, train_kto, train_reward, train_sft
+from heedful import DPOConfig, RewardConfig, SFTConfig, train_dpo, train_reward, train_sft
 
 
 @pytest.fixture(scope="session")
 def runs(tiny, tmp_path_factory):
     """``runs("sft")``: the folder of a finished run, made once."""
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("发布")
     chats = [
         {"messages": [{"role": "user", "content": f"第{i}问"}, {"role": "assistant", "content": f"好的 {i}"}]}
         for i in range(9)
     ]
     pairs = [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(9)]
-    labelled = [{"prompt": f"第{i}问", "completion": f"好{i}", "label": i % 2 == 0} for i in range(9)]
-    for name, records in (("demonstrations", chats), ("pairs", pairs), ("labelled", labelled)):
+    for name, records in (("demonstrations", chats), ("pairs", pairs)):
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")
     common = {"max_steps": 3, "batch_size": 2, "eval_fraction": 0.3, "sample_every": 0, "dtype": "float32"}
@@ -36,12 +35,8 @@ def runs(tiny, tmp_path_factory):
             train_sft(SFTConfig(model=tiny("qwen3"), data=demonstrations, **settings))
         elif name == "lora":
             train_sft(SFTConfig(model=tiny("qwen3"), data=demonstrations, lora_rank=2, **settings))
-        elif name == "lora on lora":
-            train_sft(SFTConfig(model=str(make("lora") / "final"), data=demonstrations, lora_rank=2, **settings))
         elif name == "dpo":
             train_dpo(DPOConfig(model=str(make("sft") / "final"), data=preferences, **settings))
-        elif name == "kto":
-            train_kto(KTOConfig(model=str(make("sft") / "final"), data=str(root / "labelled.jsonl"), **settings))
         elif name == "reward":
             train_reward(RewardConfig(model=tiny("qwen3"), data=preferences, **settings))
         elif name == "encoder":
@@ -49,6 +44,24 @@ def runs(tiny, tmp_path_factory):
         return output
 
     return make
+
+
+@pytest.fixture
+def edited(runs):
+    """``edited("sft", folder, config={...})``: a copy of a run with other values in its files; None removes a file."""
+
+    def edit(name, folder, **files):
+        shutil.copytree(runs(name), folder)
+        for file, changes in files.items():
+            path = folder / (f"{file}.yaml" if file == "config" else f"{file}.json")
+            if changes is None:
+                path.unlink()
+            else:
+                content = (yaml.safe_load if file == "config" else json.loads)(path.read_text("utf-8")) | changes
+                path.write_text(json.dumps(content), encoding="utf-8")
+        return folder
+
+    return edit
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -1,182 +1,177 @@
-"""What a model card says of paths, addresses and algorithms."""
+"""What a model card says of a run, and that no path of this machine and no secret is in it."""
 
 import json
-import shutil
+import re
+import subprocess
+import sys
 import typing
-from dataclasses import replace
 
 import pytest
 import yaml
 
 from heedful import DPOConfig, OnlineDPOConfig
 from heedful.cli.main import main
-from heedful.configs.tools import PushConfig
-from heedful.publishing.push import Form, card, paths_in, public, read_facts
 from heedful.training.provenance import IN_PYTHON
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@pytest.fixture
+def card(tmp_path, capsys):
+    """``card(run, ...)``: metadata and text of the card that would go out."""
+
+    def write(run, *words):
+        folder = tmp_path / f"out {len(list(tmp_path.iterdir()))}"
+        status = main(["push", str(run), "org/name", "--license", "mit", "--dry-run", "--folder", str(folder), *words])
+        assert status == 0, capsys.readouterr().err
+        _, metadata, text = (folder / "README.md").read_text("utf-8").split("---\n", 2)
+        return yaml.safe_load(metadata), text
+
+    return write
+
+
+def test_the_card_of_a_run(card, runs):
+    metadata, text = card(runs("sft"), "--language", "zh", "en")
+    assert metadata == {
+        "license": "mit",
+        "language": ["zh", "en"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["heedful", "sft"],
+    }
+    facts, summary = (
+        json.loads((runs("sft") / name).read_text("utf-8")) for name in ("environment.json", "summary.json")
+    )
+    for digest in (*facts["models"].values(), *facts["data"].values()):
+        assert (digest in text) is (digest != "none")
+    before, after = (summary[name]["eval/loss"] for name in ("first_evaluation", "last_evaluation"))
+    assert f"| `eval/loss` | {before:.4g} | {after:.4g} | the loss of training; lower is better |" in text
+    assert f"On {summary['data']['held_out']} records that were held out from training" in text
+    assert "learning_rate: 1.0e-05" in text
+    assert text.endswith("</details>\n")
+
+
+LONG = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sft", "reward", "dpo", "encoder")]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_code_of_the_card_runs_in_transformers_alone(name, card, runs, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", card(runs(name))[1], flags=re.DOTALL)
+    assert code.count('"org/name"') == 2
+    code = code.replace('"org/name"', repr(str(tmp_path / "out 0"))).replace("max_new_tokens=256", "max_new_tokens=4")
+    blocked = "import sys; sys.modules['heedful'] = None\n"
+    done = subprocess.run([sys.executable, "-c", blocked + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if name in ("reward", "encoder"):
+        float(done.stdout)
+
+
+def test_an_absolute_path_is_cut_to_its_last_two_parts(card, edited, tmp_path):
+    stay = [
         "judge:http://host:8000/v1#Qwen/Qwen3-8B",
-        "https://huggingface.co/a/b/c",
         "see https://huggingface.co/docs/a/b, 或 http://h/数据/x/y",
         "s3://bucket/a/b/c",
         "org/name",
         "数据/家/我.jsonl",
         "and/or, 1/2/3",
         "/no_think",
-    ],
-)
-def test_what_is_no_absolute_path_stays(text):
-    assert public(text) == text
-    assert public({"a": [text]}, ["/v1/x", "/docs/a"]) == {"a": [text]}
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("/家/我/x.jsonl", "我/x.jsonl"),
-        ("model:/home/me/runs/rm/final", "model:rm/final"),
-        ("python:/home/me/奖励.py:分", "python:me/奖励.py:分"),
-        ("file:///home/me/mlruns", "me/mlruns"),
-        ("sqlite:////home/me/a.db", "sqlite:///me/a.db"),
-        ("at '/home/me/a/b', '/c/d/e'", "at 'a/b', 'd/e'"),
-    ],
-)
-def test_an_absolute_path_is_cut_to_its_last_two_parts(text, kept):
-    assert public(text) == kept
-
-
-def test_a_path_with_spaces_is_known_from_the_settings():
-    settings = {
-        "model": "/home/John Smith/runs/sft/final/",
-        "data": "/home/John Smith/数据/x y.jsonl",
-        "eval_data": "/home/John Smith/数据/x y.jsonl.gz",
-        "rewards": [
-            "model:/home/John Smith/runs/rm/final",
-            "python:/home/J S/奖 励.py:f",
-            "http://h/a/b",
-            "rule:/a/b/c",
-        ],
-        "results": ["/home/John Smith/a.json"],
-        "output": None,
-        "system_prompt": "/think step by step about a/b/c",
-        "seed": 1,
+    ]
+    cut = {
+        "/家/我/x.jsonl": "我/x.jsonl",
+        "model:/home/me/runs/rm/final": "model:rm/final",
+        "python:/home/me/奖励.py:分": "python:me/奖励.py:分",
+        "file:///home/me/mlruns": "me/mlruns",
+        "sqlite:////home/me/a.db": "sqlite:///me/a.db",
+        "at /home/me/a/b, /c/d/e": "at a/b, d/e",
     }
-    paths = list(paths_in(settings))
-    kept = public(settings | {"metrics": {"reward/model:/home/John Smith/runs/rm/final": 0.5}}, paths)
-    assert kept == {
-        "model": "sft/final",
-        "data": "数据/x y.jsonl",
-        "eval_data": "数据/x y.jsonl.gz",
-        "rewards": ["model:rm/final", "python:J S/奖 励.py:f", "http://h/a/b", "rule:b/c"],
-        "results": ["John Smith/a.json"],
-        "output": None,
-        "system_prompt": "/think step by step about a/b/c",
-        "seed": 1,
-        "metrics": {"reward/model:rm/final": 0.5},
-    }
+    text = card(edited("sft", tmp_path / "run", config={"notes": [*stay, *cut]}))[1]
+    shown = text.partition("notes:\n")[2].splitlines()
+    assert shown[: len(stay) + len(cut)] == [f"- {one}" for one in (*stay, *cut.values())]
 
 
-def test_no_part_of_a_path_with_spaces_is_in_a_card(runs, tmp_path):
-    """In the settings, the tables of models and data, the limits, and the results of an evaluation."""
-    run = tmp_path / "run"
-    shutil.copytree(runs("sft"), run)
-    data, model, reward = (
-        "/home/John Smith/数据/x y.jsonl",
-        "/home/John Smith/runs/sft/final",
-        "/home/John Smith/rm/final",
+def test_no_part_of_a_path_with_spaces_is_in_a_card(card, edited, tmp_path):
+    """In settings, the tables of models and data, limits, and the results of an evaluation."""
+    home = "/home/John Smith"
+    data, model = f"{home}/数据/x y.jsonl", f"{home}/runs/sft/final"
+    rewards = [f"model:{home}/rm/final", "python:/home/J S/奖 励.py:f", "judge:http://host:8000/v1#Qwen/Qwen3-8B"]
+    run = edited(
+        "sft",
+        tmp_path / "run",
+        config={"data": data, "eval_data": f"{data}.gz", "model": model, "rewards": rewards},
+        environment={"command": "heedful grpo", "data": {data: "a" * 64}, "models": {model: "b" * 64}},
+        summary={"rewards": rewards},
     )
-    config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
-    config |= {"data": data, "model": model, "rewards": [f"model:{reward}", "judge:http://host:8000/v1#Qwen/Qwen3-8B"]}
-    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    facts = json.loads((run / "environment.json").read_text("utf-8"))
-    facts |= {"command": "heedful grpo", "data": {data: "a" * 64}, "models": {model: "b" * 64}}
-    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
-    summary = json.loads((run / "summary.json").read_text("utf-8")) | {"rewards": config["rewards"]}
-    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     result = tmp_path / "评测.json"
-    result.write_text(json.dumps({"a": 0.5, "settings": {"data": "/home/John Smith/eval set.jsonl", "output": ""}}))
-    words = ["push", str(run), "org/name", "--license", "mit", "--dry-run", "--results", str(result)]
-    assert main(words) == 0
-    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
-    assert "/home" not in text
-    assert "home/" not in text
-    assert "| `数据/x y.jsonl` |" in text
-    assert "`model:rm/final`, `judge:http://host:8000/v1#Qwen/Qwen3-8B`" in text
-    assert "measured with heedful evaluate on John Smith/eval set.jsonl" in text
-
-
-def test_no_function_is_a_data_set(runs, tmp_path):
-    """Functions given in Python and files of code have a table of their own; without any there is none."""
-    run = tmp_path / "run"
-    shutil.copytree(runs("sft"), run)
-    facts = json.loads((run / "environment.json").read_text("utf-8"))
-    assert len(facts["data"]) == 1
-
-    def tables(**more):
-        changed = facts | {"data": facts["data"] | more}
-        (run / "environment.json").write_text(json.dumps(changed), encoding="utf-8")
-        words = ["push", str(run), "org/name", "--license", "mit", "--dry-run"]
-        assert main([*words, "--folder", str(tmp_path / f"{len(more)}")]) == 0
-        text = (tmp_path / f"{len(more)}" / "README.md").read_text("utf-8")
-        _, _, rest = text.partition("Data of the last stage:")
-        ours, _, others = rest.partition("Functions and other files that the last stage used:")
-        return ours, others.partition("Made with")[0]
-
-    ours, others = tables(**{IN_PYTHON: "none"})
-    assert others == ""
-    assert IN_PYTHON not in ours
-    ours, others = tables(**{IN_PYTHON: "长度 0123456789ab", "/家/我/奖励.py": "c" * 64})
-    assert ours.count("\n| `") == 1
-    assert f"| `{IN_PYTHON}` | `长度 0123456789ab` |" in others
-    assert f"| `我/奖励.py` | `{'c' * 64}` |" in others
-
-
-def test_every_algorithm_and_loss_has_a_title_and_says_its_limits(runs):
-    losses = {
-        "dpo": (*typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0]), "own"),
-        "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
+    measured = {
+        f"reward/model:{home}/rm/final": 0.5,
+        "settings": {"data": f"{home}/eval set.jsonl", "rewards": rewards},
     }
-    assert {"sigmoid", "simpo", "own"} <= set(losses["dpo"])
-    facts = read_facts(runs("sft"), ())
-    config, form = PushConfig(run=runs("sft"), to="org/name", license="mit"), Form(False, False, False, False)
-    for algorithm in ("sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"):
-        for loss in losses.get(algorithm, ("sigmoid",)):
-            stage = algorithm if loss == "sigmoid" else f"{algorithm} {loss}"
-            summary = {"rewards": ["rule:digits"]} if algorithm in ("ppo", "a2c", "grpo", "online-dpo") else {}
-            this = replace(facts, algorithm=algorithm, stages=(stage,), summary=summary)
-            text = card(config, this, form, has_curves=False)
-            assert " made from a model that is not on the Hub by " in text
-            assert f" by {stage}, with heedful" not in text, "it has no title"
-            assert "## Limits\n\n- It" in text
-            assert "## Limits\n\n- Its safety" not in text, "it has no limit of its own"
+    result.write_text(json.dumps(measured), encoding="utf-8")
+    text = card(run, "--results", str(result))[1]
+    assert not re.search(r"/home|home/", text)
+    assert f"| `数据/x y.jsonl` | `{'a' * 64}` |" in text
+    assert f"| `sft/final` | `{'b' * 64}` |" in text
+    assert "under `model:rm/final`, `python:J S/奖 励.py:f`, `judge:http://host:8000/v1#Qwen/Qwen3-8B`" in text
+    assert "measured with heedful evaluate on John Smith/eval set.jsonl" in text
+    assert "| `reward/model:rm/final` | 0.5 |" in text
+    assert "eval_data: 数据/x y.jsonl.gz" in text
 
 
-@pytest.mark.parametrize(("loss", "title"), [
-    ("simpo", "SimPO"), (None, "DPO"), ("python:/家/我/损失.py:mine", "DPO with a loss of the author's own"),
-    ("python:in Python:mine (source 0123456789ab)", "DPO with a loss of the author's own"),
-])  # fmt: skip
-def test_the_loss_is_named(loss, title, runs, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(runs("sft"), run)
-    facts = json.loads((run / "environment.json").read_text("utf-8")) | {"command": "heedful dpo"}
-    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
-    config = yaml.safe_load((run / "config.yaml").read_text("utf-8")) | ({"loss": loss} if loss else {})
-    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    assert main(["push", str(run), "org/name", "--license", "mit", "--dry-run"]) == 0
-    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
-    assert f"made from a model that is not on the Hub by {title}, with heedful" in text
-    assert read_facts(run, ()).algorithm == "dpo"
+def test_a_file_that_is_away_is_no_data_set_on_the_hub(card, edited, tmp_path):
+    """Told by its hash: world/prompts.jsonl and sft/base look like ORG/NAME from another working folder. Code has one too."""
+    data = {"world/prompts.jsonl": "a" * 64, "/家/我/奖励.py": "c" * 64, IN_PYTHON: "长度 0123456789ab"}
+    run = edited(
+        "sft",
+        tmp_path / "run",
+        config={"data": "world/prompts.jsonl", "model": "sft/base"},
+        environment={"data": data, "models": {"sft/base": "b" * 64}},
+        summary=None,
+    )
+    metadata, text = card(run)
+    assert not {"datasets", "base_model"} & metadata.keys()
+    for name, digest in (("world/prompts.jsonl", "a" * 64), ("我/奖励.py", "c" * 64), (IN_PYTHON, "长度 0123456789ab")):
+        assert f"| `{name}` | `{digest}` |\n" in text
+    assert "Training has not come to its end" in text
+    assert "Nothing was held out" not in text
 
 
-def test_the_card_of_kto(runs, tmp_path):
-    out = tmp_path / "out"
-    assert main(["push", str(runs("kto")), "org/name", "--license", "mit", "--dry-run", "--folder", str(out)]) == 0
-    text = (out / "README.md").read_text("utf-8")
-    assert "by supervised fine-tuning and then KTO, with heedful" in text
-    assert "It learned which responses were called good and which bad, not why." in text
+def test_the_base_and_the_stages_are_those_of_the_runs_before(card, edited, tmp_path):
+    base = "Qwen/Qwen3-0.6B-Base"
+    first = edited("sft", tmp_path / "a" / "sft", config={"model": base, "data": "org/prompts:train"})
+    model = {"model": str(first / "final"), "data": "org/prompts:train"}
+    metadata, text = card(edited("dpo", tmp_path / "a" / "dpo", config=model | {"loss": "simpo"}))
+    assert (metadata["base_model"], metadata["base_model_relation"]) == (base, "finetune")
+    assert metadata["datasets"] == ["org/prompts"]
+    assert (
+        f"made from [{base}](https://huggingface.co/{base}) by supervised fine-tuning and then DPO (simpo), with"
+        in text
+    )
+    assert "| `org/prompts:train` | not a local file |" in text
+
+
+def test_every_algorithm_and_loss_says_its_limits(card, edited, tmp_path):
+    dpo = typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0])
+    online = typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"])
+    own = "python:/家/我/损失.py:mine"
+    stages = [(name, "sigmoid") for name in ("sft", "reward", "kto", "ppo", "a2c", "grpo")]
+    stages += [("dpo", loss) for loss in (*dpo, own)] + [("online-dpo", loss) for loss in online]
+    assert {("dpo", "simpo"), ("dpo", "sigmoid"), ("online-dpo", "ipo")} <= set(stages)
+    titles = {"sft": "supervised fine-tuning", "reward": "reward modelling", "online-dpo": "online DPO"}
+    for place, (algorithm, loss) in enumerate(stages):
+        is_online = algorithm in ("ppo", "a2c", "grpo", "online-dpo")
+        run = edited(
+            "sft",
+            tmp_path / f"{place}",
+            config={"loss": loss},
+            environment={"command": f"heedful {algorithm}"},
+            summary={"rewards": ["rule:digits"]} if is_online else {},
+        )
+        (run / "metrics.jsonl").unlink()  # no picture is drawn
+        metadata, text = card(run)
+        shown = {"sigmoid": "", own: " with a loss of the author's own"}.get(loss, f" ({loss})")
+        title = titles.get(algorithm, algorithm.upper())
+        assert f" made from a model that is not on the Hub by {title}{shown}, with heedful." in text
+        assert metadata["tags"][:2] == ["heedful", algorithm]
+        assert "## Limits\n\n- It" in text
+        assert "## Limits\n\n- Its safety" not in text, "it has no limit of its own"
 
 
 @pytest.mark.parametrize(
@@ -187,32 +182,36 @@ def test_the_card_of_kto(runs, tmp_path):
         (3, ("--best",), "The best evaluation was that of step 3, and this is that model."),
     ],
 )
-def test_the_results_say_what_was_measured_and_on_what(best, flags, said, runs, tmp_path):
+def test_the_results_say_what_was_measured_and_on_what(best, flags, said, card, edited, runs, tmp_path):
     """How many records, which rewards with which weights, whether it was trained on them, and if this is the best model."""
-    run = tmp_path / "run"
-    shutil.copytree(runs("sft"), run)
-    config = yaml.safe_load((run / "config.yaml").read_text("utf-8")) | {"reward_weights": [1.0, 0.5]}
-    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    facts = json.loads((run / "environment.json").read_text("utf-8")) | {"command": "heedful grpo"}
-    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
-    summary = json.loads((run / "summary.json").read_text("utf-8"))
-    summary |= {"rewards": ["rule:digits", "rule:json"], "steps": 4, "best": {"step": best, "eval/score_mean": 0.5}}
-    summary |= {"data": {"held_out": 7}, "first_evaluation": {"eval/score_mean": 0.25, "eval/自己": 1.0}}
-    summary |= {"last_evaluation": {"eval/score_mean": 0.5, "eval/自己": 2.0}}
-    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    results = [tmp_path / "评测.json", tmp_path / "other.json"]
-    settings = {"data": config["data"], "rewards": ["rule:digits"]}
-    results[0].write_text(json.dumps({"score_mean": 0.5, "settings": settings}), encoding="utf-8")
-    results[1].write_text(json.dumps({"score_mean": 0.5, "settings": {"data": "别的.jsonl"}}), encoding="utf-8")
-    words = ["push", str(run), "org/name", "--license", "mit", "--dry-run", *flags]
-    assert main([*words, "--results", *map(str, results)]) == 0
-    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
-    assert "On 7 records that were held out from training (not a public benchmark), before and after training:" in text
-    assert (
-        "| `eval/score_mean` | 0.25 | 0.5 | mean score of its responses under what it was trained on; higher is" in text
+    data = yaml.safe_load((runs("sft") / "config.yaml").read_text("utf-8"))["data"]
+    run = edited(
+        "sft",
+        tmp_path / "run",
+        config={"reward_weights": [1.0, 0.5]},
+        environment={"command": "heedful grpo"},
+        summary={
+            "rewards": ["rule:digits", "rule:json"],
+            "steps": 4,
+            "best": {"step": best, "eval/score_mean": 0.5},
+            "data": {"held_out": 7},
+            "first_evaluation": {"eval/score_mean": 0.25},
+            "last_evaluation": {"eval/score_mean": 0.5, "eval/自己": 2.0},
+        },
     )
-    assert "| `eval/自己` | 1 | 2 |  |" in text
+    results = [tmp_path / "评测.json", tmp_path / "other.json"]
+    own = {"score_mean": 0.5, "settings": {"data": data, "rewards": ["rule:digits"]}}
+    other = {"interval_95": [0.4, 0.6], "samples": [], "rows": [{}], "settings": {"data": "别的.jsonl"}}
+    for path, content in zip(results, (own, other), strict=True):
+        path.write_text(json.dumps(content), encoding="utf-8")
+    text = card(run, *flags, "--results", *map(str, results))[1]
+    assert "On 7 records that were held out from training (not a public benchmark), before and after training:" in text
+    meaning = "mean score of its responses under what it was trained on; higher is better"
+    assert f"| `eval/score_mean` | 0.25 | 0.5 | {meaning} |" in text
+    assert "| `eval/自己` | not measured | 2 |  |" in text
     assert said in text
-    assert "(the file that it was trained on) under `rule:digits`:" in text
-    assert "measured with heedful evaluate on 别的.jsonl:" in text
+    assert "`评测.json`, measured with heedful evaluate on" in text
+    assert "(the file that it was trained on) under `rule:digits`:\n" in text
+    (table,) = re.findall(r"measured with heedful evaluate on 别的.jsonl:\n\n((?:\|.*\n)+)", text)
+    assert table.splitlines()[2:] == ["| `interval_95` | 0.4 to 0.6 |"]
     assert "`rule:digits` (weight 1), `rule:json` (weight 0.5)" in text

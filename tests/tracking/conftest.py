@@ -1,20 +1,17 @@
-"""A short fine-tuning run, and trackers that are planted: packages with the names of the real ones that do as a test says."""
+"""Folders of runs, and a planted wandb that does what a test says."""
 
 import json
 import sys
 import threading
 
 import pytest
-import torch
-
-from heedful import SFTConfig, train_sft
 
 CLIENT = """
 import json, os, sys, time
 
 def hang():
     while os.path.exists({hanging!r}):
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 def Settings(**k):
     return k
@@ -32,7 +29,7 @@ class Run:
         note("log", metrics)
     def finish(self, **k):
         {finish}
-        note("finish", [k, self.summary])
+        note("finish", [k["exit_code"], self.summary])
 
 def note(kind, content):
     with open({notes!r}, "a", encoding="utf-8") as file:
@@ -40,24 +37,16 @@ def note(kind, content):
 
 def init(**k):
     {init}
-    note("init", [k["id"], k["name"], k["project"], k["config"], k["resume"]])
-    note("settings", k["settings"])
+    note("init", {{name: str(k[name]) if name == "dir" else k[name] for name in k}})
     return Run()
 """
 """What heedful uses of wandb. It writes down what it is called with."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def plant(tmp_path, monkeypatch):
-    """``plant(init="...")``: put a wandb first on the path that does this when called. Returns what reads its notes.
-
-    What a test tells to ``hang()`` hangs until the test has ended.
-    """
+    """``plant(log="...")``: put a wandb first on the path that does this when called. Returns what reads its notes, and what
+    ends every ``hang()``."""
     root = tmp_path / "planted"
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
@@ -70,43 +59,35 @@ def plant(tmp_path, monkeypatch):
         code = {name: does.get(name, "pass") for name in ("login", "init", "log", "finish")}
         sys.modules.pop("wandb", None)
         (root / "wandb.py").write_text(CLIENT.format(notes=str(notes), hanging=str(hanging), **code), encoding="utf-8")
-
-        def read(kind):
-            lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
-            return [content for line in lines for found, content in [json.loads(line)] if found == kind]
-
         return read
 
+    def read(kind):
+        lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
+        return [content for line in lines for found, content in [json.loads(line)] if found == kind]
+
+    def let_go():
+        hanging.unlink(missing_ok=True)
+        for thread in threading.enumerate():
+            if thread.name.startswith("heedful tracker "):
+                thread.join(30)
+
+    read.let_go = put.let_go = let_go
     yield put
-    hanging.unlink()  # a client that hung would still be there in the tests that come next
-    for thread in threading.enumerate():
-        if thread.name.startswith("heedful tracker "):
-            thread.join(10)
+    let_go()  # a client that hung would still be there in the tests that come next
 
 
 @pytest.fixture
-def settings(tiny, tmp_path):
-    """``settings("folder", track=("wandb",))``: of a short run on demonstrations."""
-    data = tmp_path / "demonstrations.jsonl"
-    turns = [(f"第{i}问", f"好的 {i}") for i in range(8)]
-    records = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in turns]
-    data.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+def run_folder(tmp_path):
+    """``run_folder("运行")``: a finished run as heedful leaves it, as far as trackers look at it."""
 
-    def make(folder, **changes):
-        common = {"max_steps": 4, "batch_size": 2, "learning_rate": 1e-2, "eval_fraction": 0.3, "eval_every": 2}
-        common |= {"sample_every": 0, "dtype": "float32", "save_every": 2, "save_total_limit": 0}
-        return SFTConfig(model=tiny("gpt2"), data=str(data), output=tmp_path / folder, **{**common, **changes})
+    def make(name, identity="a" * 32, steps=4, **settings):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(json.dumps({"model": "模型", **settings}), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps({"run": identity}), encoding="utf-8")
+        lines = [json.dumps({"step": step, "损失": step / 2}) + "\n" for step in range(steps)]
+        (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / "summary.json").write_text('{"steps": 3}', encoding="utf-8")
+        return folder
 
     return make
-
-
-@pytest.fixture
-def train(settings):
-    """``train("folder", ...)``: the run itself. Returns its folder."""
-
-    def run(folder, **changes):
-        config = settings(folder, **changes)
-        train_sft(config)
-        return config.output
-
-    return run

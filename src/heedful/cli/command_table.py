@@ -66,9 +66,6 @@ COMMANDS = {
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "cli.commands:evaluate", "perplexity of a model on text"
     ),
-    "evaluate tasks": Command(
-        "configs.evaluate:TasksConfig", "cli.commands:evaluate", "benchmarks by lm-evaluation-harness, such as gsm8k"
-    ),
     "exam": Command("configs.exam:ExamConfig", "cli.commands:exam", "attack a reward before PPO optimises it"),
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True

@@ -12,7 +12,6 @@ from heedful.configs.evaluate import (
     PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
-    TasksConfig,
     WinRateConfig,
 )
 from heedful.configs.exam import ExamConfig
@@ -30,7 +29,7 @@ from heedful.configs.tracking import TrackConfig
 from heedful.data.loading import demonstration_texts
 from heedful.display import Screen, counted, harmless
 from heedful.errors import ConfigError
-from heedful.evaluate import policies, reward_models, tasks
+from heedful.evaluate import policies, reward_models
 from heedful.evaluate.output import check_output, report
 from heedful.files import check_output_file, check_output_folder, is_made_by, model_names
 from heedful.models.adapters import is_adapter
@@ -158,7 +157,6 @@ MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
     PassAtKConfig: policies.evaluate_pass_at_k,
     KLConfig: policies.evaluate_kl,
     PerplexityConfig: policies.evaluate_perplexity,
-    TasksConfig: tasks.evaluate_tasks,
 }
 
 

@@ -106,7 +106,6 @@ FIRST_SCREENS = {
         ("policy", "data", "judge", "second", "eval_fraction", "pairs", "prompts", "n", "max_new_tokens", "micro_batch_size",
          "dtype", "seed", "output", "json"),
     ),
-    "evaluate tasks": FirstScreen("--model runs/sft/final --tasks gsm8k arc_easy"),
     "label new": FirstScreen("PROJECT --task pair"),
     "label serve": FirstScreen(
         "PROJECT",

@@ -297,7 +297,7 @@ def _number(bound: float) -> str:
 
 PATHS = (
     "output", "model", "reference", "value_model", "reward_model", "baseline", "adapter", "data", "eval_data",
-    "offset_data", "ptx_data", "chat_template", "runs", "resume", "folder", "run", "results", "task_folder", "judge_rubric",
+    "offset_data", "ptx_data", "chat_template", "runs", "resume", "folder", "run", "results", "judge_rubric",
     "judge_cache", "sampler_folder", "python", "project", "backup", "models", "policy", "prompts", "reward_config",
     "ppo_config", "compare", "best_of_n", "texts",
 )  # fmt: skip

@@ -19,12 +19,9 @@ class TrackingOptions(Settings):
 
     track: tuple[Tracker, ...] = ()
     """Trackers that follow the run: wandb, trackio, mlflow, swanlab. They get settings, metrics and the summary. Each is an
-    extra (pip install "heedful[wandb]") and takes its address and login from its own environment variables."""
+    extra (pip install "heedful[wandb]") and takes its address, login and offline mode from its own environment variables."""
     track_project: str = "heedful"
     """Project that the run appears in (the experiment of MLflow), under the name of its output folder."""
-    track_offline: bool = False
-    """Write what the trackers would get to tracking/ in the output folder and send nothing, where there is no network or
-    login. (trackio keeps its own folder.) wandb sync, swanlab sync or heedful track sends it later."""
 
     def check(self) -> None:
         super().check()
@@ -34,7 +31,6 @@ class TrackingOptions(Settings):
             refuse(
                 self,
                 "track_project",
-                "track_offline",
                 because="belongs to --track, which names no tracker; add one, such as --track wandb, or leave it out",
             )
         if self.track_project == "":
@@ -43,7 +39,7 @@ class TrackingOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig(Settings):
-    """Send the metrics of a run to a tracker afterwards, or those not sent while it ran: heedful track RUN TRACKER."""
+    """Send what a tracker lacks of a run's metrics, all of them if it has none: heedful track RUN TRACKER."""
 
     run: Path
     """Folder of the run."""
@@ -52,10 +48,7 @@ class TrackConfig(Settings):
     project: str | None = None
     """Project of the run in the tracker. None is the one used before, or else that of its settings."""
     name: str | None = None
-    """Name of the run in the tracker. None is the one used before, or else that of its folder."""
-    offline: bool = False
-    """Write what the tracker would get to tracking/ in the run's folder and send nothing. Without it the run is sent, all of
-    it if only offline files have it so far."""
+    """Name of the run in the tracker. None is the one used there before, or else that of its folder."""
     wait: Annotated[float, NOT_NEGATIVE] = 600.0
     """Seconds to wait before giving up."""
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.evaluate import EvaluationOptions, TasksConfig
+from heedful.configs.evaluate import EvaluationOptions
 from heedful.configs.parse import plain_value
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
@@ -16,7 +16,7 @@ RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl"
 """Names of a run's own files."""
 
 
-def check_output(config: EvaluationOptions | TasksConfig) -> None:
+def check_output(config: EvaluationOptions) -> None:
     """Check, before any work, that the result can be written and would overwrite nothing but an earlier result.
 
     Raises ConfigError.
@@ -39,7 +39,7 @@ def _is_result(path: Path) -> bool:
     return isinstance(settings, dict) and "output" in settings
 
 
-def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -> None:
+def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
     """Print a result, and write it as JSON if the settings name a file.
 
     Args:

@@ -3,12 +3,10 @@
 The card is written from the run's folder, without local paths and without secrets.
 """
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,28 +24,24 @@ from heedful.user_code import is_named
 
 ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 """Names of a model's files."""
-READ_BY_PEOPLE = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "tokenizer_config.json",
-    "heedful.json",
-)
-"""Files checked before pushing: local names are removed, secrets are refused."""
-TEMPLATES = ".jinja"
-"""Extension of text written by people, which may hold secrets too."""
-DAMAGED = "restore it, or train the model again"
-"""How to fix an unusable model file."""
+CLEANED = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json", "heedful.json")
+"""Files from which local names are removed before pushing."""
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
-OF_NO_INTEREST = ("track", "track_project", "track_offline", "rollouts", "memory_check", "allow")
+WITHOUT_EFFECT = ("track", "track_project", "rollouts", "memory_check", "allow")
 """Settings with no effect on the model."""
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
 """Matches an absolute path in a text, or a URL (so that a URL is not taken for a path)."""
-MOST_GENERATIONS = 20
+MOST_STAGES = 20
 """Most runs followed back to the start of training."""
 REMEDY = "restore it, or name the folder of another run"
+REFUSALS = {
+    401: "run `hf auth login`, or set HF_TOKEN",
+    403: "your token may not write there; use one with the right to write",
+    404: "there is no such repository that you may write to; check ORG and your token",
+}
+"""How to fix a refusal of the Hub, by its status."""
 
 Files = Mapping[str, Path | bytes]
 
@@ -73,46 +67,40 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
 
     Raises CheckpointError if the run has no such model, ConfigError, DataError.
     """
-    folder = config.model_folder
-    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+    folder, run = config.model_folder, config.run
+    has_adapters = (folder / "adapter_config.json").is_file()
+    if not has_adapters and not (folder / "config.json").is_file():
         raise CheckpointError(_why_not(config))
-    facts = read_facts(config.run, config.results)
+    stages, base = lineage(run)
+    base = config.base_model or (_base_of_adapters(config) if has_adapters else base)
     files: dict[str, Path | bytes] = {}
-    stays = []
+    stays, cleaned = [], {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.is_symlink() and path.suffix in ENDINGS and not path.name.startswith("."):
-            files[path.name] = path
-        else:
+        if not path.is_file() or path.is_symlink() or path.suffix not in ENDINGS or path.name.startswith("."):
             stays.append(path.name + "/" * path.is_dir())
-    if "adapter_config.json" in files:
-        facts = replace(facts, base_model=config.base_model or _base_of_adapters(folder, facts))
-    for name in READ_BY_PEOPLE:
-        if name in files:
-            files[name] = _cleaned(folder / name, facts.base_model)
-    for name in files:
-        if name.endswith(TEMPLATES):
-            _refuse_secrets(folder / name, [(folder / name).read_text(encoding="utf-8", errors="replace")])
-    curves = _curves(config.run)
+            continue
+        files[path.name] = path
+        if path.name in CLEANED:
+            content = cleaned[path.name] = _cleaned(path, base)
+            files[path.name] = (to_json(content, indent=2) + "\n").encode()
+        elif path.suffix == ".jinja":
+            _refuse_secrets(path, path.read_text(encoding="utf-8", errors="replace"))
+    curves = _curves(run)
     if curves is not None:
         files["curves.png"] = curves
-    tokenizer = files.get("tokenizer_config.json", b"{}")
-    assert isinstance(tokenizer, bytes)
-    has_adapters = "adapter_config.json" in files
-    form = Form(
+    text = card(
+        config,
+        base=base,
+        stages=stages,
+        has_curves=curves is not None,
         has_adapters=has_adapters,
         on_adapters=has_adapters and _is_adapter(_base_in(folder)),
-        has_template="chat_template.jinja" in files or bool(json.loads(tokenizer).get("chat_template")),
-        reads_pairs=facts.algorithm == "reward" and not _says_reading(files),
+        has_template="chat_template.jinja" in files
+        or bool(cleaned.get("tokenizer_config.json", {}).get("chat_template")),
+        reads="reads" in cleaned.get("heedful.json", {}),
     )
-    text = card(config, facts, form, has_curves=curves is not None)
     files["README.md"] = text.encode("utf-8", "backslashreplace")
     return files, stays
-
-
-def _says_reading(files: Files) -> bool:
-    """Whether a reward model's facts record its input format; an encoder needs none."""
-    facts = files.get("heedful.json", b"{}")
-    return isinstance(facts, bytes) and "reads" in json.loads(facts)
 
 
 def write_folder(files: Files, folder: Path) -> None:
@@ -136,19 +124,20 @@ def _why_not(config: PushConfig) -> str:
     return f"{folder} has no model: the run is not finished, or saved none{there}"
 
 
-def _base_of_adapters(folder: Path, facts: "RunFacts") -> str:
+def _base_of_adapters(config: PushConfig) -> str:
     """The base model of adapters, as recorded in them. Raises ConfigError if it is not on the Hub.
 
     Training may have started from another model: a run in between may have changed all weights.
     """
+    folder = config.model_folder
     base = _base_in(folder)
     if _is_adapter(base):
         raise ConfigError(
             f"{folder} has adapters whose base is itself adapters ({base}), which other tools ignore; push a plain "
             f"model (heedful merge --adapter {folder}), or merge the base, push it, and name it with --base-model ORG/NAME"
         )
-    local = {source.name for source in facts.models if source.sha256 is not None}
-    if not is_on_hub(base) or base in local:
+    hashes = _object(config.run / "environment.json").get("models") or {}
+    if not is_on_hub(base) or hashes.get(base) is not None:
         raise ConfigError(
             f"{folder} has adapters whose base model is not known on the Hub, so they could not be loaded; name it with "
             "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
@@ -157,7 +146,8 @@ def _base_of_adapters(folder: Path, facts: "RunFacts") -> str:
 
 
 def _base_in(folder: Path) -> Any:
-    return read_object(folder / "adapter_config.json", DAMAGED).get("base_model_name_or_path")
+    remedy = "restore it, or train the model again"
+    return read_object(folder / "adapter_config.json", remedy).get("base_model_name_or_path")
 
 
 def _is_adapter(base: Any) -> bool:
@@ -165,29 +155,24 @@ def _is_adapter(base: Any) -> bool:
     return (Path(str(base)) / "adapter_config.json").is_file()
 
 
-def _cleaned(path: Path, base: str | None) -> bytes:
-    """A JSON file without local names, with the base of adapters. Raises ConfigError if it has a secret."""
-    content = read_object(path, DAMAGED)
+def _cleaned(path: Path, base: str | None) -> dict[str, Any]:
+    """The content of a JSON file without local names, with the base of adapters. Raises ConfigError if it has a secret."""
+    content = read_object(path, "restore it, or train the model again")
     for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
         content.pop(name, None)
     if path.name == "adapter_config.json":
         content["base_model_name_or_path"] = base
-    _refuse_secrets(path, _texts(content))  # values, not keys: a tokenizer has an eos_token
-    return (to_json(content, indent=2) + "\n").encode()
+    _refuse_secrets(path, content)
+    return content
 
 
-def _refuse_secrets(path: Path, texts: Iterable[str]) -> None:
-    if any(map(holds_secret, texts)):
+def _refuse_secrets(path: Path, content: Any) -> None:
+    """Raise ConfigError if a string in a JSON value holds a secret. Keys are none: a tokenizer has an eos_token."""
+    if isinstance(content, str) and holds_secret(content):
         raise ConfigError(f"{path} seems to contain a secret, so nothing was pushed; remove it")
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """Every string in a JSON value."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, dict | list):
+    if isinstance(content, dict | list):
         for one in content.values() if isinstance(content, dict) else content:
-            yield from _texts(one)
+            _refuse_secrets(path, one)
 
 
 def _curves(run: Path) -> bytes | None:
@@ -202,6 +187,7 @@ def _curves(run: Path) -> bytes | None:
 
 
 def _upload(config: PushConfig, files: Files) -> str:
+    """One commit of all files. (`upload_folder` would need a copy of the weights beside the cleaned files.)"""
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
     if get_token() is None:
@@ -230,150 +216,78 @@ def _refusal(config: PushConfig, error: Exception) -> HeedfulError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     first = redact(next(iter(str(error).strip().splitlines()), type(error).__name__))
     kept = f"{config.run} is unchanged ({first:.200})"
-    if status == 401:
-        return ConfigError(f"the Hub does not know your token (401): run `hf auth login`, or set HF_TOKEN; {kept}")
-    if status == 403:
-        owner = config.to.partition("/")[0]
-        return ConfigError(
-            f"your token may not write to {config.to} (403): use one with the right to write to {owner}; {kept}"
-        )
-    if status == 404:
-        return ConfigError(f"the Hub has no {config.to} that you may write to (404): check ORG and your token; {kept}")
     if status is not None and 400 <= status < 500:
-        return ConfigError(f"the Hub refuses {config.to} ({status}); {kept}")
+        remedy = REFUSALS.get(status, "see its message")
+        return ConfigError(f"the Hub refuses {config.to} ({status}): {remedy}; {kept}")
     if type(error).__name__ == "OfflineModeIsEnabled":
         return ConfigError(f"HF_HUB_OFFLINE is set, so nothing can be sent: unset it, or add --dry-run; {kept}")
-    where = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    where = redact(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     what = f"failed ({status})" if status else "cannot be reached"
-    return MachineError(f"the Hub at {redact(where)} {what}; try again later: {kept}")
+    return MachineError(f"the Hub at {where} {what}; try again later: {kept}")
 
 
-# The card --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CardSource:
-    """A model or data file that a run was made from."""
-
-    name: str
-    sha256: str | None
-    """Hash of its content; None if it was not a local file or folder."""
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """Facts about a run for its card."""
-
-    algorithm: str
-    settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    results: Mapping[str, Mapping[str, Any]]
-    """Results of ``heedful evaluate``, by file name."""
-    models: tuple[CardSource, ...]
-    data: tuple[CardSource, ...]
-    others: tuple[CardSource, ...]
-    """Sources other than data: reward code, a rubric, a chat template."""
-    base_model: str | None
-    """The model on the Hub that training started from; None if that model is not on the Hub."""
-    stages: tuple[str, ...]
-    """Algorithms of the runs that led to this one, this one last, as far as they are on this machine; a loss other than the
-    default is appended (``dpo simpo``; ``dpo own`` for the user's)."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """Properties of a model that decide how it is loaded and prompted."""
-
-    has_adapters: bool
-    """LoRA adapters instead of a model."""
-    on_adapters: bool
-    """Their base is itself adapters."""
-    has_template: bool
-    """The tokenizer has a chat template."""
-    reads_pairs: bool
-    """A reward model that is an encoder, which reads prompt and response as two texts."""
-
-
-def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -> str:
-    """README.md: YAML metadata, usage, results, limits, and how it was made.
+def card(config: PushConfig, *, base: str | None, stages: Sequence[str], **names: Any) -> str:
+    """README.md: metadata, usage, results, limits, and how the model was made.
 
     Args:
-        config: the repository and the licence.
-        facts: read from the run's folder.
-        form: how the model is loaded.
-        has_curves: whether curves.png is pushed too.
+        config: the repository, the licence, and results to show.
+        base: the model on the Hub that training started from; None if it is not on the Hub.
+        stages: see `lineage`.
+        names: facts about the files, by their names in the template.
+
+    Raises CheckpointError if the folder is not a run, DataError for a file that is not a result.
     """
-    import jinja2
     from huggingface_hub import ModelCard, ModelCardData
 
-    base = config.base_model or facts.base_model
-    elsewhere = [source.name.partition(":")[0] for source in facts.data if source.sha256 is None]
-    is_reward = facts.algorithm == "reward"
+    settings = _settings(config.run)
+    environment, summary = (_object(config.run / name) for name in ("environment.json", "summary.json"))
+    results = {path.name: _result(path) for path in config.results}
+    hashes = {kind: environment.get(kind) or {} for kind in ("models", "data")}
+    models = dict.fromkeys(filter(None, map(settings.get, MODEL_SETTINGS))) | hashes["models"]
+    data = dict.fromkeys(filter(None, map(settings.get, DATA_SETTINGS))) | hashes["data"]
+    on_hub = [name.partition(":")[0] for name in data if not hashes["data"].get(name)]
+    algorithm = stages[-1].partition(" ")[0]
+    is_reward = algorithm == "reward"
     metadata = ModelCardData(
         license=config.license,
-        library_name="peft" if form.has_adapters else "transformers",
+        library_name="peft" if names["has_adapters"] else "transformers",
         pipeline_tag="text-classification" if is_reward else "text-generation",
         base_model=base,
-        base_model_relation=("adapter" if form.has_adapters else "finetune") if base else None,
-        datasets=[name for name in elsewhere if is_on_hub(name)] or None,
+        base_model_relation=("adapter" if names["has_adapters"] else "finetune") if base else None,
+        datasets=[name for name in on_hub if is_on_hub(name)] or None,
         language=list(config.language) or None,
-        tags=["heedful", facts.algorithm, *(["reward-model"] if is_reward else [])],
+        tags=["heedful", algorithm, *(["reward-model"] if is_reward else [])],
     )
-    settings = {name: value for name, value in facts.settings.items() if name not in OF_NO_INTEREST}
-    page = jinja2.Environment(keep_trailing_newline=True)
-    page.filters |= {"number": number, "cell": lambda text: text.replace("|", "\\|")}
-    page.tests["a_number"] = is_number
-    text = page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        card_data=metadata.to_yaml(),
+    shown = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    text = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
         push=config,
-        run=facts,
-        form=form,
-        has_curves=has_curves,
-        settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=1000),
+        base=base,
+        stages=stages,
+        algorithm=algorithm,
+        settings=settings,
+        environment=environment,
+        summary=summary,
+        results=results,
+        models=models,
+        data={name: digest for name, digest in data.items() if digest != "none"},  # no function was given
+        number=number,
+        config_yaml=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000),
+        **names,
     )
-    return str(ModelCard(text))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a result of an evaluation is a number, or an interval of numbers."""
-    if isinstance(value, list | tuple):
-        return bool(value) and all(map(is_number, value))
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    used = [path for given in (settings, *(one["settings"] for one in results.values())) for path in paths_in(given)]
+    return public(f"{text}\n", [*used, *hashes["models"], *hashes["data"]])
 
 
 def number(value: Any) -> str:
-    """A number, formatted for a table of the card."""
-    if value is None:
-        return "not measured"
+    """A number or an interval of numbers, formatted for a table of the card; empty for anything else."""
     if isinstance(value, list | tuple):
-        return " to ".join(map(number, value))
+        numbers = [number(one) for one in value]
+        return " to ".join(numbers) if all(numbers) else ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
-    """Read a finished run. Raises CheckpointError if the folder is not one, DataError for a file that is not a result."""
-    settings = _settings(run)
-    environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
-    measured = {path.name: _result(path) for path in results}
-    hashes = {kind: environment.get(kind) or {} for kind in ("models", "data")}
-    used = [path for given in (settings, *(one["settings"] for one in measured.values())) for path in paths_in(given)]
-    paths = [*used, *hashes["models"], *hashes["data"]]
-    stages, base = _lineage(run)
-    data_names = [settings.get(name) for name in DATA_SETTINGS]
-    others = {name: content for name, content in hashes["data"].items() if name not in data_names and content != "none"}
-    return RunFacts(
-        algorithm=str(environment.get("command", "")).removeprefix("heedful ") or summary.get("algorithm", "unknown"),
-        settings=public(settings, paths),
-        environment=public(environment, paths),
-        summary=public(summary, paths),
-        results={name: public(one, paths) for name, one in measured.items()},
-        models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS], paths),
-        data=_sources({name: hashes["data"].get(name) for name in data_names if name}, [], paths),
-        others=_sources(others, [], paths),
-        base_model=base,
-        stages=stages,
-    )
 
 
 def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -389,23 +303,17 @@ def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
                 yield path
 
 
-def public(content: Any, paths: Sequence[str] = ()) -> Any:
-    """Content without secrets, with each absolute path cut to its last two parts.
+def public(text: str, paths: Sequence[str] = ()) -> str:
+    """A text without secrets, with each absolute path cut to its last two parts.
 
     Args:
-        content: text, or lists and mappings of it.
+        text: such as a card.
         paths: known paths. Others are found in the text, where a path ends at a space. URLs stay.
     """
-    if isinstance(content, Mapping):
-        return {public(key, paths): public(value, paths) for key, value in redact(content).items()}
-    if isinstance(content, list | tuple):
-        return [public(one, paths) for one in content]
-    if isinstance(content, str):
-        text = redact(content)
-        for path in sorted({redact(path) for path in paths if path.count("/") > 1}, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.~/-]){re.escape(path)}(?![\w-])", lambda found: _end_of(found[0]), text)
-        return ABSOLUTE.sub(lambda found: _end_of(found[0]), text)
-    return content
+    text = redact(text)
+    for path in sorted({redact(path) for path in paths if path.count("/") > 1}, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.~/-]){re.escape(path)}(?![\w-])", lambda found: _end_of(found[0]), text)
+    return ABSOLUTE.sub(lambda found: _end_of(found[0]), text)
 
 
 def _end_of(path: str) -> str:
@@ -419,29 +327,25 @@ def is_on_hub(name: Any) -> bool:
     return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
-def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
-    """The algorithms that led to a run, and the Hub model that the first of them started from."""
+def lineage(run: Path) -> tuple[list[str], str | None]:
+    """The algorithms of the runs that led to a run, this one last, as far as they are on this machine, and the Hub model
+    that the first of them started from, if it is known. A loss other than the default is appended (``dpo simpo``; ``dpo own``
+    for the user's).
+    """
     stages: list[str] = []
-    for _ in range(MOST_GENERATIONS):
-        environment = _object(run / "environment.json")
-        settings = _settings(run)
-        model = settings.get("model")
-        command = str(environment.get("command", "")).removeprefix("heedful ")
+    for _ in range(MOST_STAGES):
+        environment, settings = _object(run / "environment.json"), _settings(run)
+        model = settings["model"]
+        command = str(environment.get("command", "unknown")).removeprefix("heedful ")
         loss = settings.get("loss", "sigmoid")
         loss = "own" if is_named(loss) else loss
         stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
         if is_on_hub(model) and model not in (environment.get("models") or {}):
-            return tuple(stages), model
-        parent = Path(str(model)).parent
-        if Path(str(model)).name not in ("final", "best") or not (parent / "config.yaml").is_file():
-            return tuple(stages), None
-        run = parent
-    return tuple(stages), None
-
-
-def _sources(hashes: Mapping[str, str | None], names: list[Any], paths: Sequence[str]) -> tuple[CardSource, ...]:
-    named = {name: hashes.get(name) for name in [*names, *hashes] if name}
-    return tuple(CardSource(public(str(name), paths), digest) for name, digest in named.items())
+            return stages, model
+        run = Path(model).parent
+        if Path(model).name not in ("final", "best") or not (run / "config.yaml").is_file():
+            break
+    return stages, None
 
 
 def _settings(run: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ INPUTS = (
     "judge_rubric",
 )
 """Settings that may be a path."""
-TRACKING = ("track", "track_project", "track_offline")
+TRACKING = ("track", "track_project")
 PER_INVOCATION = ("output", "overwrite", "resume", "allow_change")
 """Settings of a single command call, not of the run."""
 MUTABLE_ON_RESUME = (

@@ -284,7 +284,7 @@ class Run:
         hit("step.logged")
         self._display.update(step, metrics)
         if ranks.is_first():
-            self._trackers.follow()
+            self._trackers.start()
         if note is not None and note not in self._already_reported:
             self._already_reported.append(note)
             self._display.note(f"step {step}: {note}")
