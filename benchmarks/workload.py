@@ -22,6 +22,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from heedful.models.save import VALUE_HEAD, save_tensors
 PAD, END = "<|pad|>", "<|endoftext|>"
 FIRST_WORD = 2 + 256
 """Ids below are the two special tokens and the bytes."""
+KINDS = ("policy", "policy-natural", "value", "reward")
 UNLIKELY = -15.0
 """Logit of what shall never be sampled, the words' mean being 0."""
 
@@ -59,6 +61,8 @@ class Shape:
     heads: int = 4
     kv_heads: int = 2
     intermediate: int = 768
+    head_dim: int = 0
+    """Size of a head; 0: the hidden size is divided among them."""
     context: int = 1024
 
 
@@ -70,22 +74,41 @@ def make_workload(
     prompt_length: int = 32,
     response_length: int = 64,
     seed: int = 0,
+    kinds: Sequence[str] = KINDS,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """Write all folders and files; returns what they are. ``response_length`` is the maximum of policy-natural's."""
+    """Write these kinds of folders, and the files; returns what they are. ``response_length`` is the maximum of
+    policy-natural's. Models are made on torch's default device and stored in ``dtype``.
+    """
     tokenizer = make_tokenizer(shape.vocabulary)
     prompts = make_prompts(shape.vocabulary, num_prompts, prompt_length, seed)
     folder.mkdir(parents=True, exist_ok=True)
     policy = make_policy(shape, seed)
-    _save(policy, tokenizer, folder / "policy")
-    p = end_probability(response_length)
-    set_end_probability(policy, p, prompts[:64])
-    _save(policy, tokenizer, folder / "policy-natural")
-    lengths = sampled_lengths(policy, prompts[: min(256, num_prompts)], response_length)
+    _save(policy.to(dtype), tokenizer, folder / "policy")
+    facts = {
+        "shape": asdict(shape),
+        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
+        "prompts": num_prompts,
+        "prompt_tokens": prompt_length,
+    }
+    if "policy-natural" in kinds:
+        p = end_probability(response_length)
+        set_end_probability(policy, p, prompts[:64])
+        _save(policy, tokenizer, folder / "policy-natural")
+        lengths = sampled_lengths(policy, prompts[: min(256, num_prompts)], response_length)
+        facts["natural"] = {
+            "max": response_length,
+            "mean": round(float(lengths.mean()), 2),
+            "cv": round(float(lengths.std() / lengths.mean()), 3),
+            "ended_frac": round(float((lengths < response_length).float().mean()), 3),
+        }
     for offset, name in enumerate(("value", "reward"), start=1):
-        classifier = make_classifier(shape, seed + offset)
+        if name not in kinds:
+            continue
+        classifier = make_classifier(shape, seed + offset).to(dtype)
         _save(classifier, tokenizer, folder / name)
         if name == "value":  # heedful's critic starts from a head of this form, and TRL's from the classifier's
-            head = {"weight": classifier.score.weight, "bias": torch.zeros(1)}
+            head = {"weight": classifier.score.weight.float(), "bias": torch.zeros(1)}
             save_tensors(head, folder / name / VALUE_HEAD)
     texts = [tokenizer.decode(ids) for ids in prompts]
     assert tokenizer(texts).input_ids == prompts, "the prompts' texts do not encode back to their ids"
@@ -93,18 +116,6 @@ def make_workload(
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
     )
-    facts = {
-        "shape": asdict(shape),
-        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
-        "prompts": num_prompts,
-        "prompt_tokens": prompt_length,
-        "natural": {
-            "max": response_length,
-            "mean": round(float(lengths.mean()), 2),
-            "cv": round(float(lengths.std() / lengths.mean()), 3),
-            "ended_frac": round(float((lengths < response_length).float().mean()), 3),
-        },
-    }
     (folder / "workload.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
 
@@ -201,7 +212,7 @@ def _config(shape: Shape, **more: Any) -> Qwen3Config:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        head_dim=shape.hidden // shape.heads,
+        head_dim=shape.head_dim or shape.hidden // shape.heads,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         initializer_range=1 / math.sqrt(shape.hidden),

@@ -1,4 +1,4 @@
-"""Decoding on a fixed cache, kernel by kernel: token for token `model.generate`. The graphs themselves: tests/test_gpu.py."""
+"""Decoding on a fixed cache, kernel by kernel: token for token `model.generate`. Graphs: heedful.device_checks."""
 
 import contextlib
 import copy

@@ -1,1 +1,1 @@
-"""Checks of training and sampling on a device: ``heedful doctor --device cuda``, and tests/test_gpu.py."""
+"""Checks of training and sampling on a device: ``heedful doctor --device cuda``."""
