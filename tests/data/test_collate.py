@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.data.batches import collate, collate_padding_behind
+from operations import operations_of
 
 PAD = 1
 """A token that occurs in the rows too, so that nothing can be told from it."""
@@ -81,3 +82,14 @@ def test_packed_rows_have_their_padding_behind(rows):
 def test_rows_that_cannot_be_learned_from(layout, prompts, responses):
     with pytest.raises(AssertionError):
         layout(prompts, responses, pad_id=PAD)
+
+
+@pytest.mark.parametrize("layout", [collate, collate_padding_behind])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_many_rows_take_no_more_operations_than_few(layout, is_own):
+    def of(rows):
+        prompts, responses = [[5, 6]] * rows, [[7, 8, 9]] * rows
+        own = [[True, False, True]] * rows if is_own else None
+        return operations_of(lambda: layout(prompts, responses, pad_id=PAD, own=own))
+
+    assert of(40) == of(2)

@@ -46,7 +46,7 @@ from heedful.training.checkpoints import DIVIDED, read_state, write_divided, wri
 from heedful.training.fsdp import divide
 from heedful.training.optimization import make_optimizer, optimizer_step
 from heedful.training.rank_consistency import check_same_weights
-from heedful.training.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
+from heedful.training.state import load_optimizer_state, load_trained_weights, trained_weights
 from heedful.types import MicroBatch
 
 (MODELS, FOLDER), NAMES = (Path(word) for word in sys.argv[1:3]), sys.argv[3:]
@@ -319,7 +319,7 @@ def states(name, make=policy, config=CONFIG):
     *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]], config=config)
     state = {
         "model": trained_weights(several),
-        "optimizer": optimizer_state(optimizer),
+        "optimizer": optimizer.state_dict(),
         "seed": torch.arange(3),
         "词": (1, 2.5),
     }
@@ -345,7 +345,7 @@ def states(name, make=policy, config=CONFIG):
     shard(fourth, make_mesh(CPU))
     last = make_optimizer([(fourth, 1e-3)], config)
     load_trained_weights(fourth, trained_weights(alone))
-    load_optimizer_state(last, optimizer_state(third))
+    load_optimizer_state(last, third.state_dict())
 
     def same(model, its):
         weights = zip(model.parameters(), several.parameters(), strict=True)

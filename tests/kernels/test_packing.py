@@ -32,6 +32,7 @@ from heedful.kernels.packing import (
 )
 from heedful.models import RewardModel, load_policy
 from heedful.models.heads import checkpoint_layers
+from operations import operations_of
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14], [15]]
@@ -375,3 +376,11 @@ def test_a_classifier_that_reads_elsewhere_is_not_packed(decoder, tmp_path):
 
     model.classifier.register_forward_hook(move)
     assert not model._can_pack()
+
+
+def test_where_tokens_belong_takes_no_more_operations_for_many_texts():
+    def of(texts):
+        segments = Segments([3, 9] * texts, CPU)
+        return operations_of(lambda: (segments.positions, segments.places))
+
+    assert of(40) == of(2)

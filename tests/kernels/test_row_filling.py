@@ -14,20 +14,20 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 63), (63, 1), (64, 0), (65, 63), (1000, 24)])
 def test_golden_rows_that_fill_up(count, expected):
     assert MULTIPLE == 64
-    assert filling(count, CPU, weights=1) == 0, "float32 is not compiled"
+    assert filling(count, CPU, weights=[1]) == 0, "float32 is not compiled"
     with torch.autocast("cpu", torch.bfloat16):
-        assert filling(count, CPU, weights=1) == expected
-        assert filling(count, torch.device("cuda"), weights=1) == 0
+        assert filling(count, CPU, weights=[1]) == expected
+        assert filling(count, torch.device("cuda"), weights=[1]) == 0
         with torch.autocast("cpu", enabled=False):
-            assert filling(count, CPU, weights=1) == 0
+            assert filling(count, CPU, weights=[1]) == 0
 
 
 def test_golden_many_weights_are_not_multiplied_by_filling():
     """63 rows of 2**24 weights are computed sooner than a shape is compiled, those of twice as many are not."""
     with torch.autocast("cpu", torch.bfloat16):
-        assert filling(1, CPU, weights=2**24) == 63
-        assert filling(1, CPU, weights=2**25) == 0
-        assert [filling(count, CPU, weights=2**29) for count in (61, 62, 63)] == [0, 2, 1]
+        assert filling(1, CPU, weights=[2**24]) == 63
+        assert filling(1, CPU, weights=[2**25]) == 0
+        assert [filling(count, CPU, weights=[2**29]) for count in (61, 62, 63)] == [0, 2, 1]
 
 
 class Products(TorchDispatchMode):

@@ -10,7 +10,7 @@ from heedful.configs.options import TrainingOptions
 from heedful.training import compact_adamw
 from heedful.training.compact_adamw import CompactAdamW
 from heedful.training.optimization import make_optimizer
-from heedful.training.state import load_optimizer_state, optimizer_state
+from heedful.training.state import load_optimizer_state
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 
@@ -67,7 +67,7 @@ def test_moments_stay_in_float32_where_they_are_through_a_state():
     weights = parameters(torch.bfloat16)
     optimizer = compact(weights)
     learn(weights, optimizer, 3)
-    state, held = copy.deepcopy(optimizer_state(optimizer)), [weight.detach().clone() for weight in weights]
+    state, held = copy.deepcopy(optimizer.state_dict()), [weight.detach().clone() for weight in weights]
     learn(weights, optimizer, 2, seed=2)
 
     again = [nn.Parameter(weight) for weight in held]

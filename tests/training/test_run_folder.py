@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -78,3 +79,11 @@ def test_secrets_are_not_written_down(sft, tmp_path, monkeypatch):
     for secret in (b"sk-verysecret", b"pa55word", b"s3cret", b"hf_abcdefghijklmnopqrst"):
         assert secret not in written
     assert read_json(run / "environment.json")["arguments"] == []
+
+
+def test_the_state_to_resume_from_is_read_once_a_step(sft_into, tmp_path, monkeypatch):
+    """And when the run measures its free disk and begins, and after each evaluation: that of the first model and the last."""
+    read, plain = [], torch.optim.AdamW.state_dict
+    monkeypatch.setattr(torch.optim.AdamW, "state_dict", lambda optimizer: read.append(1) or plain(optimizer))
+    sft_into(tmp_path / "运行", max_steps=4, eval_every=0, sample_every=0)
+    assert len(read) == 2 + 4 + 2

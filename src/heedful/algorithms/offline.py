@@ -49,7 +49,6 @@ from heedful.training.state import (
     load_optimizer_state,
     load_scaler_state,
     load_trained_weights,
-    optimizer_state,
     random_state,
     scaler_state,
     set_random_state,
@@ -308,7 +307,7 @@ class OfflineLearner:
         return {
             "model": trained_weights(self.model),
             "grad_scaler": scaler_state(self.model),
-            "optimizer": optimizer_state(self.optimizer),
+            "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "batches": self.batches.state_dict(),
             "random": random_state(self.generator),

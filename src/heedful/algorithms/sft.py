@@ -109,7 +109,8 @@ def start(config: SFTConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
 
 def learn(learner: PolicyLearner, examples: Sequence[Example], config: SFTConfig) -> dict[str, float]:
     """One optimizer step on some examples. Returns its metrics."""
-    learner.model.train()
+    if not learner.model.training:
+        learner.model.train()
     with own_random_numbers():  # of dropout
         return learner.learn(
             examples, lambda limit: accumulate(learner.model, examples, learner.pad_id, limit), config.micro_batch

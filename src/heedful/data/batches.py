@@ -122,17 +122,15 @@ def collate(
         own: True for each token of a response that ``response_mask`` marks.
     """
     _check(prompts, responses)
-    longest_prompt = max(len(prompt) for prompt in prompts)
-    time = max(len(response) for response in responses)
-    ids = torch.full((len(prompts), longest_prompt + time), pad_id)
-    attention_mask = torch.zeros_like(ids, dtype=torch.bool)
-    response_mask = torch.zeros(len(prompts), time, dtype=torch.bool)
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        start, end = longest_prompt - len(prompt), longest_prompt + len(response)
-        ids[row, start:end] = torch.tensor([*prompt, *response])
-        attention_mask[row, start:end] = True
-        response_mask[row, : len(response)] = True if own is None else torch.tensor(own[row], dtype=torch.bool)
-    return Batch(ids, attention_mask, response_mask)
+    longest_prompt, time = max(map(len, prompts)), max(map(len, responses))
+    ids = [
+        [*[pad_id] * (longest_prompt - len(prompt)), *prompt, *response, *[pad_id] * (time - len(response))]
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
+    starts, ends = _columns([longest_prompt - len(x) for x in prompts]), _columns(map(len, responses))
+    columns = torch.arange(longest_prompt + time)
+    attention_mask = (columns >= starts) & (columns < longest_prompt + ends)
+    return Batch(torch.tensor(ids), attention_mask, _marked(columns[:time] < ends, own))
 
 
 def collate_padding_behind(
@@ -145,13 +143,25 @@ def collate_padding_behind(
     """
     _check(prompts, responses)
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    ids = torch.full((len(prompts), max(lengths)), pad_id)
-    response_mask = torch.zeros(len(prompts), max(lengths) - 1, dtype=torch.bool)
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        ids[row, : lengths[row]] = torch.tensor([*prompt, *response])
-        learned = True if own is None else torch.tensor(own[row], dtype=torch.bool)
-        response_mask[row, len(prompt) - 1 : lengths[row] - 1] = learned
-    return Batch(ids, torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1), response_mask)
+    ids = [
+        [*prompt, *response, *[pad_id] * (max(lengths) - length)]
+        for prompt, response, length in zip(prompts, responses, lengths, strict=True)
+    ]
+    starts, ends, columns = _columns(map(len, prompts)), _columns(lengths), torch.arange(max(lengths))
+    response_mask = _marked((columns[1:] >= starts) & (columns[1:] < ends), own)
+    return Batch(torch.tensor(ids), columns < ends, response_mask)
+
+
+def _columns(numbers: Iterable[int]) -> Tensor:
+    """A number for each row, to compare columns with: ``[batch, 1]``."""
+    return torch.tensor([*numbers]).unsqueeze(1)
+
+
+def _marked(responses: Tensor, own: Own) -> Tensor:
+    """The mask of responses without the tokens that ``own`` leaves out."""
+    if own is not None:
+        responses[responses.clone()] = torch.tensor([is_own for row in own for is_own in row], dtype=torch.bool)
+    return responses
 
 
 def _check(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> None:

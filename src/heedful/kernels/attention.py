@@ -68,7 +68,7 @@ class Segments:
     @functools.cached_property
     def positions(self) -> Tensor:
         """Position of each token within its text: ``[tokens]``."""
-        return upload(torch.cat([torch.arange(length) for length in self.lengths]), self.device)
+        return upload(self._counted_from([0] * len(self.lengths)), self.device)
 
     @functools.cached_property
     def widths(self) -> list[int]:
@@ -89,8 +89,13 @@ class Segments:
         starts, at = [0] * len(self.lengths), 0
         for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
             starts[i], at = at, at + self.widths[i]
-        places = torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)])
-        return upload(places, self.device)
+        return upload(self._counted_from(starts), self.device)
+
+    def _counted_from(self, starts: Sequence[int]) -> Tensor:
+        """For the tokens of each text ``start``, ``start + 1``, ...: ``[tokens]``."""
+        before = itertools.accumulate(self.lengths, initial=0)
+        shifts = torch.tensor([start - first for start, first in zip(starts, before, strict=False)])
+        return torch.arange(sum(self.lengths)) + shifts.repeat_interleave(torch.tensor(self.lengths))
 
 
 class OwnMaskError(Exception):

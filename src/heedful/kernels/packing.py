@@ -147,7 +147,8 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int], r
         read: True at the tokens whose states are returned, on the host; None returns all.
     """
     places = upload(torch.arange(len(ids)) if read is None else read.nonzero().squeeze(1), ids.device)
-    weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
+    embedding = trunk.get_input_embeddings().weight
+    weights = (p.numel() for p in trunk.parameters() if p is not embedding)
     missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
     if missing == 0:
         return _states(trunk, ids, Segments(lengths, ids.device), places)

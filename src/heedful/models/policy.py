@@ -202,7 +202,7 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
         if is_plain_linear(head):
-            count, missing = len(tokens), filling(len(tokens), tokens.device, weights=weight.numel())
+            count, missing = len(tokens), filling(len(tokens), tokens.device, weights=[weight.numel()])
             if missing:
                 hidden, tokens = nn.functional.pad(hidden, (0, 0, 0, missing)), nn.functional.pad(tokens, (0, missing))
             logprobs, entropy = head_logprobs(

@@ -108,14 +108,15 @@ def optimizer_step(
     still not finite at a scale below 1.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
-    ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters() if not is_divided(p)))
+    parameters = [list(module.parameters()) for module in modules]
+    ranks.add_gradients(dict.fromkeys(p for of_module in parameters for p in of_module if not is_divided(p)))
     if scaler is not None:
         scaler.unscale_(optimizer)
-    with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
+    with_gradients = [[p for p in of_module if p.grad is not None] for of_module in parameters]
     clipped = [
-        clip_gradients(parameters, max_grad_norm or math.inf)
-        for parameters in with_gradients
-        if parameters  # a policy has no gradients during critic warm-up
+        clip_gradients(learned, max_grad_norm or math.inf)
+        for learned in with_gradients
+        if learned  # a policy has no gradients during critic warm-up
     ]
     norms: list[float] = torch.stack(clipped).tolist() if clipped else []  # a GPU is waited for once
     if all_norms is not None:

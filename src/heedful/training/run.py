@@ -243,7 +243,10 @@ class Run:
                 break
             yield step
             self._looked_at = step
-            self._mark()
+            if self.samples_due(step) or self.evaluation_due(step):
+                self._mark()
+            else:  # nothing has changed since the update
+                self._state["run"]["looked_at"] = step
             self._save_if_due(step)
             self._stops.poll(ranks.largest)
         self._save_final()
@@ -289,7 +292,6 @@ class Run:
             self._already_reported.append(note)
             self._display.note(f"step {step}: {note}")
         self._report(self._alarms.see(step, metrics))
-        self._mark()
         if step == self.total_steps:
             self._save_final()
 

@@ -31,11 +31,6 @@ def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
         parameter.copy_(as_held(weights[name], parameter))
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's state. Each step changes its tensors in place, but not its numbers."""
-    return {**optimizer.state_dict(), "param_groups": copy.deepcopy(optimizer.state_dict()["param_groups"])}
-
-
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Restore an optimizer's state as a copy, so that its steps do not change ``state``; it keeps its own settings."""
     own = [

@@ -4,7 +4,7 @@ In float32 oneDNN multiplies large matrices where MKL leaves half of the process
 multiplies all and compiles code per shape, so shapes are kept few, and sampling stores its matrices in oneDNN's order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -219,16 +219,16 @@ def compiles_each_shape(device: torch.device) -> bool:
     return device.type == "cpu" and torch.is_autocast_enabled("cpu")
 
 
-def filling(count: int, device: torch.device, *, weights: int) -> int:
+def filling(count: int, device: torch.device, *, weights: Iterable[int]) -> int:
     """Number of padding rows, so that products have few different shapes; 0 if padding costs more than it saves.
 
     Args:
         count: number of real rows.
         device: device of the products.
-        weights: number of weights per row.
+        weights: numbers of weights that each row is multiplied with.
     """
     missing = -count % MULTIPLE
-    return missing if compiles_each_shape(device) and missing * weights <= MOST_FILLING else 0
+    return missing if compiles_each_shape(device) and missing * sum(weights) <= MOST_FILLING else 0
 
 
 class PackedLinear(nn.Module):
