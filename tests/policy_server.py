@@ -54,6 +54,8 @@ class Faults:
     about: dict = field(default_factory=dict)
     """What it says of itself, in the place of the truth."""
     version: str = "0.32.0"
+    lacks: list[str] = field(default_factory=list)
+    """Routes that its vLLM does not have."""
 
 
 class Worker(HeedfulWorker):
@@ -64,7 +66,9 @@ class Worker(HeedfulWorker):
         lm = load_causal_lm(folder)
         self.policy, config = Policy(lm), lm.config
         self.model_runner = SimpleNamespace(get_model=lambda: self.policy.lm)
-        self.vllm_config = SimpleNamespace(weight_transfer_config=None)
+        self.vllm_config = SimpleNamespace(
+            weight_transfer_config=None, scheduler_config=SimpleNamespace(max_num_seqs=256)
+        )
         self.model_config = SimpleNamespace(
             get_vocab_size=lambda: config.vocab_size,
             get_hidden_size=lambda: config.hidden_size,
@@ -100,12 +104,24 @@ class Server:
         self.together = together
         self.worker = Worker(folder, self.faults, max_model_len)
         self.waiting, self.arrived = [], asyncio.Event()
-        self.asleep = False
-        self.count = 0
+        self.asleep = set()
+        self.count = self.open = 0
         self.answered = 0
-        self.seen = {"completions": [], "loads": 0, "resets": 0, "orders": []}
+        self.seen = self.unseen()
+
+    @staticmethod
+    def unseen() -> dict:
+        return {"completions": [], "loads": 0, "resets": 0, "orders": [], "most": 0}
 
     async def completions(self, request: Request) -> Response:
+        self.open += 1
+        self.seen["most"] = max(self.seen["most"], self.open)
+        try:
+            return await self.complete(request)
+        finally:
+            self.open -= 1
+
+    async def complete(self, request: Request) -> Response:
         asked = json.loads(await request.body())
         number, self.count = self.count, self.count + 1
         self.seen["completions"].append(
@@ -164,9 +180,11 @@ class Server:
         asked = json.loads(await request.body())
         if not hasattr(self.worker, asked["method"]):
             return JSONResponse({"error": f"no method {asked['method']}"}, 500)
-        if self.asleep and asked["method"] in ("heedful_load", "heedful_checksum"):  # its weights are not on the GPU
+        if "weights" in self.asleep and asked["method"] in ("heedful_load", "heedful_checksum"):
             return JSONResponse({"error": "asleep"}, 500)
-        self.seen["loads"] += asked["method"] == "heedful_load"
+        if asked["method"] == "heedful_load":
+            self.seen["loads"] += 1
+            self.seen["orders"].append("heedful_load")
         try:
             result = getattr(self.worker, asked["method"])(**asked["kwargs"])
         except RuntimeError as error:
@@ -176,8 +194,12 @@ class Server:
         return JSONResponse({"results": [result]})
 
     async def order(self, request: Request) -> Response:
-        self.seen["orders"].append(request.url.path)
-        self.asleep = request.url.path == "/sleep"
+        tags = request.query_params.getlist("tags")
+        self.seen["orders"].append(" ".join([request.url.path, *tags]))
+        if request.url.path == "/sleep":
+            self.asleep = {"weights", "kv_cache"}
+        elif request.url.path == "/wake_up":
+            self.asleep -= set(tags) or self.asleep
         return JSONResponse({})
 
     async def reset(self, _: Request) -> Response:
@@ -195,7 +217,7 @@ class Server:
         return JSONResponse(asdict(self.faults))
 
     async def tell(self, _: Request) -> Response:
-        seen, self.seen = self.seen, {"completions": [], "loads": 0, "resets": 0, "orders": []}
+        seen, self.seen = self.seen, self.unseen()
         return JSONResponse(seen)
 
     async def serve(self, listening: socket.socket) -> None:
@@ -205,11 +227,18 @@ class Server:
             Route("/reset_prefix_cache", self.reset, methods=["POST"]),
             Route("/sleep", self.order, methods=["POST"]),
             Route("/wake_up", self.order, methods=["POST"]),
+            Route("/note/{what}", self.order, methods=["POST"]),  # what a test wants to see among the orders
             Route("/faults", self.set_faults, methods=["POST"]),
             Route("/version", self.version),
             Route("/seen", self.tell),
         ]
-        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
+        app = Starlette(routes=routes)
+
+        async def answer(scope: dict, *channels) -> None:
+            lacks = scope["type"] == "http" and scope["path"] in self.faults.lacks
+            await (Response(status_code=404) if lacks else app)(scope, *channels)
+
+        config = uvicorn.Config(answer, log_level="critical", lifespan="off")
         tasks = [asyncio.create_task(self.draw()), asyncio.create_task(self.watch())]
         await uvicorn.Server(config).serve([listening])
         for task in tasks:

@@ -12,6 +12,13 @@ from heedful.models.policy import Policy
 KINDS = {"vllm": "heedful.engines.vllm.servers"}
 
 
+def put_to_sleep(config: RolloutConfig, *, is_known: bool) -> None:
+    """Have servers on the trainer's GPU sleep (``sampler_sleep``), before its memory is looked at. Raises SamplerError."""
+    kind = config.servers[0].partition(":")[0] if config.sampler_sleep else ""
+    if kind in KINDS:
+        importlib.import_module(KINDS[kind]).put_to_sleep(config, is_known=is_known)
+
+
 def connect(
     config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int, is_known: bool
 ) -> RemoteEngine:

@@ -3,6 +3,7 @@
 import json
 import threading
 
+import httpx2
 import pyarrow.parquet as pq
 import pytest
 
@@ -158,6 +159,17 @@ def test_a_server_that_is_gone_leaves_a_run_that_goes_on(server, settings, tmp_p
     threading.Timer(0.3, dying.come_back).start()
     assert command(settings(GRPOConfig, dying, sampler_retry_minutes=0.2), tmp_path) == 0, "it was waited for"
     assert [one["step"] for one in steps_of(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_server_on_the_trainers_gpu_sleeps_before_memory_is_looked_at(server, settings, monkeypatch):
+    """A machine of four pages, on which nothing fits."""
+    first = server()
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4}
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    with pytest.raises(ConfigError, match=r"this run needs about .* GB for weights"):
+        train_grpo(settings(GRPOConfig, first, sampler_sleep=True))
+    assert first.seen()["orders"] == ["/sleep"]
+    httpx2.post(f"{first.url}/wake_up", trust_env=False)
 
 
 def test_a_run_waits_for_a_server_that_comes_back(server, settings, tmp_path):

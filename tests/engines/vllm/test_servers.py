@@ -1,8 +1,11 @@
 """Rows are drawn once each, by the trainer's weights, whatever becomes of a server; what does not fit is refused."""
 
+import resource
 import threading
+from functools import partial
 from types import SimpleNamespace
 
+import httpx2
 import pytest
 import torch
 from peft import LoraConfig
@@ -190,7 +193,8 @@ def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp
         ({"about": {"logprobs_mode": "raw_logprobs"}}, "start it with --logprobs-mode processed_logprobs"),
         ({"about": {"quantization": "fp8"}}, r"quantises its weights \(fp8\)"),
         ({"about": {"protocol": 0}}, "another version of heedful's extension"),
-        ({"version": "0.19.1"}, "is vLLM 0.19.1; heedful supports 0.32 and 0.33"),
+        ({"version": "0.19.1", "lacks": ["/reset_prefix_cache"]}, "is vLLM 0.19.1 without /reset_prefix_cache: was it"),
+        ({"about": {"can_load": False}}, r"is vLLM 0.32.0, which cannot load weights from a folder"),
     ],
     ids=str,
 )
@@ -201,6 +205,41 @@ def test_a_server_that_does_not_fit_is_refused_at_the_start(faults, said, server
         connected(first, policy=policy)
     assert first.url in str(refused.value)
     assert refused.value.status == 2
+
+
+def test_a_server_of_any_version_samples_that_has_what_is_asked(server, connected, policy, draw, expected):
+    first = server()
+    first.set_faults(version="0.41.7")
+    assert_same(draw(connected(first, policy=policy)), expected)
+    first.set_faults(lacks=["/wake_up"])
+    assert_same(draw(connected(first, policy=policy)), expected)
+    with pytest.raises(SamplerError, match=r"is vLLM 0\.32\.0 without /wake_up"):
+        connected(first, policy=policy, sampler_sleep=True)
+
+
+def test_a_server_is_asked_for_as_many_rows_as_it_samples_together(server, connected, policy, draw, expected):
+    """vLLM's --max-num-seqs, by its own default 256 or 1,024."""
+    first = server()
+    first.set_faults(about={"max_num_seqs": 5})
+    assert_same(draw(connected(first, policy=policy)), expected)
+    assert first.seen()["most"] == 5
+    first.set_faults()
+    generator = torch.Generator().manual_seed(3)
+    servers = connected(first, policy=policy)
+    servers.finish(servers.begin(policy, [[5, 6]] * 150, generator), torch.device("cpu"))
+    assert 128 < first.seen()["most"] <= 150
+
+
+def test_the_limit_on_open_files_allows_the_connections(server, connected, policy):
+    first = server()
+    first.set_faults(about={"max_num_seqs": 1024})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        connected(first, policy=policy)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_server_of_another_vocabulary_is_refused(server, connected, policy):
@@ -281,16 +320,26 @@ def test_adapters_are_merged(server, connected, tiny, draw):
     torch.testing.assert_close(found.logprobs, forced(adapted, found), rtol=1e-4, atol=1e-4)
 
 
-def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, draw, expected):
+def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, draw, expected, monkeypatch):
+    """It wakes when the trainer has given its unused memory back, and its cache takes memory when its weights are loaded.
+
+    Here the CPU has what torch has for accelerators.
+    """
     first = server(6)
+    emptied = partial(httpx2.post, f"{first.url}/note/emptied", trust_env=False)
+    monkeypatch.setattr(torch.cpu, "empty_cache", emptied, raising=False)
     servers = connected(first, policy=policy, sampler_sleep=True)
     assert_same(draw(servers), expected)
     assert_same(draw(servers), expected)
     with torch.no_grad():
         next(policy.parameters()).add_(0.5)
-    assert draw(servers).logprobs is not None, "it wakes before it is given new weights"
-    seen = first.seen()
-    assert (seen["orders"], seen["loads"]) == (["/wake_up", "/sleep"] * 3, 2)
+    draw(servers)
+    weights, cache, emptied = "/wake_up weights", "/wake_up kv_cache", "/note/emptied"
+    assert first.seen()["orders"] == [
+        *("/sleep", emptied, weights, "heedful_load", cache),
+        *("/sleep", emptied, weights, cache),
+        *("/sleep", emptied, weights, "heedful_load", cache, "/sleep"),
+    ]
     first.set_faults(about={"can_sleep": False})
     with pytest.raises(SamplerError, match="cannot sleep; start it with --sleep"):
         connected(first, policy=policy, sampler_sleep=True)

@@ -33,7 +33,7 @@ from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_s
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
 from heedful.engines.engine import OwnEngine, SyncServers
-from heedful.engines.remote import connect
+from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
@@ -109,8 +109,8 @@ def start(
     ptx = None if mix is None else mix_of(mix, config, renderer)
 
     policy = in_memory
+    _check_memory(config, longest, (device, dtype), resumes=resumes, is_in_memory=policy is not None)
     if policy is None:
-        check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
         policy = load_trained(config, source, device, dtype, with_value_head=has_head(config))
     policy.tokenizer = renderer.tokenizer  # the user's engines and estimators read it there
     check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
@@ -187,6 +187,16 @@ def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, shuffle=config.shuffle, items="prompts")
     return Prompts(train, order, config.samples_per_prompt)
+
+
+def _check_memory(
+    config: RolloutConfig, longest: int, machine: tuple[torch.device, torch.dtype], *, resumes: bool, is_in_memory: bool
+) -> None:
+    """Have servers on the same GPU sleep, and check that what they leave is enough. Raises ConfigError, SamplerError."""
+    with _resumable(resumes):
+        put_to_sleep(config, is_known=resumes)
+    if not is_in_memory:
+        check_memory(config, Lengths(longest, longest - config.max_new_tokens), *machine)
 
 
 def _make_ready(

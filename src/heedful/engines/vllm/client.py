@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx2
 
-from heedful.engines.vllm import SUPPORTED
 from heedful.engines.vllm.extension.heedful_vllm import added
 from heedful.engines.vllm.weights import Weights
 from heedful.errors import SamplerError
@@ -20,6 +19,8 @@ SHORT = 30.0
 MOST_WAIT = 30.0
 """Maximum seconds of Retry-After."""
 START = "start it with `heedful serve-policy`, or as in docs/vllm.md"
+ROUTES = ("/v1/completions", "/collective_rpc", "/reset_prefix_cache")
+"""What every run asks of a server."""
 
 
 class GoneError(Exception):
@@ -79,12 +80,20 @@ class VLLMServer:
         client: HTTP client.
         sampling: common parameters of all requests, as in ``POST /v1/completions``.
         timeout: seconds for one response, or for loading weights.
+        sleeps: whether it sleeps between batches.
     """
 
     def __init__(
-        self, address: str, client: httpx2.AsyncClient, *, sampling: Mapping[str, Any], timeout: float
+        self,
+        address: str,
+        client: httpx2.AsyncClient,
+        *,
+        sampling: Mapping[str, Any],
+        timeout: float,
+        sleeps: bool = False,
     ) -> None:
         self.address, self.client, self.sampling, self.timeout = address, client, sampling, timeout
+        self.sleeps, self.version = sleeps, ""
         self.held: Held | None = None
         """The weights it is verified to have; None if unknown."""
         self.about: dict[str, Any] = {}
@@ -115,20 +124,28 @@ class VLLMServer:
             )
         return Drawn(ids, [min(0.0, float(x)) for x in logprobs])
 
-    async def check_version(self) -> None:
-        """Raises SamplerError unless it is a supported vLLM, and GoneError if it does not answer."""
+    async def check_routes(self) -> None:
+        """Raises SamplerError unless it is a vLLM with the routes that are used, and GoneError if it does not answer."""
         answer = await self.ask("/version")
         if not isinstance(answer, dict) or not isinstance(answer.get("version"), str):
             raise self.error(f"is not a vLLM server: /version returned {str(answer)[:200]}; {START}")
-        version: str = answer["version"]
-        if ".".join(version.split(".")[:2]) not in SUPPORTED:
-            raise self.error(
-                f"is vLLM {version}; heedful supports {' and '.join(SUPPORTED)}: install one of these there"
-            )
+        self.version = answer["version"]
+        for path in (*ROUTES, *(("/sleep", "/wake_up") if self.sleeps else ())):
+            if (await self._send("GET", path)).status_code == 404:  # it does nothing: the route is for POST
+                raise self.error(
+                    f"is vLLM {self.version} without {path}: was it started with VLLM_SERVER_DEV_MODE=1? {START}, or with "
+                    "another version of vLLM"
+                )
 
     async def ask_about(self) -> dict[str, Any]:
         """The server's model and settings (`heedful_about`). Raises GoneError, SamplerError."""
-        self.about = (await self._ask_workers("heedful_about", {}, SHORT))[0]
+        try:
+            self.about = (await self._ask_workers("heedful_about", {}, SHORT))[0]
+        except FailedError as problem:
+            raise self.error(
+                f"is vLLM {self.version} and cannot say what it serves ({problem}): was it started with heedful's extension? "
+                f"{START}, or with another version of vLLM"
+            ) from problem
         return self.about
 
     async def ask_state(self) -> Held:
@@ -142,7 +159,17 @@ class VLLMServer:
             raise GoneError(f"it has other weights ({held.version}) than it was given: it restarted, or others use it")
 
     async def prepare(self, weights: Weights) -> None:
-        """Load weights unless it has them, and verify them. Raises GoneError, SamplerError."""
+        """Wake it if it sleeps, load weights unless it has them, and verify them. Raises GoneError, SamplerError.
+
+        Its cache takes memory only when loading is over.
+        """
+        if self.sleeps:
+            await self.order("/wake_up?tags=weights")
+        await self._load(weights)
+        if self.sleeps:
+            await self.order("/wake_up?tags=kv_cache")
+
+    async def _load(self, weights: Weights) -> None:
         if self.held is not None and self.held.version == weights.version:
             if await self.ask_state() == self.held:
                 return
@@ -178,8 +205,13 @@ class VLLMServer:
         self.held = _held(answers[0])
 
     async def order(self, path: str) -> None:
-        """Send a command without arguments, such as ``/sleep?level=1``. Raises GoneError, SamplerError."""
+        """Send a command without arguments, such as ``/resume``. Raises GoneError, SamplerError."""
         await self.ask(path, {}, self.timeout)
+
+    async def sleep(self) -> None:
+        """Leave its GPU's memory to others: weights move to main memory, the cache is dropped. Raises GoneError,
+        SamplerError."""
+        await self.order("/sleep?level=1")
 
     async def _ask_workers(self, method: str, arguments: Mapping[str, str], timeout: float) -> list[dict[str, Any]]:
         answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments}, timeout)
@@ -190,13 +222,7 @@ class VLLMServer:
 
     async def ask(self, path: str, content: Mapping[str, Any] | None = None, timeout: float = SHORT) -> Any:
         """The JSON response to one request. Raises GoneError without a response, SamplerError if it is refused."""
-        method = "GET" if content is None else "POST"
-        try:
-            async with asyncio.timeout(timeout):
-                answer = await self.client.request(method, self.address + path, json=content)
-        except (httpx2.HTTPError, TimeoutError) as error:
-            said = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            raise GoneError(f"{path}: {said}") from error
+        answer = await self._send("GET" if content is None else "POST", path, content, timeout)
         said = answer.text[:500]
         if answer.status_code == 429:
             asked = read_retry_after(answer.headers.get("Retry-After"))
@@ -211,6 +237,16 @@ class VLLMServer:
             return json.loads(answer.content) if answer.content else {}
         except ValueError as error:
             raise GoneError(f"{path}: not JSON ({error}): {said}") from error
+
+    async def _send(
+        self, method: str, path: str, content: Mapping[str, Any] | None = None, timeout: float = SHORT
+    ) -> httpx2.Response:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.client.request(method, self.address + path, json=content)
+        except (httpx2.HTTPError, TimeoutError) as error:
+            said = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            raise GoneError(f"{path}: {said}") from error
 
 
 def _held(answer: Mapping[str, Any]) -> Held:

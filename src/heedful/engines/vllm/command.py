@@ -9,7 +9,6 @@ from pathlib import Path
 
 from heedful.configs.tools import ServePolicyConfig
 from heedful.display import Screen, harmless
-from heedful.engines.vllm import SUPPORTED
 from heedful.errors import ConfigError
 from heedful.redact import redact
 
@@ -37,7 +36,7 @@ def _show(text: str) -> None:
 
 
 def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _show) -> None:
-    """Print the command and exec it. Raises ConfigError without a supported vLLM."""
+    """Print the command and exec it. Raises ConfigError without a vLLM."""
     package, _ = find_vllm(config.interpreter)
     words = launch_words(config, package)
     announce(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items()), shlex.join(words)]))
@@ -47,7 +46,7 @@ def serve_policy(config: ServePolicyConfig, announce: Callable[[str], None] = _s
 
 
 def find_vllm(python: str) -> tuple[str, str]:
-    """Package and version of the vLLM in an environment. Raises ConfigError without a supported one."""
+    """Package and version of the vLLM in an environment. Raises ConfigError without one."""
     how = "install vLLM in a separate environment, and set its Python (--python, or HEEDFUL_VLLM_PYTHON); see docs/vllm.md"
     try:
         done = subprocess.run(
@@ -58,12 +57,7 @@ def find_vllm(python: str) -> tuple[str, str]:
         raise ConfigError(f"--python {python} cannot be run: {error}; {how}") from error
     if not found:
         raise ConfigError(f"there is no vLLM for {python}; {how}")
-    package, version = next(iter(found.items()))
-    if ".".join(version.split(".")[:2]) not in SUPPORTED:
-        raise ConfigError(
-            f"{python} has {package} {version}; heedful supports {' and '.join(SUPPORTED)}: install one of these"
-        )
-    return package, version
+    return next(iter(found.items()))
 
 
 def launch_words(config: ServePolicyConfig, package: str) -> list[str]:

@@ -16,15 +16,15 @@ from heedful.retries import pause
 class Dispatch:
     """The rows of one batch, in flight.
 
-    Each server takes up to ``concurrency`` rows at a time, until none are left. A row is ``confirmed`` once the server
-    is verified to have had the same weights before and after it. Rows of a failed server since its last confirmation
-    are sampled again by any server, with the same seed. So no row is lost, duplicated, or from other weights.
+    Each server takes as many rows at a time as it samples together, until none are left. A row is ``confirmed`` once
+    the server is verified to have had the same weights before and after it. Rows of a failed server since its last
+    confirmation are sampled again by any server, with the same seed. So no row is lost, duplicated, or from other
+    weights.
 
     Args:
         servers: the servers.
         weights: the weights to sample with; loaded by servers that do not have them.
         requests: the rows.
-        concurrency: maximum rows in flight per server.
         patience: seconds without progress after which it raises.
     """
 
@@ -34,11 +34,10 @@ class Dispatch:
         weights: Weights,
         requests: Sequence[Request],
         *,
-        concurrency: int,
         patience: float,
     ) -> None:
         self.servers, self.weights, self.requests = servers, weights, requests
-        self.share, self.patience = min(concurrency, math.ceil(len(requests) / len(servers))), patience
+        self.share, self.patience = math.ceil(len(requests) / len(servers)), patience
         self.left = deque(range(len(requests)))
         self.confirmed: dict[int, Drawn] = {}
         self.retries = 0
@@ -63,7 +62,8 @@ class Dispatch:
             mine: dict[int, Drawn] = {}
             try:
                 await server.prepare(self.weights)
-                await all_of(self._pull(server, mine) for _ in range(min(self.share, len(self.left))))
+                most = min(self.share, server.about["max_num_seqs"], len(self.left))
+                await all_of(self._pull(server, mine) for _ in range(most))
                 if mine:
                     await server.confirm(self.weights)
                     self.confirmed |= mine

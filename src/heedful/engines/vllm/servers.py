@@ -1,7 +1,9 @@
 """The sampling servers of a run, for the trainer: from policy and prompts to rollouts."""
 
 import asyncio
+import gc
 import os
+import resource
 import secrets
 import shutil
 import tempfile
@@ -10,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import tenacity
@@ -20,6 +21,7 @@ from heedful.background import Background, all_of, result
 from heedful.configs.online import RolloutConfig
 from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
+from heedful.devices import empty_cache
 from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded
 from heedful.engines.responses import Responses
@@ -33,8 +35,8 @@ from heedful.retries import Backoff
 
 TOKEN = "HEEDFUL_SAMPLER_TOKEN"
 """Environment variable with the token of servers started with vLLM's --api-key."""
-CONCURRENCY = 128
-"""Maximum responses in flight per server; vLLM queues the excess."""
+SPARE_FILES = 256
+"""Open files besides connections."""
 TIMEOUT = 1800.0
 """Timeout in seconds of one response, or of loading weights: enough for 32,000 tokens under load. A process that ends
 closes its connections, which is noticed at once."""
@@ -43,7 +45,7 @@ FIRST_PATIENCE = 10.0
 LONGEST_IDLE = 2.0
 """Seconds that an idle connection is kept; below vLLM's 5, so that it never closes one while a request is being
 sent."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Protocol version of `heedful.engines.vllm.extension`."""
 
 
@@ -61,7 +63,7 @@ class Servers:
 
     Before a batch they load the policy's weights, unless they have them, and the checksum of the weights they compute
     with is compared with the trainer's (`heedful.engines.vllm.extension.heedful_vllm.checksum`). After the batch each
-    is checked to still have them.
+    is checked to still have them. Servers on the trainer's GPU sleep between batches (``sampler_sleep``).
 
     Of several ranks only rank 0 uses the servers, and shares the responses.
 
@@ -95,12 +97,12 @@ class Servers:
         }
         check_secret(TOKEN, "the token that the servers expect (vLLM's --api-key)")
         headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN)) else {}
-        most = CONCURRENCY * len(config.sampler_addresses) + 8
-        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=LONGEST_IDLE)
+        limits = httpx2.Limits(keepalive_expiry=LONGEST_IDLE)  # as many as there are requests
         # own servers are not behind the proxies of the environment
         client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
-            VLLMServer(address, client, sampling=sampling, timeout=TIMEOUT) for address in config.sampler_addresses
+            VLLMServer(address, client, sampling=sampling, timeout=TIMEOUT, sleeps=config.sampler_sleep)
+            for address in config.sampler_addresses
         ]
         self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
         self.folder: Path | None = None
@@ -116,11 +118,11 @@ class Servers:
             is_known: whether they answered this run before; then requests are retried as long as in the middle of a
                 run.
         """
-        most = 60 * self.config.sampler_retry_minutes
-        patience = most if is_known else min(FIRST_PATIENCE, most)
         check_adapters(policy.lm)
-
-        self._background.run(all_of(self._look(server, policy, longest, patience) for server in self.servers))
+        self.look(is_known=is_known)
+        for server in self.servers:
+            check_fits(server, policy, self.config, longest)
+        allow_files(sum(server.about["max_num_seqs"] for server in self.servers))
         kinds = {server.about["dtype"] for server in self.servers}
         if len(kinds) > 1:
             raise SamplerError(
@@ -136,6 +138,12 @@ class Servers:
             self.folder.chmod(0o755)  # the servers may run as another user
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
+    def look(self, *, is_known: bool) -> None:
+        """Ask every server what it is; those on the trainer's GPU then sleep. Raises SamplerError."""
+        most = 60 * self.config.sampler_retry_minutes
+        patience = most if is_known else min(FIRST_PATIENCE, most)
+        self._background.run(all_of(self._look(server, patience) for server in self.servers))
+
     def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Pending:
         """Start sampling a batch with the policy's current weights; returns at once.
 
@@ -146,9 +154,14 @@ class Servers:
         pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
         is_kept = is_sharded(policy) and seen == self._seen  # already written: nothing to gather
         whole = None if is_kept else gathered_on_first(policy)
+        weights = ranks.on_rank_zero(lambda: self._current(whole, seen))
+        if self.config.sampler_sleep:  # before a server wakes, which may be on any rank's GPU
+            gc.collect()
+            empty_cache()
+            ranks.gather(None)
 
         def start() -> None:
-            pending.drawn = self._background.start(self._draw(self._current(whole, seen), asked))
+            pending.drawn = self._background.start(self._draw(weights, asked))
 
         ranks.on_rank_zero(start)
         self._seen = seen
@@ -210,27 +223,19 @@ class Servers:
 
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
         async with self._turn:  # in the order of `begin`
-            if self.config.sampler_sleep:
-                await all_of(self._order(server, "/wake_up") for server in self.servers)
             patience = 60 * self.config.sampler_retry_minutes
-            dispatch = Dispatch(self.servers, weights, requests, concurrency=CONCURRENCY, patience=patience)
+            dispatch = Dispatch(self.servers, weights, requests, patience=patience)
             drawn = await dispatch.run()
             if self.config.sampler_sleep:
-                await all_of(self._order(server, "/sleep?level=1") for server in self.servers)
+                await all_of(map(_put_to_sleep, self.servers))
             if weights.folder is not None:
                 for old in weights.folder.parent.glob("v-*"):
                     if old.name < weights.folder.name:
                         shutil.rmtree(old, ignore_errors=True)
             return drawn, dispatch.retries
 
-    async def _order(self, server: VLLMServer, path: str) -> None:
-        try:
-            await server.order(path)
-        except GoneError:
-            server.held = None  # verified again before it samples
-
-    async def _look(self, server: VLLMServer, policy: Policy, longest: int, patience: float) -> None:
-        """Check one server. Raises SamplerError, ConfigError."""
+    async def _look(self, server: VLLMServer, patience: float) -> None:
+        """Ask one server. Raises SamplerError."""
         backoff = Backoff(lambda: patience)
         tries = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(GoneError), wait=backoff.wait, stop=backoff.stop
@@ -238,8 +243,16 @@ class Servers:
         try:
             async for attempt in tries:
                 with attempt:
-                    await server.check_version()
-                    check_fits(server, await server.ask_about(), policy, self.config, longest)
+                    await server.check_routes()
+                    about = await server.ask_about()
+                    check_protocol(server)
+                    if server.sleeps:
+                        if not about["can_sleep"]:
+                            raise server.error(
+                                "cannot sleep; start it with --sleep (vLLM's --enable-sleep-mode), or leave out "
+                                "--sampler-sleep"
+                            )
+                        await server.sleep()
         except tenacity.RetryError as failed:
             raise server.error(
                 f"cannot be reached: {failed.last_attempt.exception()}; tried for {patience:g} s. Is it running at this "
@@ -263,13 +276,44 @@ def connect(
     return servers
 
 
-def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config: RolloutConfig, longest: int) -> None:
-    """Raises SamplerError for a server with another model, or with unsuitable settings."""
-    if about.get("protocol") != PROTOCOL:
-        raise server.error(
-            f"has another version of heedful's extension ({about.get('protocol')}, not {PROTOCOL}); restart it with this "
-            "version of heedful"
+def put_to_sleep(config: RolloutConfig, *, is_known: bool = False) -> None:
+    """Have the settings' servers sleep, so that the trainer finds their GPU's memory free. Raises SamplerError."""
+    servers = Servers(config, stop_ids=(), pad_id=0)
+    try:
+        ranks.on_rank_zero(lambda: servers.look(is_known=is_known))
+    finally:
+        servers.close()
+
+
+async def _put_to_sleep(server: VLLMServer) -> None:
+    try:
+        await server.sleep()
+    except GoneError:
+        server.held = None  # verified again before it samples
+
+
+def allow_files(connections: int) -> None:
+    """Raise this process's limit on open files, if it is too low for connections, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = connections + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (files if hard == resource.RLIM_INFINITY else min(files, hard), hard)
         )
+
+
+def check_protocol(server: VLLMServer) -> None:
+    """Raises SamplerError for a server with another version of the extension."""
+    found = server.about.get("protocol")
+    if found != PROTOCOL:
+        raise server.error(
+            f"has another version of heedful's extension ({found}, not {PROTOCOL}); restart it with this version of heedful"
+        )
+
+
+def check_fits(server: VLLMServer, policy: Policy, config: RolloutConfig, longest: int) -> None:
+    """Raises SamplerError for a server with another model, or with unsuitable settings."""
+    about = server.about
     trained = policy.lm.config.get_text_config()
     ours = {
         "model_type": trained.model_type,
@@ -295,9 +339,10 @@ def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config
             f"returns log-probs as {about['logprobs_mode']}, without temperature and filters; start it with --logprobs-mode "
             "processed_logprobs"
         )
-    if config.sampler_sleep and not about["can_sleep"]:
+    if not about["can_load"]:
         raise server.error(
-            "cannot sleep; start it with --sleep (vLLM's --enable-sleep-mode), or leave out --sampler-sleep"
+            f"is vLLM {server.version}, which cannot load weights from a folder (reload_weights has no weights_path); "
+            "install another version of vLLM there"
         )
     if config.sampler_weights == "nccl" and not about["has_nccl"]:
         raise server.error("does not accept weights by NCCL; start it with --nccl, or use --sampler-weights folder")

@@ -9,6 +9,7 @@ vLLM loads this file in the server's environment, where heedful need not be inst
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Increased whenever arguments or results of the methods below change."""
 PART = 1 << 22
 """Elements hashed at a time, to bound the memory."""
@@ -85,6 +86,12 @@ class HeedfulWorker:
             "dtype": str(config.dtype).removeprefix("torch."),
             "quantization": None if config.quantization is None else str(config.quantization),
             "logprobs_mode": str(config.logprobs_mode),
+            "max_num_seqs": int(self.vllm_config.scheduler_config.max_num_seqs),
+            "can_load": any(
+                "weights_path" in inspect.signature(one.reload_weights).parameters
+                for one in (self, self.model_runner)
+                if hasattr(one, "reload_weights")
+            ),
             "can_sleep": bool(getattr(config, "enable_sleep_mode", False)),
             "has_nccl": getattr(self.vllm_config, "weight_transfer_config", None) is not None,
         } | self.heedful_state()
