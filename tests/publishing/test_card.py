@@ -64,7 +64,7 @@ def test_the_code_of_the_card_runs_in_transformers_alone(name, card, runs, tmp_p
         float(done.stdout)
 
 
-def test_an_absolute_path_is_cut_to_its_last_two_parts(card, edited, tmp_path):
+def test_an_absolute_path_is_cut_to_its_last_two_parts_and_a_secret_is_hidden(card, edited, tmp_path):
     stay = [
         "judge:http://host:8000/v1#Qwen/Qwen3-8B",
         "see https://huggingface.co/docs/a/b, 或 http://h/数据/x/y",
@@ -81,6 +81,7 @@ def test_an_absolute_path_is_cut_to_its_last_two_parts(card, edited, tmp_path):
         "file:///home/me/mlruns": "me/mlruns",
         "sqlite:////home/me/a.db": "sqlite:///me/a.db",
         "at /home/me/a/b, /c/d/e": "at a/b, d/e",
+        "hf_" + "aB3" * 11: "***",
     }
     text = card(edited("sft", tmp_path / "run", config={"notes": [*stay, *cut]}))[1]
     shown = text.partition("notes:\n")[2].splitlines()
@@ -117,7 +118,12 @@ def test_no_part_of_a_path_with_spaces_is_in_a_card(card, edited, tmp_path):
 
 def test_a_file_that_is_away_is_no_data_set_on_the_hub(card, edited, tmp_path):
     """Told by its hash: world/prompts.jsonl and sft/base look like ORG/NAME from another working folder. Code has one too."""
-    data = {"world/prompts.jsonl": "a" * 64, "/家/我/奖励.py": "c" * 64, IN_PYTHON: "长度 0123456789ab"}
+    data = {
+        "world/prompts.jsonl": "a" * 64,
+        "/家/我/奖励.py": "c" * 64,
+        IN_PYTHON: "长度 0123456789ab",
+        "no function": "none",
+    }
     run = edited(
         "sft",
         tmp_path / "run",
@@ -129,6 +135,7 @@ def test_a_file_that_is_away_is_no_data_set_on_the_hub(card, edited, tmp_path):
     assert not {"datasets", "base_model"} & metadata.keys()
     for name, digest in (("world/prompts.jsonl", "a" * 64), ("我/奖励.py", "c" * 64), (IN_PYTHON, "长度 0123456789ab")):
         assert f"| `{name}` | `{digest}` |\n" in text
+    assert "no function" not in text
     assert "Training has not come to its end" in text
     assert "Nothing was held out" not in text
 
@@ -201,7 +208,7 @@ def test_the_results_say_what_was_measured_and_on_what(best, flags, said, card, 
     )
     results = [tmp_path / "评测.json", tmp_path / "other.json"]
     own = {"score_mean": 0.5, "settings": {"data": data, "rewards": ["rule:digits"]}}
-    other = {"interval_95": [0.4, 0.6], "samples": [], "rows": [{}], "settings": {"data": "别的.jsonl"}}
+    other = {"interval_95": [0.4, 0.6], "samples": [], "rows": [{}, {}], "settings": {"data": "别的.jsonl"}}
     for path, content in zip(results, (own, other), strict=True):
         path.write_text(json.dumps(content), encoding="utf-8")
     text = card(run, *flags, "--results", *map(str, results))[1]
