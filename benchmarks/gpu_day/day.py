@@ -61,7 +61,7 @@ ROWS = (
     Row("8b-lora", "extra", 110, "speed.fit", {"model": "8B", **LARGE}),
     Row("8b-decode", "extra", 70, "speed.decode", {"model": "8B", "cases": ("graphs, 64 rows",)}),
     Row("8b-4bit", "extra", 110, "speed.fit", {"model": "8B", "quantize": "4bit", **LARGE}),
-    Row("fit-moments-on-host", "extra", 40, "speed.fit", BF16_HOST),
+    Row("fit-moments-on-host", "extra", 60, "speed.fit", BF16_HOST),
     Row("fit-adamw-8bit", "extra", 40, "speed.fit", {"optimizer": "adamw-8bit"}),
     Row("fit-compiled", "extra", 60, "speed.fit", {"compile": "on"}),
     Row("fit-expandable", "extra", 40, "speed.fit", environment=EXPANDABLE),

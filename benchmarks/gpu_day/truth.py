@@ -70,8 +70,9 @@ def truth(day: Day) -> None:
 
     half, on_cpu = fresh(dtypes[-1]), fresh("float32", torch.device("cpu"))
     batch = heedful.LocalEngine(half, max_new_tokens=day.sizes.compared, raw_prompts=True).generate(texts)
-    apart = farthest(batch.logprobs, heedful.logprobs(half, batch), batch.mask)
-    day.check(f"sampler beside scorer, {dtypes[-1]}", apart, DTYPES[dtypes[-1]][0], tokens=int(batch.mask.sum()))
+    with day.part("sampler beside scorer"):
+        apart = farthest(batch.logprobs, heedful.logprobs(half, batch), batch.mask)
+        day.check(f"sampler beside scorer, {dtypes[-1]}", apart, DTYPES[dtypes[-1]][0], tokens=int(batch.mask.sum()))
     expected, gradients = learned(on_cpu, batch.batch.to(torch.device("cpu")))
     for name in dtypes:
         policy = fresh(name)
@@ -206,17 +207,18 @@ def memory(day: Day) -> None:
     mask = torch.ones_like(ids, dtype=torch.bool)
     batch = Batch(ids, mask, mask[:, 1:])
     few = rows // 8
-    expected, _ = gradients_of(policy, batch, few)
-    day.forget()
-    before = day.allocated()
-    with room_for(day, policy, batch, few):
-        found, halvings = gradients_of(policy, batch, rows)
-    limit = DTYPES[str(policy.compute_dtype).removeprefix("torch.")][1]
-    day.check("gradient after halving", relative(found, expected), limit, halvings=halvings)
-    day.check("passes that did not run out", float(halvings == 0), 0, halvings=halvings)
-    del found
-    day.forget()
-    day.check("memory left behind, GB", day.allocated() - before, 0.1)
+    with day.part("a pass that runs out"):
+        expected, _ = gradients_of(policy, batch, few)
+        day.forget()
+        before = day.allocated()
+        with room_for(day, policy, batch, few):
+            found, halvings = gradients_of(policy, batch, rows)
+        limit = DTYPES[str(policy.compute_dtype).removeprefix("torch.")][1]
+        day.check("gradient after halving", relative(found, expected), limit, halvings=halvings)
+        day.check("passes that did not run out", float(halvings == 0), 0)
+        del found
+        day.forget()
+        day.check("memory left behind, GB", day.allocated() - before, 0.1)
     with day.part("a capture that runs out"):
         capture_without_memory(day, policy)
 
@@ -251,8 +253,10 @@ def room_for(day: Day, policy: Policy, batch: Batch, rows: int) -> Iterator[None
         day.forget()
         free = torch.cuda.mem_get_info()[0]
         taken = torch.empty(int(free - 1.2 * needed), dtype=torch.uint8, device=day.device)
-        yield
-        del taken
+        try:
+            yield
+        finally:
+            del taken
         return
 
     def run_out(_module: object, arguments: tuple[Tensor, ...]) -> None:
@@ -288,6 +292,8 @@ def capture_without_memory(day: Day, policy: Policy) -> None:
             warnings.simplefilter("always")
             apart.append(parting(policy, greedy(day, one, prompts, graphs=True), expected))
         said = [str(warning.message) for warning in caught if "CUDA graph" in str(warning.message)]
-        day.check("warnings of a capture that runs out" if told else "of one after it", len(said) - told, 0, said=said)
+        day.check(
+            "warnings of a capture that runs out" if told else "of one after it", abs(len(said) - told), 0, said=said
+        )
     limit = DTYPES[str(policy.compute_dtype).removeprefix("torch.")][0]
     day.check("tokens of both beside eager ones", largest(apart), limit)
