@@ -46,7 +46,11 @@ def test_the_plan_of_every_trainer_is_what_its_tensors_take(fake_memory, tmp_pat
     runs = list(fake_memory.RUNS)
     assert len(runs) == 27
     plan, live, peak = planned_and_live(fake_memory, tmp_path, runs[number])
-    assert plan.total(peak) - CUDA_CONTEXT == pytest.approx(live[peak], rel=0.025)
+    for phase in plan.phases:
+        most = 0.02 if phase == peak else 0.03
+        if phase == "step" and "bfloat16 weights" in runs[number]:
+            most = 0.06  # the plan leaves out the float32 copies of a chunk of weights
+        assert plan.total(phase) - CUDA_CONTEXT == pytest.approx(live[phase], rel=most), phase
 
 
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])

@@ -177,11 +177,12 @@ class Policy(nn.Module):
             tokens = marked(ids[:, ids.shape[1] - response_mask.shape[1] :], response_mask)
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature or 1.0, with_entropy)
         values = states = None
-        before = before.to(self.compute_dtype) if self.compute_dtype in HALF else before
-        if with_states:
-            states = dict(enumerate(before.detach().split(on_host(response_mask).sum(dim=1).tolist())))
-        if with_values and self.value_head is not None:
-            values = self._per_token(self.value_head(before, response_mask), response_mask)
+        if with_states or (with_values and self.value_head is not None):
+            read = before.to(self.compute_dtype) if self.compute_dtype in HALF else before
+            if with_states:
+                states = dict(enumerate(read.detach().split(on_host(response_mask).sum(dim=1).tolist())))
+            if with_values and self.value_head is not None:
+                values = self._per_token(self.value_head(read, response_mask), response_mask)
         logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
         return TokenOutputs(logprobs, entropy, values, states)
 
