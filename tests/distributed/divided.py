@@ -14,6 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from heedful import ConfigError, GRPOConfig, SFTConfig
 from heedful.algorithms.online.average import WeightAverage
@@ -35,7 +36,7 @@ from heedful.distributed.sharding import (
 )
 from heedful.engines.generate import sample
 from heedful.engines.teacher_forced import token_outputs
-from heedful.engines.vllm import servers
+from heedful.engines.vllm import servers, weights
 from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack
 from heedful.kernels.weights import as_sampled
@@ -448,13 +449,13 @@ def for_servers():
     model, put_together = policy(), []
     shard(model, make_mesh(CPU))
 
-    def counted(module):
+    def counted(lm, dtype):
         put_together.append(1)
-        return gathered_on_first(module)
+        return weights.collect(lm, dtype)
 
     config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
     to = servers.Servers(config, stop_ids=[1], pad_id=0)
-    to.folder, servers.gathered_on_first = FOLDER / "for servers", counted
+    to.folder, servers.collect = FOLDER / "for servers", counted
     to._start = lambda drawing: drawing.close()
     found = []
     for changes in (False, False, True, False):
@@ -467,7 +468,69 @@ def for_servers():
     return ranks.gather(found)
 
 
+class Live(TorchDispatchMode):
+    """Keeps account of the memory that operations made and that is still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, list | tuple) else [made]:
+            if (
+                type(one) is torch.Tensor and not function.is_view
+            ):  # not of divided ones, whose storage is said to be whole
+                self.made.append(StorageWeakRef(one.untyped_storage()))
+        return made
+
+    def there(self):
+        there = {one.cdata: one for one in self.made if not one.expired()}.values()
+        return sum(torch.UntypedStorage._new_with_weak_ptr(one.cdata).nbytes() for one in there)
+
+
+def collected():
+    """What is written for servers in bfloat16, of divided policies beside whole ones, and bytes of it all while it is."""
+    found = {}
+    kinds = {"tied": policy, "untied": lambda: policy("qwen3"), "adapters": lambda: policy("llama", lora=True)}
+    for name, make in kinds.items():
+        one, several = make(), make()
+        for model in (one, several):
+            torch.manual_seed(4)
+            for part, parameter in model.lm.named_parameters():
+                if "lora_B" in part:
+                    torch.nn.init.normal_(parameter)
+        shard(several, make_mesh(CPU))
+        several_bytes = written(several, FOLDER / name / "several")
+        if ranks.is_first():
+            with ranks.alone():
+                written(one, FOLDER / name / "one")
+            files = [FOLDER / name / part / "v-000001" / "model.safetensors" for part in ("one", "several")]
+            weights = sum(p.numel() for part, p in one.lm.named_parameters() if ".lora_" not in part)
+            found[name] = [files[0].read_bytes() == files[1].read_bytes(), several_bytes / weights]
+    return found
+
+
+def written(model, folder):
+    """Bytes that are there when a model's weights for servers are saved, on rank 0."""
+    config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
+    to, live, seen = servers.Servers(config, stop_ids=[1], pad_id=0), Live(), []
+    to.folder, to.dtype = folder, torch.bfloat16
+    save = PreTrainedModel.save_pretrained
+
+    def looked_at(shell, *args, **kwargs):
+        seen.append(live.there())
+        return save(shell, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched, live:
+        patched.setattr(PreTrainedModel, "save_pretrained", looked_at)
+        to.begin(model, [[5, 6]], torch.Generator())
+    to.close()
+    return sum(seen)
+
+
 EVERY = {
+    "collected": collected,
     "for servers": for_servers,
     "patience": patience,
     "differs": differs,

@@ -36,7 +36,7 @@ SELDOM = (
     "bfloat16, encoder",
 )
 OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "states read", "whole for a time")
-OTHERS += ("differs", "patience", "whole for a time, bfloat16", "copies", "average", "states")
+OTHERS += ("collected", "differs", "patience", "whole for a time, bfloat16", "copies", "average", "states")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,13 @@ def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_th
     for first, second in (found["for servers"] for found in seldom):
         assert [times for times, _ in first] == [times for times, _ in second] == [1, 1, 2, 2]
         assert [written for _, written in first] == [1, 1, 2, 2]
+
+
+def test_weights_for_servers_are_rounded_and_proven_one_by_one(two):
+    """On the rank's device: main memory holds what is written, 2 bytes per weight, and the bits are those of whole models."""
+    for name, (same, size) in two[0]["collected"].items():
+        assert same, name
+        assert size < 2.1, name
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,24 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor.full_tensor()
 
 
+@contextlib.contextmanager
+def whole_parameters(module: nn.Module) -> Iterator[None]:
+    """In this context a part of a sharded model has its full parameters. Collective."""
+    divided = [
+        (owner, name, parameter)
+        for owner in module.modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+        if is_divided(parameter)
+    ]
+    try:
+        for owner, name, parameter in divided:
+            setattr(owner, name, nn.Parameter(whole_tensor(parameter.detach()), requires_grad=False))
+        yield
+    finally:
+        for owner, name, parameter in divided:
+            setattr(owner, name, parameter)
+
+
 def held(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, or the tensor itself if not sharded. Shares memory. Local."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
