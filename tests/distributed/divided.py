@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,10 +90,12 @@ def half(name="gpt2", **options):
     return policy(name, dtype=torch.bfloat16, stored=torch.bfloat16, **options)
 
 
-def reward_model(name, dtype=torch.float32):
+def reward_model(name, dtype=torch.float32, products=None):
     torch.manual_seed(3)
     tokenizer = load_tokenizer(str(MODELS / name))
-    made = load_reward_model(str(MODELS / name), tokenizer, device=CPU, compute_dtype=dtype, seed=1, stored=dtype)
+    made = load_reward_model(
+        str(MODELS / name), tokenizer, device=CPU, compute_dtype=products or dtype, seed=1, stored=dtype
+    )
     disable_dropout(made)
     made.try_packing()
     return made
@@ -151,6 +154,9 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONF
     return losses, norms, optimizer
 
 
+shard_half = partial(shard, compute_dtype=torch.bfloat16)
+
+
 def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
     """The largest relative differences between a divided and a whole model after five steps."""
     mine = mine or [[0, 2, 4], [1, 3]]
@@ -175,6 +181,38 @@ def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
         "names": [name for name, _ in several.named_parameters()] == [name for name, _ in one.named_parameters()],
         "moved": max(moved),
         "whole": {name: str(weight.dtype) for name, weight in several.named_parameters() if not is_divided(weight)},
+    }
+
+
+class Gathers(TorchDispatchMode):
+    """Counts bytes of weights that are gathered."""
+
+    received = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if function is torch.ops.c10d._allgather_base_.default:
+            self.received += args[0].nbytes
+        return made
+
+
+def gathered_in_half():
+    """Steps in bfloat16 with blocks gathered in float32, and in bfloat16: differences, and bytes gathered in a pass."""
+    ends, bytes_of_pass = [], []
+    for sharded in (shard, shard_half):
+        model = policy("qwen3", value_head=False, dtype=torch.bfloat16)
+        sharded(model, make_mesh(CPU))
+        with Gathers() as gathers, torch.no_grad():
+            loss_of(model, *next(batches()))
+        bytes_of_pass.append(gathers.received)
+        losses, norms, _ = train(model, [[[0], [2, 3], [4]], [[1]]][ranks.rank()], max_norm=0.0)
+        ends.append([losses, norms, [whole_tensor(p.detach()) for p in model.parameters()]])
+    (losses, norms, weights_), (again, norms_again, weights_again) = ends
+    same = losses == again and all(map(torch.equal, weights_, weights_again))
+    return {
+        "same": same,
+        "norm": max(abs(a / b - 1) for a, b in zip(norms, norms_again, strict=True)),
+        "bytes": bytes_of_pass,
     }
 
 
@@ -226,7 +264,7 @@ class Casts(TorchDispatchMode):
 def whole_for_a_time(checkpointing=False, stored=torch.float32):
     """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in passes in bfloat16."""
     model = policy("qwen3", value_head=False, checkpointing=checkpointing, dtype=torch.bfloat16, stored=stored)
-    shard(model, make_mesh(CPU))
+    divide(replace(CONFIG, shard="full"), CPU, model)
     groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
     parameters = [one for group in groups if group is not None for one in group.fsdp_params]
     casts, seen, whole = Casts(), [], []
@@ -313,10 +351,10 @@ def average():
     return {"held": held, "loss": abs(averaged / wanted - 1), "back": after == moved, "differs": averaged != moved}
 
 
-def states(name, make=policy, config=CONFIG):
+def states(name, make=policy, config=CONFIG, divide=shard):
     """A state that all ranks wrote, read by divided models and by whole ones; and that of a whole model by a divided one."""
     several = make()
-    shard(several, make_mesh(CPU))
+    divide(several, make_mesh(CPU))
     *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]], config=config)
     state = {
         "model": trained_weights(several),
@@ -334,7 +372,7 @@ def states(name, make=policy, config=CONFIG):
     names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
 
     other = make()
-    shard(other, make_mesh(CPU))
+    divide(other, make_mesh(CPU))
     second = make_optimizer([(other, 1e-3)], config)
     load_trained_weights(other, read["model"])
     load_optimizer_state(second, read["optimizer"])
@@ -343,7 +381,7 @@ def states(name, make=policy, config=CONFIG):
     load_trained_weights(alone, read["model"])
     load_optimizer_state(third, read["optimizer"])
     fourth = make()
-    shard(fourth, make_mesh(CPU))
+    divide(fourth, make_mesh(CPU))
     last = make_optimizer([(fourth, 1e-3)], config)
     load_trained_weights(fourth, trained_weights(alone))
     load_optimizer_state(last, third.state_dict())
@@ -556,6 +594,13 @@ EVERY = {
     ),
     "bfloat16, rows divided": lambda: compared(half, [[[0], [2, 3], [4]], [[1]]], config=HALF),
     "noise": noise,
+    "gathered in half": gathered_in_half,
+    "products in bfloat16": lambda: compared(
+        lambda: policy(dtype=torch.bfloat16), ALL_ON_FIRST, divide=shard_half, max_norm=0.0
+    ),
+    "products in bfloat16, encoder": lambda: compared(
+        lambda: reward_model("deberta-v2", torch.float32, torch.bfloat16), ALL_ON_FIRST, divide=shard_half, max_norm=0.0
+    ),
     "averaged": averaged,
     "refused": refused,
     "memory": memory,
@@ -566,6 +611,7 @@ EVERY = {
     "average": average,
     "states": lambda: states("state"),
     "states, bfloat16": lambda: states("half", half, HALF),
+    "states, products in bfloat16": lambda: states("products", lambda: policy(dtype=torch.bfloat16), divide=shard_half),
 }
 
 
