@@ -100,19 +100,22 @@ class Job:
     def received(self) -> float:
         """Bytes that a rank receives.
 
-            gather              stored bytes of a model * (S - 1) / S             S ranks share it
+            gather              bytes of a model * (S - 1) / S                    S ranks share it
             scatter gradients   bytes of the gradients * (S - 1) / S    in float32, also if weights are in bfloat16
             between replicas    2 * bytes of the gradients / S * (R - 1) / R      R replicas; ring all-reduce
 
-        A micro-batch that learns gathers twice, for its forward and its backward pass; a pass without gradients once.
+        Blocks are gathered in bfloat16, embeddings and head of what learns as they are stored, and the policy's copy for what
+        samples too. A micro-batch that learns gathers twice, for its forward and its backward pass; a pass without gradients
+        once.
         Gradients travel once per micro-batch. The policy is gathered once for what samples, here or on servers.
         """
         part = (self.shards - 1) / self.shards
         stored = 2 if self.weights_dtype == "bfloat16" else 4
         learned = sum(shape.parameters for shape in self.learning)
+        passing = [2 * shape.linear + stored * (shape.embedding + shape.head) for shape in self.learning]
         reading = 2 * sum(shape.parameters for shape in self.frozen)  # frozen weights are in bfloat16
-        values = stored * sum(shape.parameters for shape in self.learning[1:])  # the critic's, before the update
-        gathered = self.passes * (2 * stored * learned + reading + values) + stored * self.shape.parameters
+        values = sum(passing[1:])  # the critic's, before the update
+        gathered = self.passes * (2 * sum(passing) + reading + values) + stored * self.shape.parameters
         replicas = 2 * 4 * learned / self.shards * (self.replicas - 1) / self.replicas
         return part * (gathered + self.passes * 4 * learned) + self.passes * replicas
 

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from heedful import ConfigError, GRPOConfig, SFTConfig
 from heedful.algorithms.online.average import WeightAverage
@@ -35,7 +37,7 @@ from heedful.distributed.sharding import (
 )
 from heedful.engines.generate import sample
 from heedful.engines.teacher_forced import token_outputs
-from heedful.engines.vllm import servers
+from heedful.engines.vllm import servers, weights
 from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack
 from heedful.kernels.weights import as_sampled
@@ -88,10 +90,12 @@ def half(name="gpt2", **options):
     return policy(name, dtype=torch.bfloat16, stored=torch.bfloat16, **options)
 
 
-def reward_model(name, dtype=torch.float32):
+def reward_model(name, dtype=torch.float32, products=None):
     torch.manual_seed(3)
     tokenizer = load_tokenizer(str(MODELS / name))
-    made = load_reward_model(str(MODELS / name), tokenizer, device=CPU, compute_dtype=dtype, seed=1, stored=dtype)
+    made = load_reward_model(
+        str(MODELS / name), tokenizer, device=CPU, compute_dtype=products or dtype, seed=1, stored=dtype
+    )
     disable_dropout(made)
     made.try_packing()
     return made
@@ -150,6 +154,9 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONF
     return losses, norms, optimizer
 
 
+shard_half = partial(shard, compute_dtype=torch.bfloat16)
+
+
 def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
     """The largest relative differences between a divided and a whole model after five steps."""
     mine = mine or [[0, 2, 4], [1, 3]]
@@ -174,6 +181,38 @@ def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
         "names": [name for name, _ in several.named_parameters()] == [name for name, _ in one.named_parameters()],
         "moved": max(moved),
         "whole": {name: str(weight.dtype) for name, weight in several.named_parameters() if not is_divided(weight)},
+    }
+
+
+class Gathers(TorchDispatchMode):
+    """Counts bytes of weights that are gathered."""
+
+    received = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if function is torch.ops.c10d._allgather_base_.default:
+            self.received += args[0].nbytes
+        return made
+
+
+def gathered_in_half():
+    """Steps in bfloat16 with blocks gathered in float32, and in bfloat16: differences, and bytes gathered in a pass."""
+    ends, bytes_of_pass = [], []
+    for sharded in (shard, shard_half):
+        model = policy("qwen3", value_head=False, dtype=torch.bfloat16)
+        sharded(model, make_mesh(CPU))
+        with Gathers() as gathers, torch.no_grad():
+            loss_of(model, *next(batches()))
+        bytes_of_pass.append(gathers.received)
+        losses, norms, _ = train(model, [[[0], [2, 3], [4]], [[1]]][ranks.rank()], max_norm=0.0)
+        ends.append([losses, norms, [whole_tensor(p.detach()) for p in model.parameters()]])
+    (losses, norms, weights_), (again, norms_again, weights_again) = ends
+    same = losses == again and all(map(torch.equal, weights_, weights_again))
+    return {
+        "same": same,
+        "norm": max(abs(a / b - 1) for a, b in zip(norms, norms_again, strict=True)),
+        "bytes": bytes_of_pass,
     }
 
 
@@ -225,7 +264,7 @@ class Casts(TorchDispatchMode):
 def whole_for_a_time(checkpointing=False, stored=torch.float32):
     """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in passes in bfloat16."""
     model = policy("qwen3", value_head=False, checkpointing=checkpointing, dtype=torch.bfloat16, stored=stored)
-    shard(model, make_mesh(CPU))
+    divide(replace(CONFIG, shard="full"), CPU, model)
     groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
     parameters = [one for group in groups if group is not None for one in group.fsdp_params]
     casts, seen, whole = Casts(), [], []
@@ -312,10 +351,10 @@ def average():
     return {"held": held, "loss": abs(averaged / wanted - 1), "back": after == moved, "differs": averaged != moved}
 
 
-def states(name, make=policy, config=CONFIG):
+def states(name, make=policy, config=CONFIG, divide=shard):
     """A state that all ranks wrote, read by divided models and by whole ones; and that of a whole model by a divided one."""
     several = make()
-    shard(several, make_mesh(CPU))
+    divide(several, make_mesh(CPU))
     *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]], config=config)
     state = {
         "model": trained_weights(several),
@@ -333,7 +372,7 @@ def states(name, make=policy, config=CONFIG):
     names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
 
     other = make()
-    shard(other, make_mesh(CPU))
+    divide(other, make_mesh(CPU))
     second = make_optimizer([(other, 1e-3)], config)
     load_trained_weights(other, read["model"])
     load_optimizer_state(second, read["optimizer"])
@@ -342,7 +381,7 @@ def states(name, make=policy, config=CONFIG):
     load_trained_weights(alone, read["model"])
     load_optimizer_state(third, read["optimizer"])
     fourth = make()
-    shard(fourth, make_mesh(CPU))
+    divide(fourth, make_mesh(CPU))
     last = make_optimizer([(fourth, 1e-3)], config)
     load_trained_weights(fourth, trained_weights(alone))
     load_optimizer_state(last, third.state_dict())
@@ -448,13 +487,13 @@ def for_servers():
     model, put_together = policy(), []
     shard(model, make_mesh(CPU))
 
-    def counted(module):
+    def counted(lm, dtype):
         put_together.append(1)
-        return gathered_on_first(module)
+        return weights.collect(lm, dtype)
 
     config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
     to = servers.Servers(config, stop_ids=[1], pad_id=0)
-    to.folder, servers.gathered_on_first = FOLDER / "for servers", counted
+    to.folder, servers.collect = FOLDER / "for servers", counted
     to._start = lambda drawing: drawing.close()
     found = []
     for changes in (False, False, True, False):
@@ -467,7 +506,69 @@ def for_servers():
     return ranks.gather(found)
 
 
+class Live(TorchDispatchMode):
+    """Keeps account of the memory that operations made and that is still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, list | tuple) else [made]:
+            if (
+                type(one) is torch.Tensor and not function.is_view
+            ):  # not of divided ones, whose storage is said to be whole
+                self.made.append(StorageWeakRef(one.untyped_storage()))
+        return made
+
+    def there(self):
+        there = {one.cdata: one for one in self.made if not one.expired()}.values()
+        return sum(torch.UntypedStorage._new_with_weak_ptr(one.cdata).nbytes() for one in there)
+
+
+def collected():
+    """What is written for servers in bfloat16, of divided policies beside whole ones, and bytes of it all while it is."""
+    found = {}
+    kinds = {"tied": policy, "untied": lambda: policy("qwen3"), "adapters": lambda: policy("llama", lora=True)}
+    for name, make in kinds.items():
+        one, several = make(), make()
+        for model in (one, several):
+            torch.manual_seed(4)
+            for part, parameter in model.lm.named_parameters():
+                if "lora_B" in part:
+                    torch.nn.init.normal_(parameter)
+        shard(several, make_mesh(CPU))
+        several_bytes = written(several, FOLDER / name / "several")
+        if ranks.is_first():
+            with ranks.alone():
+                written(one, FOLDER / name / "one")
+            files = [FOLDER / name / part / "v-000001" / "model.safetensors" for part in ("one", "several")]
+            weights = sum(p.numel() for part, p in one.lm.named_parameters() if ".lora_" not in part)
+            found[name] = [files[0].read_bytes() == files[1].read_bytes(), several_bytes / weights]
+    return found
+
+
+def written(model, folder):
+    """Bytes that are there when a model's weights for servers are saved, on rank 0."""
+    config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
+    to, live, seen = servers.Servers(config, stop_ids=[1], pad_id=0), Live(), []
+    to.folder, to.dtype = folder, torch.bfloat16
+    save = PreTrainedModel.save_pretrained
+
+    def looked_at(shell, *args, **kwargs):
+        seen.append(live.there())
+        return save(shell, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched, live:
+        patched.setattr(PreTrainedModel, "save_pretrained", looked_at)
+        to.begin(model, [[5, 6]], torch.Generator())
+    to.close()
+    return sum(seen)
+
+
 EVERY = {
+    "collected": collected,
     "for servers": for_servers,
     "patience": patience,
     "differs": differs,
@@ -493,6 +594,13 @@ EVERY = {
     ),
     "bfloat16, rows divided": lambda: compared(half, [[[0], [2, 3], [4]], [[1]]], config=HALF),
     "noise": noise,
+    "gathered in half": gathered_in_half,
+    "products in bfloat16": lambda: compared(
+        lambda: policy(dtype=torch.bfloat16), ALL_ON_FIRST, divide=shard_half, max_norm=0.0
+    ),
+    "products in bfloat16, encoder": lambda: compared(
+        lambda: reward_model("deberta-v2", torch.float32, torch.bfloat16), ALL_ON_FIRST, divide=shard_half, max_norm=0.0
+    ),
     "averaged": averaged,
     "refused": refused,
     "memory": memory,
@@ -503,6 +611,7 @@ EVERY = {
     "average": average,
     "states": lambda: states("state"),
     "states, bfloat16": lambda: states("half", half, HALF),
+    "states, products in bfloat16": lambda: states("products", lambda: policy(dtype=torch.bfloat16), divide=shard_half),
 }
 
 

@@ -276,7 +276,7 @@ def test_dividing_is_offered_to_several_ranks_only():
     assert "\n  --shard full  (" in lines[-1]
     assert "--shard" not in plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0), KNOWN.__getitem__)[-1]
     divided = plan_settings(SFTConfig)(
-        model="8B", shard="full", ranks=8, replicas=2, batch_size=256, micro_batch_size=1, gpu_gb=80.0
+        model="8B", shard="full", ranks=8, replicas=2, batch_size=256, micro_batch_size=1, gpu_gb=72.0
     )
     said = plan_report(divided, KNOWN.__getitem__)[-1]
     assert "\n  --sync-every micro-batch  (" in said

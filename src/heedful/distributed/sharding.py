@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers.pytorch_utils import Conv1D
 
 from heedful.configs.options import check_replicas
 from heedful.distributed.ranks import complete, is_first, size
@@ -29,6 +30,8 @@ from heedful.errors import ConfigError
 M = TypeVar("M", bound=nn.Module)
 
 SyncEvery = Literal["step", "micro-batch"]
+MOST_REPLICATED = 0.1
+"""Largest share of a block's weights that is replicated so that the others can be gathered in half precision."""
 
 
 class _Divided(NamedTuple):
@@ -60,12 +63,21 @@ def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None
     return mesh
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
+def shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    sync_every: SyncEvery = "step",
+    compute_dtype: torch.dtype = torch.float32,
+) -> None:
     """Shard a model over the ranks of a mesh, in place: each block is a unit, and the rest belongs to the root.
 
-    Gradients are summed over ranks, not averaged, since losses divide by counts of the whole batch. Weights are
-    gathered in their storage dtype, and products run under autocast as before, so the numbers equal those of one
-    process up to the order of sums. bfloat16 gradients are summed in float32.
+    Gradients are summed over ranks, not averaged, since losses divide by counts of the whole batch. Products run under
+    autocast as before, so the numbers equal those of one process up to the order of sums. bfloat16 gradients are summed
+    in float32.
+
+    Weights are gathered in their storage dtype, but float32 blocks of linear layers in bfloat16, if autocast would
+    convert them to it. What else these blocks have, such as norms, is replicated in float32.
 
     The gradients of a unit are reduced together, in one dtype. So only trainable weights of its most frequent dtype are
     sharded, and the rest is replicated: with bfloat16 matrices, the float32 norms and biases.
@@ -75,17 +87,25 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
             must be added before.
         mesh: see `make_mesh`. The shards are on its device.
         sync_every: when gradients are summed, for `passes`.
+        compute_dtype: autocast's.
 
     Raises ConfigError if the model has no blocks.
     """
     _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
     units = [*blocks(module), *heads(module), module]
     dtypes, whole = _dtypes(units)
+    gathers_half = [unit for unit in blocks(module) if compute_dtype == torch.bfloat16 and _is_of_products(unit)]
+    whole.update(p for block in gathers_half for p in set(block.parameters()) - _of_products(block))
     for parameter in whole:
         parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved when it is sharded
     for unit, dtype in zip(units, dtypes, strict=True):
-        sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
-        fully_shard(unit, mesh=mesh, mp_policy=sums, ignored_params=whole)
+        is_half = unit in gathers_half
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if is_half else None,
+            reduce_dtype=torch.float32 if is_half or dtype == torch.bfloat16 else None,
+            cast_forward_inputs=False,
+        )
+        fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=whole)
     for part in _parts(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it sums
@@ -123,6 +143,22 @@ def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[n
         dtypes.append(most)
         others.update(p for p in own if p.requires_grad and p.dtype != most)
     return dtypes, others
+
+
+def _of_products(unit: nn.Module) -> set[nn.Parameter]:
+    """The parameters of linear layers, which autocast converts wherever they are used."""
+    layers = (layer for layer in unit.modules() if isinstance(layer, nn.Linear | Conv1D))
+    return {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
+
+
+def _is_of_products(block: nn.Module) -> bool:
+    """Whether a block can be gathered in half precision: all of it is trained in float32, and nearly all in linear layers.
+
+    Frozen matrices are stored in half precision, and experts of a mixture multiply in their storage dtype.
+    """
+    of_products = sum(parameter.numel() for parameter in _of_products(block))
+    is_trained = all(p.requires_grad and p.dtype == torch.float32 for p in block.parameters())
+    return is_trained and of_products >= (1 - MOST_REPLICATED) * _weights(block)
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:
@@ -229,6 +265,24 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor
     with complete():
         return tensor.full_tensor()
+
+
+@contextlib.contextmanager
+def whole_parameters(module: nn.Module) -> Iterator[None]:
+    """In this context a part of a sharded model has its full parameters. Collective."""
+    divided = [
+        (owner, name, parameter)
+        for owner in module.modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+        if is_divided(parameter)
+    ]
+    try:
+        for owner, name, parameter in divided:
+            setattr(owner, name, nn.Parameter(whole_tensor(parameter.detach()), requires_grad=False))
+        yield
+    finally:
+        for owner, name, parameter in divided:
+            setattr(owner, name, parameter)
 
 
 def held(tensor: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ The peak is the largest phase. Every number is the size of a tensor in the code,
 overhead is not included. The activations are those of dense decoders such as Llama, Qwen2 and Qwen3.
 
 Each of several ranks has its share of the rows. With ``--shard full`` it also has its share of the stored tensors, and
-temporarily holds in full: a copy of the policy (sampling); two blocks, embeddings and head (scoring and backward); gradients
-of a block and the ends (embeddings and head), or of everything until they are summed (backward).
+temporarily holds in full: a copy of the policy (sampling); two blocks in the dtype of the products, embeddings and head
+(scoring and backward); gradients of a block and the ends (embeddings and head), or of everything until they are summed
+(backward).
 """
 
 import math
@@ -495,6 +496,8 @@ class _Run:
         if not self.half or (network.trained == "all" and network.linear == 2):
             return 0
         head = 2 * shape.output if network.has_logits else 0
+        if self._gathers_half(network):
+            return head
         linear = shape.linear if blocks is None else blocks * (shape.linear // shape.layers)
         if network.trained == "all":
             return 2 * linear + head
@@ -504,17 +507,27 @@ class _Run:
         return head if on_cpu and shape.head == 0 else 0  # a tied head's matrix is stored in float32
 
     def _whole_in_pass(self, through: Sequence[_Network], *, learning: bool) -> Parts:
-        """Unsharded tensors in a pass through sharded models: blocks and ends as stored, and autocast's copies of the current
-        blocks, or of all blocks if the backward pass needs them."""
+        """Unsharded tensors in a pass through sharded models: blocks as gathered and ends as stored, and autocast's copies of
+        the current blocks, or of all blocks if the backward pass needs them."""
         if not self.is_divided:
             return {}
         blocks = None if learning and not self.config.gradient_checkpointing else 1
         of_blocks = (
-            n.linear * n.ends + IN_FLIGHT * (n.linear * n.shape.linear + n.experts * n.shape.experts) / n.shape.layers
+            n.linear * n.ends
+            + IN_FLIGHT * (self._gathered(n) * n.shape.linear + n.experts * n.shape.experts) / n.shape.layers
             for n in through
         )
         copies = (self._casts(network, learning=learning, blocks=blocks) for network in through)
         return {"whole blocks": max(of_blocks), "copies in half precision": max(copies)}
+
+    def _gathers_half(self, network: _Network) -> bool:
+        """Whether a network's float32 blocks are gathered in half precision (`heedful.distributed.sharding.shard`)."""
+        is_wide = network.trained == "all" and network.linear == 4 and not network.shape.experts
+        return self.is_divided and self.half and is_wide
+
+    def _gathered(self, network: _Network) -> float:
+        """Bytes of a gathered weight of a block's linear layers, and of its gradient."""
+        return 2 if self._gathers_half(network) else network.linear
 
     def _divided_gradients(self) -> float:
         """Bytes of a rank's gradients in a backward pass.
@@ -532,7 +545,9 @@ class _Run:
                 for n in trained
             )
             return 4 * sum(network.learned for network in self.learning) + max(beside, default=0.0)
-        until_summed = (max(n.linear * (n.ends + n.block) + 4 * n.block, (n.linear + 4) * n.ends) for n in trained)
+        until_summed = (
+            max(n.linear * n.ends + (self._gathered(n) + 4) * n.block, (n.linear + 4) * n.ends) for n in trained
+        )
         return sum(network.gradients for network in self.learning) / self.shards + max(until_summed, default=0.0)
 
 

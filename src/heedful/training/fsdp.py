@@ -48,7 +48,7 @@ def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueMo
     for model in models:
         if model is not None:
             _find_out(model)
-            shard(model, mesh, sync_every=config.sync_every)
+            shard(model, mesh, sync_every=config.sync_every, compute_dtype=model.compute_dtype)
 
 
 def _find_out(model: Policy | ValueModel | RewardModel) -> None:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ def seed_everything(seed: int) -> torch.Generator:
 def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: TrainingOptions) -> torch.optim.Optimizer:
     """AdamW over the trainable weights of modules, each with its own peak learning rate; weight decay only for
     matrices."""
-    parameter_groups = []
+    parameter_groups: list[dict[str, Any]] = []
     seen: set[int] = set()
     for module, learning_rate in groups:
         parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen] if module else []
@@ -47,8 +48,25 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
     if options.weights_dtype == "bfloat16" or options.optimizer_device == "cpu":
         device = torch.device("cpu") if options.optimizer_device == "cpu" else None
         return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device, seed=options.seed)
+    is_mixed = len({is_divided(p) for group in parameter_groups for p in group["params"]}) > 1
+    kind = MixedAdamW if is_mixed else torch.optim.AdamW
     # One kernel, which torch has for all its devices, is several times as fast as separate operations.
-    return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=True)
+    return kind(parameter_groups, betas=betas, eps=options.adam_eps, fused=True)
+
+
+class MixedAdamW(torch.optim.AdamW):
+    """AdamW of sharded and of replicated weights, which torch's kernel cannot take together."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # as trainers call it
+        """Step the sharded weights, then the others."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for divided in (True, False):
+            left = [(p, p.grad) for p in parameters if is_divided(p) is not divided]
+            for parameter, _ in left:
+                parameter.grad = None
+            super().step(closure)
+            for parameter, gradient in left:
+                parameter.grad = gradient
 
 
 class Schedule:

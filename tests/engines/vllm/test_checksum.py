@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.engines.vllm.extension.heedful_vllm import checksum
 
@@ -54,5 +55,31 @@ def test_every_change_shows():
 def test_large_tensors_are_read_in_parts(monkeypatch):
     weights = torch.randn(1000)
     expected = checksum([weights])
-    monkeypatch.setattr("heedful.engines.vllm.extension.heedful_vllm.PART", 7)
+    monkeypatch.setattr("heedful.engines.vllm.extension.heedful_vllm.CPU_PART", 7)
     assert checksum([weights]) == expected
+
+
+class Costs(TorchDispatchMode):
+    """Counts bytes of new memory, and numbers that Python waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.allocated = self.waits = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.waits += function is torch.ops.aten._local_scalar_dense.default
+        if isinstance(made, torch.Tensor) and not any(made is one for one in args) and not function.is_view:
+            self.allocated += made.nbytes if not kwargs or "out" not in kwargs else 0
+        return made
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 20), (torch.bfloat16, 18)])
+def test_an_element_costs_little_memory_and_a_tensor_one_wait(dtype, most, monkeypatch):
+    """Its value without -0.0, its bits as a whole number, and one number to mix them with."""
+    monkeypatch.setattr("heedful.engines.vllm.extension.heedful_vllm.CPU_PART", 500)
+    weights = torch.randn(10_000).to(dtype)
+    with Costs() as costs:
+        checksum([weights])
+    assert costs.waits == 1
+    assert costs.allocated <= (most + 0.1) * weights.numel()

@@ -72,6 +72,6 @@ def test_a_server_that_is_gone_ends_all_ranks(server, settings, in_ranks):
     first = server()
     first.set_faults(die_after=40)
     status, said = in_ranks(settings(GRPOConfig, first, sampler_retry_minutes=0.01))
-    assert status == [4, 4]
+    assert status == [4, 4], said
     assert "resumes once they are back" in said[0]
     assert "Traceback" not in said[0] + said[1]

@@ -1,8 +1,10 @@
 """Rows are drawn once each, by the trainer's weights, whatever becomes of a server; what does not fit is refused."""
 
 import resource
+import runpy
 import threading
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx2
@@ -240,6 +242,27 @@ def test_the_limit_on_open_files_allows_the_connections(server, connected, polic
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def passed_on(self, *args, **kwargs):
+    self.model_runner.reload_weights(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("worker", "runner", "can"),
+    [
+        (passed_on, lambda weights_iterator=None, weights_path=None: None, True),
+        (passed_on, lambda weights_iterator=None: None, False),
+        (lambda self: None, lambda weights_path=None: None, False),
+    ],
+)
+def test_a_worker_says_whether_it_can_load_from_a_folder(worker, runner, can, tiny):
+    """As in vLLM 0.32, whose worker passes on what it is given, and in versions before."""
+    made = runpy.run_path(Path(__file__).parents[2] / "policy_server.py")
+    kind = type("Worker", (made["Worker"],), {"reload_weights": worker})
+    found = kind(tiny("qwen3"), made["Faults"](), 256)
+    found.model_runner.reload_weights = runner
+    assert found.heedful_about()["can_load"] is can
 
 
 def test_a_server_of_another_vocabulary_is_refused(server, connected, policy):

@@ -23,12 +23,20 @@ from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
 from heedful.devices import empty_cache
 from heedful.distributed import ranks
-from heedful.distributed.sharding import gathered_on_first, is_sharded
+from heedful.distributed.sharding import is_sharded
 from heedful.engines.responses import Responses
 from heedful.engines.vllm.client import START, Drawn, GoneError, Request, VLLMServer
 from heedful.engines.vllm.dispatch import Dispatch
 from heedful.engines.vllm.nccl import Senders
-from heedful.engines.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
+from heedful.engines.vllm.weights import (
+    Collected,
+    Weights,
+    check_adapters,
+    collect,
+    fingerprint,
+    plain_weights,
+    write_weights,
+)
 from heedful.errors import SamplerError
 from heedful.models.policy import Policy
 from heedful.retries import Backoff
@@ -152,9 +160,9 @@ class Servers:
         seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
         asked = [Request(list(p), self.config.max_new_tokens, seed) for p, seed in zip(prompts, seeds, strict=True)]
         pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
-        is_kept = is_sharded(policy) and seen == self._seen  # already written: nothing to gather
-        whole = None if is_kept else gathered_on_first(policy)
-        weights = ranks.on_rank_zero(lambda: self._current(whole, seen))
+        has_changed = seen != self._seen
+        collected = collect(policy.lm, self.dtype) if is_sharded(policy) and has_changed else None
+        weights = ranks.on_rank_zero(lambda: self._current(policy, seen, collected))
         if self.config.sampler_sleep:  # before a server wakes, which may be on any rank's GPU
             gc.collect()
             empty_cache()
@@ -197,10 +205,10 @@ class Servers:
         """Cancel all pending requests."""
         self._background.close()
 
-    def _current(self, policy: Policy | None, seen: str) -> Weights:
+    def _current(self, policy: Policy, seen: str, collected: Collected | None) -> Weights:
         """The policy's weights, written or sent unless unchanged since the last batch.
 
-        ``seen`` is their fingerprint; without a policy, the last batch's.
+        ``seen`` is their fingerprint; ``collected`` are those of a sharded policy, which all ranks collect.
         """
         if seen == self._seen and self._weights is not None:
             version = self._weights.version
@@ -208,7 +216,6 @@ class Servers:
                 server.held is not None and server.held.version == version for server in self.servers
             ):
                 return self._weights
-        assert policy is not None
         self.number += 1
         version = f"{self.run}-{self.number}"
         if self.senders is not None:
@@ -218,7 +225,10 @@ class Servers:
         else:
             assert self.folder is not None
             folder = self.folder / f"v-{self.number:06d}"
-            self._weights = Weights(version, write_weights(policy.lm, self.dtype, folder), folder)
+            collected = collected or collect(policy.lm, self.dtype)
+            assert collected is not None
+            write_weights(policy.lm, collected.weights, folder)
+            self._weights = Weights(version, collected.checksum, folder)
         return self._weights
 
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
@@ -273,6 +283,7 @@ def connect(
     except BaseException:
         servers.close()
         raise
+    servers.dtype = ranks.broadcast(servers.dtype)
     return servers
 
 

@@ -2,9 +2,10 @@
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from heedful.distributed import ranks
-from heedful.distributed.sharding import held, is_sharded
+from heedful.distributed.sharding import held, is_sharded, whole_parameters, whole_tensor
 from heedful.engines.vllm.extension.heedful_vllm import added, checksum
 from heedful.errors import SamplerError
 from heedful.models.policy import Policy
@@ -48,7 +49,8 @@ def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
     """Yield the weights with adapters merged, ``W + alpha / rank * B A``, under the names of the model without
     adapters.
 
-    Tied weights occur once. Floating-point weights are rounded to ``dtype``. Computed lazily.
+    Tied weights occur once. Floating-point weights are rounded to ``dtype``. Computed lazily, on the model's device; a
+    sharded model's are gathered one by one, which is collective.
     """
     adapted = {
         f"{name}.base_layer.weight": module for name, module in lm.named_modules() if isinstance(module, LoraLayer)
@@ -58,10 +60,13 @@ def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        value: Tensor = tensor.detach()
-        if name in adapted:
-            module = adapted[name]
-            value = value + sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+        module = adapted.get(name)
+        if module is None:
+            value = whole_tensor(tensor.detach())
+        else:
+            with whole_parameters(module):
+                deltas = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+                value = module.get_base_layer().weight.detach() + deltas
         yield name.replace(".base_layer.", "."), value.to(dtype) if value.is_floating_point() else value
 
 
@@ -74,19 +79,31 @@ def check_adapters(lm: PreTrainedModel) -> None:
         )
 
 
-def write_weights(lm: PreTrainedModel, dtype: torch.dtype, folder: Path) -> str:
-    """Write a model's plain weights in Hugging Face format, atomically. Returns their checksum.
+class Collected(NamedTuple):
+    """A model's plain weights in main memory."""
 
-    Rounding and checksums run on their device; the result is collected in main memory.
+    weights: dict[str, Tensor]
+    checksum: str
+
+
+def collect(lm: PreTrainedModel, dtype: torch.dtype) -> Collected | None:
+    """`plain_weights` and their checksum on rank 0; None on the others. Collective for a sharded model.
+
+    Rounding and checksums run on the model's device, so main memory holds only what is written.
     """
-    partial = folder.with_name(f".{folder.name}.heedful-partial")
-    shutil.rmtree(partial, ignore_errors=True)
     weights, parts = {}, []
     for name, tensor in plain_weights(lm, dtype):
-        parts.append(checksum([tensor]))
-        weights[name] = tensor.cpu()
+        if ranks.is_first():
+            parts.append(checksum([tensor]))
+            weights[name] = tensor.cpu()
+    return Collected(weights, added(parts)) if ranks.is_first() else None
+
+
+def write_weights(lm: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a model's plain weights in Hugging Face format, atomically."""
+    partial = folder.with_name(f".{folder.name}.heedful-partial")
+    shutil.rmtree(partial, ignore_errors=True)
     shell = copy.copy(lm)  # without adapters, so that save_pretrained ignores them
     shell.__dict__.pop("peft_config", None)
-    shell.save_pretrained(partial, state_dict=weights)
+    shell.save_pretrained(partial, state_dict=dict(weights))
     partial.replace(folder)
-    return added(parts)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = 2
 """Increased whenever arguments or results of the methods below change."""
-PART = 1 << 22
-"""Elements hashed at a time, to bound the memory."""
+PART, CPU_PART = 1 << 22, 1 << 17
+"""Elements hashed at a time, to bound the memory; on a CPU they stay in its cache."""
 _MASK, _FIRST, _SECOND = (1 << 63) - 1, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -44,11 +44,11 @@ def checksum(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None = None) 
     total = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
-        for start in range(0, flat.numel(), PART):
-            part = flat[start : start + PART]
-            part = (part if dtype is None else part.to(dtype)) + 0.0
-            bits = part.contiguous().view(_BITS[part.element_size()]).to(torch.int64)
-            total += int(_mixed(bits).sum())
+        hashed = torch.zeros((), dtype=torch.int64, device=flat.device)  # modulo 2^64, as int64 adds
+        for part in flat.split(CPU_PART if flat.device.type == "cpu" else PART):
+            own = (part if dtype is None else part.to(dtype)) + 0.0
+            hashed += _mix(own.contiguous().view(_BITS[own.element_size()]).to(torch.int64)).sum()
+        total += int(hashed)  # a GPU is waited for once per tensor
     return f"{total & ((1 << 64) - 1):016x}"
 
 
@@ -57,11 +57,16 @@ def added(checksums: Iterable[str]) -> str:
     return f"{sum(int(one, 16) for one in checksums) & ((1 << 64) - 1):016x}"
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser of each element. int64 multiplies modulo 2^64; shifts extend the sign, which is masked."""
-    x = (x ^ ((x >> 30) & (_MASK >> 29))) * _FIRST
-    x = (x ^ ((x >> 27) & (_MASK >> 26))) * _SECOND
-    return x ^ ((x >> 31) & (_MASK >> 30))
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser of each element, in place. int64 multiplies modulo 2^64; shifts extend the sign, which is
+    masked."""
+    shifted = torch.empty_like(x)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        torch.bitwise_right_shift(x, shift, out=shifted)
+        x ^= shifted.bitwise_and_(_MASK >> (shift - 1))
+        if factor is not None:
+            x *= factor
+    return x
 
 
 class HeedfulWorker:
@@ -87,11 +92,7 @@ class HeedfulWorker:
             "quantization": None if config.quantization is None else str(config.quantization),
             "logprobs_mode": str(config.logprobs_mode),
             "max_num_seqs": int(self.vllm_config.scheduler_config.max_num_seqs),
-            "can_load": any(
-                "weights_path" in inspect.signature(one.reload_weights).parameters
-                for one in (self, self.model_runner)
-                if hasattr(one, "reload_weights")
-            ),
+            "can_load": _takes_path(self) and _takes_path(self.model_runner),
             "can_sleep": bool(getattr(config, "enable_sleep_mode", False)),
             "has_nccl": getattr(self.vllm_config, "weight_transfer_config", None) is not None,
         } | self.heedful_state()
@@ -123,6 +124,14 @@ class HeedfulWorker:
     def _heedful_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self.model_runner.get_model()
         return model
+
+
+def _takes_path(one: Any) -> bool:
+    """Whether ``reload_weights`` of a worker, or of its model runner, which it may pass its arguments to, takes a folder."""
+    if not hasattr(one, "reload_weights"):
+        return not isinstance(one, HeedfulWorker)
+    parameters = inspect.signature(one.reload_weights).parameters
+    return "weights_path" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 @torch.no_grad()
