@@ -157,6 +157,7 @@ def test_json_is_all_of_standard_output(heedful, settings):
     (one,) = content["findings"]
     assert one.keys() == {"check", "level", "what", "evidence", "why", "fix"}
     assert content["measured"]["steps"] == 1
+    assert content["measured"]["processor"].startswith("processor: ")
 
 
 @pytest.mark.parametrize(

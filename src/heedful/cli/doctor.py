@@ -34,6 +34,7 @@ from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import HeedfulError, MachineError
+from heedful.kernels.device import processor
 from heedful.models.policy import Policy
 from heedful.planning.memory import Lengths
 from heedful.redact import redact
@@ -80,13 +81,13 @@ class Examination:
         """Whether a check has found something."""
         return any(one.check == check for one in self.findings)
 
-    def measure(self, seconds: float, steps: int) -> None:
-        """Note how long a step took, and what that foretells."""
+    def measure(self, seconds: float, steps: int, device: torch.device) -> None:
+        """Note how long a step took, what that foretells, and the kind of processor that took it."""
         self.measured = {
             "seconds_per_step": round(seconds, 3),
             "steps": steps,
             "step": first_step.step_time(seconds, steps),
-        }
+        } | ({"processor": processor()} if device.type == "cpu" else {})
 
     @property
     def result(self) -> list[Finding]:
@@ -159,7 +160,7 @@ def examine_offline(examination: Examination, config: TrainingOptions) -> None:
     seconds = time.perf_counter() - started
     examination.add(first_step.not_finite(learner.skips))
     check_move(examination, learner, learner.model, before, metrics)
-    examination.measure(seconds, learner.schedule.total_steps)
+    examination.measure(seconds, learner.schedule.total_steps, next(learner.model.parameters()).device)
 
 
 @torch.no_grad()
@@ -208,7 +209,7 @@ def examine_online(examination: Examination, config: Any) -> None:
         examination.add(first_step.not_finite(learner.skips))
         if not getattr(config, "critic_warmup_steps", 0):
             check_move(examination, learner, learner.policy, before, learned.metrics)
-        examination.measure(seconds, config.steps)
+        examination.measure(seconds, config.steps, learner.policy.device)
         for one in scored:
             examination.add(rewards.slow(one, responses=config.rollout_batch_size, step_seconds=seconds))
 

@@ -215,6 +215,8 @@ def _spend(value: Any, what: str = "a list") -> Any:
 
 def size_of(value: Any, cutoff: int = 2**62) -> int:
     """Return the size of a value in the units of `LARGEST`, or a number above ``cutoff``. Repeated parts count each time."""
+    if isinstance(value, str):  # nearly all of a rendering
+        return len(value)
     size, left = 0, [value]
     while left and size <= cutoff:
         one = left.pop()

@@ -67,8 +67,9 @@ def show_findings(console: Console, findings: Sequence[Finding], measured: Mappi
             if text:
                 _print(console, f"  {name:<9}{text}")
         console.print()
-    if "step" in measured:
-        _print(console, str(measured["step"]))
+    for name in ("step", "processor"):
+        if name in measured:
+            _print(console, str(measured[name]))
 
 
 def show_verdict(console: Console, findings: Sequence[Finding]) -> None:

@@ -160,6 +160,16 @@ def _fast_bfloat16(device: torch.device) -> bool:
     return has is not None and bool(has())
 
 
+def processor() -> str:
+    """The kind of this machine's CPU, and what it costs if it is slow."""
+    widest = torch.backends.cpu.get_cpu_capability()
+    if _fast_bfloat16(torch.device("cpu")):
+        return f"processor: {widest} with bfloat16, which --dtype auto uses"
+    return (
+        f"processor: {widest} without bfloat16, so --dtype auto is float32; the demo takes twice as long as with both"
+    )
+
+
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
     """Autocast products to ``dtype``. No effect for float32 and float64."""
     if dtype in HALF:

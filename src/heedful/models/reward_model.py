@@ -78,9 +78,9 @@ class RewardModel(nn.Module):
         A decoder's score is read at the last token that is not padding, as in all tools that load the folder. Scores do
         not depend on the rest of the batch, up to rounding.
         """
-        device = self.classifier.device
+        device, pad_id = self.classifier.device, padding_id(self.classifier)
         with autocast(device, self.compute_dtype):
-            texts = [_without_padding(row["input_ids"], padding_id(self.classifier)) for row in rows]
+            texts = [_without_padding(row["input_ids"], pad_id) for row in rows]
             lengths = [len(text) for text in texts]
             if min(lengths) > 0 and self._can_pack():  # only for decoders, whose rows have only ids
                 ids, mask = (

@@ -50,8 +50,8 @@ class MetricSums:
 
     def are_finite(self, *conditions: Tensor) -> bool:
         """True if every sum is finite, and each of some further conditions holds. Synchronises with a GPU, once."""
-        every = [*(total.isfinite() for total in self.totals.values()), *conditions]
-        return not every or bool(torch.stack(every).all())
+        every = [torch.stack([*self.totals.values()]).isfinite().all()] if self.totals else []
+        return not every or bool(torch.stack([*every, *conditions]).all())
 
     def means(self, steps: int) -> dict[str, float]:
         """Sums divided by the number of optimizer steps; maxima unchanged."""
@@ -72,5 +72,5 @@ def read(metrics: Metrics) -> dict[str, float]:
 
 def _add(totals: dict[str, Tensor], metrics: Metrics) -> None:
     for name, value in metrics.items():
-        so_far = totals.get(name, torch.zeros((), device=value.device))
+        so_far = totals[name] if name in totals else torch.zeros((), device=value.device)
         totals[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value

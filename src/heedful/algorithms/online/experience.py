@@ -117,7 +117,7 @@ class Experience:
         """Micro-batches of at most ``limit``; each rank has its own
         (`heedful.engines.teacher_forced.micro_batches`)."""
         for rows, _ in micro_batches(self.batch, limit, passes):
-            yield self.select(rows)
+            yield self if len(rows) == len(self.rows) else self.select(rows)
 
 
 def finite_rows(*numbers: Tensor | None) -> Bool[Tensor, " batch"]:
