@@ -36,8 +36,8 @@ FORMS: Mapping[str, Mapping[str, type]] = {
         **dict.fromkeys(("data", "first_evaluation", "last_evaluation"), dict),
     },
     "adapter_config.json": {"peft_type": str, "base_model_name_or_path": str},
-    "rounds.json": {"rounds": int, "settings": dict},
     "round.json": {"round": int, "settings": dict, "before": str, "steps": dict},
+    "numbers.json": {"events": int},
 }
 """The files of runs and rounds, with the types of the values that are read from them."""
 KINDS = {

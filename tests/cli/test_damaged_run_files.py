@@ -25,7 +25,6 @@ WRONG = {
     "run.json": ("run", 5, "run must be a text, and is a whole number"),
     "environment.json": ("hidden", "x", "hidden must be an object, and is a text"),
     "summary.json": ("steps", "三", "steps must be a whole number, and is a text"),
-    "rounds.json": ("rounds", "x", "rounds must be a whole number, and is a text"),
     "round.json": ("steps", [], "steps must be an object, and is a list"),
     "adapter_config.json": ("peft_type", 5, "peft_type must be a text, and is a whole number"),
 }
@@ -45,8 +44,6 @@ def folders(tiny, tmp_path_factory):
     (root / "half" / "summary.json").unlink()
     assert main(["label", "new", str(root / "project"), "--name", "项目"]) == 0
     (root / "project" / "rounds" / "1").mkdir(parents=True)
-    content = {"rounds": 1, "settings": {}}
-    (root / "project" / "rounds.json").write_text(json.dumps(content), encoding="utf-8")
     content = {"round": 1, "settings": {}, "before": "m", "steps": {}}
     (root / "project" / "rounds" / "1" / "round.json").write_text(json.dumps(content), encoding="utf-8")
     return root, words
@@ -86,7 +83,6 @@ READERS = [
     ("run", "environment.json", PUSH),
     ("run", "summary.json", PUSH),
     ("run", "final/adapter_config.json", ("merge", "--adapter", "RUN/final", "--output", "RUN-merged")),
-    ("project", "rounds.json", ("round", "--project", "RUN")),
     ("project", "rounds/1/round.json", ("round", "--project", "RUN")),
 ]
 OF_A_RUN = ["config.yaml", "run.json", "environment.json"]

@@ -140,10 +140,8 @@ def test_the_commands(labelled, capsys):
     assert "问 猫" in said
     assert said.endswith("1 of 1 label\n")
     label = said.split()[0]
-    (labelled.folder / "rounds.json").write_text('{"rounds": 1, "settings": {}}', encoding="utf-8")
-    (labelled.folder / "rounds" / "1").mkdir(parents=True)
-    note = {"round": 1, "settings": {}, "before": "", "steps": {"label": {"labels": 4}}}
-    (labelled.folder / "rounds" / "1" / "round.json").write_text(json.dumps(note), encoding="utf-8")
+    (labelled.folder / "rounds" / "1" / "labels").mkdir(parents=True)
+    (labelled.folder / "rounds" / "1" / "labels" / "numbers.json").write_text('{"events": 99}', encoding="utf-8")
     assert main(["label", "correct", folder, label, "--answer", '{"preferred": 0}', "--reason", "看错了"]) == 0
     assert "A round has already trained on this label" in capsys.readouterr().out
     assert main(["label", "list", folder, "--search", "猫"]) == 0

@@ -17,8 +17,6 @@ from heedful.cli.main import COMMANDS, main
 from heedful.configs.options import RunOptions
 from heedful.files import to_json
 from heedful.plot.panels import panels_of
-from heedful.plot.run_curves import figure_of
-from heedful.plot.run_metrics import read_algorithm, read_run, short_names
 from heedful.training.result import TrainingResult
 
 PPO_STEP = {
@@ -82,7 +80,7 @@ def ppo(logged):
 
 
 def figure(*folders):
-    return figure_of([read_run(folder, folder.name) for folder in folders])
+    return plot.curves(list(folders), [folder.name for folder in folders])
 
 
 def panels(drawn):
@@ -136,7 +134,7 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
     assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
 
 
-NOT_LOGGED = {"variance explained by values", "KL of the update", "clipped"}
+NOT_LOGGED = {"KL coefficient", "variance explained by values", "KL of the update", "clipped"}
 ONLINE = {"score", "KL to the reference", "length", "responses that end", "entropy"}
 
 
@@ -200,7 +198,7 @@ def test_an_environment_that_names_no_algorithm(sft, content, fragment):
     path = sft / "environment.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CheckpointError) as error:
-        read_algorithm(sft)
+        plot.curves(sft)
     for part in (str(path), fragment, 'write {"command": "heedful ALGORITHM"}'):
         assert part in str(error.value)
 
@@ -215,13 +213,12 @@ def test_noisy_accuracies_are_smoothed_and_the_panel_says_so(reward):
     assert axes.get_xlabel() == "step (training: mean of 3 steps)"
 
 
-def test_a_coefficient_that_varies_has_an_axis_of_its_own(ppo):
-    fixed = figure(ppo("固定"))
-    assert "KL coefficient (dotted)" not in {axes.get_ylabel() for axes in fixed.axes}
-    drawn = figure(ppo("变化", reference_kl_coef=[0.05, 0.06, 0.07, 0.08, 0.09]))
-    (second,) = (axes for axes in drawn.axes if axes.get_ylabel() == "KL coefficient (dotted)")
-    assert lines(second) == [[(1, 0.05), (2, 0.06), (3, 0.07), (4, 0.08), (5, 0.09)]]
-    assert len(drawn.axes) == len(fixed.axes) + 1
+def test_a_coefficient_has_a_panel_if_it_varies(ppo):
+    assert "PPO: KL coefficient" not in panels(figure(ppo("固定")))
+    drawn = figure(ppo("固定 2"), ppo("变化", reference_kl_coef=[0.05, 0.06, 0.07, 0.08, 0.09]))
+    fixed, varied = lines(panels(drawn)["PPO: KL coefficient"])
+    assert fixed == [(i, 0.05) for i in range(1, 6)]
+    assert varied == [(1, 0.05), (2, 0.06), (3, 0.07), (4, 0.08), (5, 0.09)]
 
 
 def test_runs_of_one_algorithm_overlay_and_the_legend_tells_them(ppo, sft):
@@ -239,23 +236,24 @@ def test_runs_of_one_algorithm_overlay_and_the_legend_tells_them(ppo, sft):
 @pytest.mark.parametrize(
     ("folders", "names"),
     [
-        (["runs/a/ppo", "runs/b/ppo"], ["a/ppo", "b/ppo"]),
-        (["runs/a", "runs/a/b"], ["a", "a/b"]),
-        (["runs/ppo"], ["ppo"]),
-        (["runs/一", "runs/二"], ["一", "二"]),
+        (["a/ppo", "b/ppo"], ["a/ppo", "b/ppo"]),
+        (["a", "a/b"], ["a", "a/b"]),
+        (["一"], ["一"]),
+        (["一", "二"], ["一", "二"]),
     ],
 )
-def test_names_are_as_short_as_they_can_be(tmp_path, folders, names):
-    assert short_names([tmp_path / folder for folder in folders]) == names
+def test_names_are_as_short_as_they_can_be(ppo, folders, names):
+    assert legend(plot.curves([ppo(f"runs/{folder}") for folder in folders]))[: len(names)] == names
 
 
 def test_only_a_line_break_ends_a_line(logged):
     """JSON writes other ends of lines as they are, here in the name of a reward."""
     end = "\u2028\x85"
-    lines = [to_json({"step": step, "loss/sft": 2.0, f"reward/奖{end}励": 1.0}) for step in (1, 2)]
-    assert end in lines[0]
-    folder = logged("运行", "".join(line + "\n" for line in lines))
-    assert read_run(folder, "一").points(f"reward/奖{end}励") == ([1, 2], [1.0, 1.0])
+    logs = [to_json({"step": step, "loss/sft": 2.0, f"reward/奖{end}励": 1.0}) for step in (1, 2)]
+    assert end in logs[0]
+    folder = logged("运行", "".join(line + "\n" for line in logs))
+    (axes,) = plot.curves(folder, metrics=[f"reward/奖{end}励"]).axes
+    assert lines(axes) == [[(1, 1.0), (2, 1.0)]]
 
 
 def test_what_is_not_finite_is_a_gap(logged):
@@ -272,7 +270,7 @@ def test_no_text_lies_on_another(sft, reward, ppo, many):
     if many:
         runs += [ppo(f"另一次 with a rather long name that goes on, number {i}", **changed) for i in range(6)]
     drawn = figure(*runs)
-    assert len(panels(drawn)) == 8
+    assert len(panels(drawn)) == 9
     assert overlaps(drawn) == []
 
 
@@ -327,7 +325,7 @@ def test_the_command(sft, ppo, tmp_path, capsys):
 def test_a_damaged_line_is_named(logged, line):
     folder = logged("坏", f'{{"step": 0, "eval/loss": 1}}\n\n{line}\n{{"step": 1, "loss/sft": 1}}\n')
     with pytest.raises(DataError) as error:
-        read_run(folder, "坏")
+        plot.curves(folder)
     where = f"{folder / 'metrics.jsonl'}:3 is damaged: expected an object of numbers with a step, got {line[:9]}"
     assert where in str(error.value)
 

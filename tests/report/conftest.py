@@ -13,7 +13,7 @@ from logged_runs import write_rollouts
 def log_run(tmp_path, tiny):
     """``log_run(name, steps, responses, **changes)`` is a run folder of PPO with all its responses.
 
-    ``responses`` are (prompt, response) pairs of each step. ``columns`` is False for a run of an earlier version, ``rewards``
+    ``responses`` are (prompt, response) pairs of each step. ``columns`` is False if none was learned from, ``rewards``
     gives the parts of each score, ``settings`` changes config.yaml.
     """
 

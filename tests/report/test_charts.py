@@ -6,9 +6,13 @@ import re
 import numpy as np
 import pytest
 
+from heedful.plot.charts import Chart, Line
 from heedful.plot.healthy import Band
 from heedful.plot.run_metrics import RunCurves
-from heedful.report.charts import (
+from heedful.report.inspector import _half
+from heedful.report.rollouts import EXTREMES, Survey, _divergence, sample
+from heedful.report.runs import RunRecord, departures
+from heedful.report.svg import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -16,15 +20,10 @@ from heedful.report.charts import (
     RIGHT,
     TOP,
     WIDTH,
-    Chart,
-    Line,
     draw,
     thinned,
     ticks,
 )
-from heedful.report.inspector import _half
-from heedful.report.rollouts import EXTREMES, Survey, _divergence, sample
-from heedful.report.runs import RunRecord, departures
 
 
 @pytest.mark.parametrize(

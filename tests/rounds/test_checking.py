@@ -54,7 +54,7 @@ def test_what_would_end_the_round_later(begin, tmp_path, monkeypatch):
     assert (outcome.status, "6 pairs are ready to be labelled" in outcome.out) == (0, True), outcome.err
     later = begin("--ppo-config", "NOPE.yaml")  # while people label
     assert (later.status, "NOPE.yaml: there is no such YAML file" in later.message) == (2, True)
-    assert "NOPE" not in (tmp_path / "项目" / "rounds.json").read_text(encoding="utf-8")
+    assert "NOPE" not in (tmp_path / "项目" / "rounds" / "1" / "round.json").read_text(encoding="utf-8")
 
 
 def test_a_batch_of_more_labels_than_there_will_be(begin):
@@ -64,6 +64,11 @@ def test_a_batch_of_more_labels_than_there_will_be(begin):
     assert "in a round, heedful reward reads its settings from --reward-config" in outcome.message
     assert "are ready to be labelled" not in outcome.out
     assert "6 pairs are ready to be labelled" in begin().out
+
+
+def test_a_round_that_asks_about_fewer_pairs_says_so(begin):
+    outcome = begin("--labels", "60", "--answers", "2")
+    assert "pairs are ready to be labelled, fewer than --labels 60; for more in the next round: a higher" in outcome.out
 
 
 def test_a_judge_that_fails_and_one_that_works(begin, written):

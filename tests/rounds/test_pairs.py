@@ -3,15 +3,12 @@ never a pair that was asked about before."""
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.configs.rounds import RoundConfig
 from heedful.rounds.pairs import Choice, Pair, choose, compared, different_pairs, disagreement, item_of, new_pairs
-from heedful.rounds.round import how_many
 
 FINITE = st.floats(-50, 50)
 
@@ -106,12 +103,6 @@ def test_active_ones_come_in_no_order():
     assert min(half["random"], half["active"]) >= 5
 
 
-@pytest.mark.parametrize("share", [0.19, 0.0, 1.1, float("nan")])
-def test_the_share_of_random_ones_has_a_least(share):
-    with pytest.raises(ValueError, match=r"must be from 0.2 to 1"):
-        choose(POOL, 3, "a", disagreements=DISAGREEMENTS, random_share=share)
-
-
 def test_nothing_to_choose_from():
     assert choose([], 3, "a") == []
     assert choose([[], []], 3, "a", disagreements=[[], []], random_share=0.2) == []
@@ -142,13 +133,3 @@ def test_no_pair_is_asked_about_twice():
         earlier = compared(item_of(ROW, Choice(0, asked, "random", None), 1))
         assert new_pairs(ROW, earlier) == [pair for pair in every if pair != Pair(0, 2)]
         assert new_pairs(ROW | {"prompt": "狗？"}, earlier) == every
-
-
-def test_a_round_that_asks_about_fewer_pairs_says_so():
-    config = RoundConfig(project=Path("项目"), labels=300)
-    assert how_many(config, asked=300, prompts=290) == "300 pairs are ready to be labelled"
-    few = how_many(config, asked=195, prompts=290)
-    assert few.startswith(
-        "195 pairs are ready to be labelled, fewer than --labels 300: the 4 answers to each of 290 prompts"
-    )
-    assert "--pool 1.6 (or more prompts, if these are all)" in few  # 300 / 195, rounded up

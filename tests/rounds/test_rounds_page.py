@@ -21,10 +21,10 @@ def begun(tmp_path):
     """A project whose first round is being trained."""
     folder = tmp_path / "rounds" / "1"
     folder.mkdir(parents=True)
-    (tmp_path / "rounds.json").write_text('{"rounds": 1, "settings": {}}', encoding="utf-8")
     agreement = {"pair": {"items": 3, "share": {"value": 0.7}}}
     steps = {"sample": {"asked": 5}, "label": {"pairs": 5, "labels": 6, "statistics": {"agreement": agreement}}}
-    (folder / "round.json").write_text(json.dumps({"round": 1, "settings": {"labels": 5}, "steps": steps}), "utf-8")
+    notes = {"round": 1, "settings": {"labels": 5}, "before": "甲", "steps": steps}
+    (folder / "round.json").write_text(json.dumps(notes, ensure_ascii=False), encoding="utf-8")
     return tmp_path
 
 
@@ -59,14 +59,9 @@ def test_long_curves_keep_their_ends(begun):
     assert points == sorted(points)
 
 
-def test_a_round_that_has_no_notes_yet(begun):
-    (begun / "rounds.json").write_text('{"rounds": 2, "settings": {}}', encoding="utf-8")
-    assert rounds_of(begun)["rounds"][1]["step"] == "sample"
-
-
 def test_a_damaged_file_is_named(begun):
-    (begun / "rounds.json").write_text('{"rounds', encoding="utf-8")
-    with pytest.raises(DataError, match=r"rounds\.json: line 1 is not valid JSON"):
+    (begun / "rounds" / "1" / "round.json").write_text('{"round', encoding="utf-8")
+    with pytest.raises(DataError, match=r"round\.json: line 1 is not valid JSON"):
         rounds_of(begun)
 
 
@@ -74,11 +69,13 @@ def test_notes_with_other_values_than_a_round_writes(begun):
     """The page leaves them out; what undo needs to know is named."""
     path = begun / "rounds" / "1" / "round.json"
     notes = json.loads(path.read_text("utf-8"))
-    notes["steps"]["label"] = {"pairs": "五", "statistics": ["甲"], "events": "三"}
+    notes["steps"]["label"] = {"pairs": "五", "statistics": ["甲"]}
     path.write_text(json.dumps(notes), encoding="utf-8")
     page = rounds_of(begun)
     assert (page["across"]["labels"], page["rounds"][0]["agreement"]) == ([None], None)
-    with pytest.raises(DataError, match=r"round\.json: events must be a whole number; restore it"):
+    (path.parent / "labels").mkdir()
+    (path.parent / "labels" / "numbers.json").write_text('{"events": "三"}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"numbers\.json: events must be a whole number, and is a text; restore it"):
         trained_on(begun)
 
 

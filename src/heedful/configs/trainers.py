@@ -34,12 +34,11 @@ class Panel:
     """Metric measured during training, drawn as a thin line."""
     held_out: str | None = None
     """Metric measured on held-out prompts, drawn as a line with dots."""
-    second: str | None = None
-    """Metric drawn as a dotted line on an axis of its own, if it varies."""
-    second_quantity: str = ""
     logarithmic: bool = False
     smoothed: bool = False
     """Draw training values as means over neighbouring steps, because single steps are noisy."""
+    if_varies: bool = False
+    """Draw it only if its values differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +91,10 @@ def rollout_panels(algorithm: str = "") -> tuple[Panel, ...]:
     """What the curves of an online trainer show: all of them log the same metrics."""
     name = ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " ")
     of = f"{name}: " if name else ""
-    coefficient = ("reference/kl_coef", "KL coefficient (dotted)")
     return (
         Panel(f"{of}score", "mean score per response", "reward/score_mean", "eval/score_mean"),
-        Panel(f"{of}KL to the reference", "nats per response", "reference/kl", "eval/kl", *coefficient),
+        Panel(f"{of}KL to the reference", "nats per response", "reference/kl", "eval/kl"),
+        Panel(f"{of}KL coefficient", "per nat", "reference/kl_coef", if_varies=True),
         Panel(f"{of}length", "tokens per response", "rollout/response_length", "eval/response_length"),
         Panel(f"{of}responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
         Panel(f"{of}entropy", "nats per token", "policy/entropy"),

@@ -6,7 +6,7 @@ The public ones are methods of `heedful.label.project.Project`.
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,13 +284,12 @@ def undo(
     *,
     session: str | None = None,
     trained: int = 0,
-    rounds: Set[int] = frozenset(),
 ) -> tuple[Event, Assignment | None] | None:
     """Take back a person's last label or skip, and give its item back, as `Project.undo` says.
 
     Args:
         session: the token of a session; earlier labels are not undone.
-        trained, rounds: from `heedful.label.rounds_page.trained_on`; labels used in training are not undone.
+        trained: the last event used in training (`heedful.label.rounds_page.trained_on`); earlier labels are not undone.
     """
     state, leases = transaction.state, transaction.leases
     before = _sent_before(state, person_id, nonce, ("retract",), lambda _: {})
@@ -302,7 +301,7 @@ def undo(
     if last is None:
         return None
     item, repeat = state.items[last.content["item"]], last.content["repeat"]
-    is_trained = last.kind == "label" and (last.seq <= trained or item.round in rounds)
+    is_trained = last.kind == "label" and last.seq <= trained
     signed_in = None if session is None else leases.get("session", token_hash(session))
     for is_closed, why, code in (
         (last.event_id in state.corrections, "the owner has corrected it", "undo_corrected"),

@@ -108,5 +108,4 @@ def of_correction(event: Event, names: Mapping[str, str]) -> dict[str, Any]:
 
 def is_closed(project: Path, one: LabelledItem) -> bool:
     """Return whether a round has trained on a label (`heedful round`)."""
-    last, rounds = trained_on(project)
-    return one.event.seq <= last or one.item.round in rounds
+    return one.event.seq <= trained_on(project)

@@ -239,8 +239,7 @@ class Project:
 
         Raises NotHeldError for one from before the session, or for a label that a round has trained on.
         """
-        trained, rounds = trained_on(self.folder)
-        undo = partial(labelling.undo, session=session, trained=trained, rounds=rounds)
+        undo = partial(labelling.undo, session=session, trained=trained_on(self.folder))
         return self._store.do(lambda transaction: undo(transaction, person_id, nonce))
 
     def undone(self, person_id: str) -> bool:

@@ -16,8 +16,6 @@ MOST_POINTS = 200
 """Most points of a curve; a longer one is thinned evenly, with its first and last point."""
 COUNTED = "numbers.json"
 """The file with the numbers of the step ``label``, beside a round's labels."""
-ROUND = ("settings", "steps")
-"""Required keys of a round.json."""
 REMEDY = "restore it, or remove it to begin its round again"
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
@@ -52,39 +50,23 @@ def rounds_of(project: Path) -> dict[str, Any]:
     ``across`` has lists with one value (or null) per round: ``labels`` (all so far),
     ``accuracy``, ``win_rate``, ``judge``, ``judge_win_rate``, ``kl``, ``agreement``.
     """
-    rounds = [_round(project / "rounds" / str(number), number) for number in range(1, _begun(project) + 1)]
+    rounds = [_round(project / "rounds" / str(number), number) for number in range(1, last_round(project) + 1)]
     return {"rounds": rounds, "across": _across(rounds)}
 
 
-def trained_on(project: Path) -> tuple[int, frozenset[int]]:
-    """Return the number of the last event used in training, and the rounds that have trained but record no number.
-
-    Raises DataError for a damaged file.
-    """
-    last, silent = 0, set()
-    for number in range(1, _begun(project) + 1):
-        folder = project / "rounds" / str(number)
-        path, note = folder / "labels" / COUNTED, read_noted(folder / "labels" / COUNTED)
-        if note is None:
-            path = folder / "round.json"
-            note = (read_noted(path, *ROUND) or {"steps": {}})["steps"].get("label")
-        if note is not None and "events" not in note:
-            silent.add(number)
-        elif note is not None:
-            if not isinstance(note["events"], int):
-                raise DataError(f"{path}: events must be a whole number; {REMEDY}")
-            last = max(last, note["events"])
-    return last, frozenset(silent)
+def trained_on(project: Path) -> int:
+    """Return the number of the last event used in training; 0 before any. Raises DataError for a damaged file."""
+    files = project.glob(f"rounds/*/labels/{COUNTED}")
+    return max((read_object(path, REMEDY, needs=["events"], error=DataError)["events"] for path in files), default=0)
 
 
-def _begun(project: Path) -> int:
-    """Number of rounds begun."""
-    state = read_noted(project / "rounds.json", "rounds", "settings")
-    return 0 if state is None else int(state["rounds"])
+def last_round(project: Path) -> int:
+    """The number of the last round that has begun; 0 if there is none."""
+    return next(n for n in itertools.count() if not (project / "rounds" / str(n + 1) / "round.json").exists())
 
 
 def _round(folder: Path, number: int) -> dict[str, Any]:
-    notes = read_noted(folder / "round.json", *ROUND) or {"settings": {}, "steps": {}}
+    notes = read_notes(folder)
     steps = notes["steps"]
     return {
         "round": number,
@@ -147,15 +129,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def read_noted(path: Path, *needs: str) -> dict[str, Any] | None:
-    """The content of a round's JSON file; None if there is none. Raises DataError for a damaged one.
-
-    ``needs`` are required keys.
-    """
-    if not path.exists():
-        return None
-    content = read_object(path, REMEDY, needs=needs, error=DataError)
-    for name, note in (content.get("steps") or {}).items():
+def read_notes(folder: Path) -> dict[str, Any]:
+    """The content of a round's round.json. Raises DataError for a damaged one."""
+    path = folder / "round.json"
+    content = read_object(path, REMEDY, needs=("settings", "before", "steps"), error=DataError)
+    for name, note in content["steps"].items():
         if not isinstance(note, dict):
             raise DataError(f"{path}: the step {name} must be an object; {REMEDY}")
     return content

@@ -1,9 +1,12 @@
 """`HEALTHY`: the usual range of a metric in a run that learns; torch- and matplotlib-free."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from heedful.training import thresholds
+
+ROUNDING = 1e-6
 
 
 class Band(NamedTuple):
@@ -14,7 +17,27 @@ class Band(NamedTuple):
     high: float | None
     """None: no upper limit."""
     source: str
-    """Source of the limits."""
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The limits, infinite where there is none."""
+        return (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+
+    def excess(self, value: float) -> float:
+        """How far a value is outside; 0 within rounding, infinite if it is not finite."""
+        low, high = self.limits
+        distance = max(low - value, value - high, 0.0) if math.isfinite(value) else math.inf
+        return distance if distance > ROUNDING else 0.0
+
+    def widened(self, low: float, high: float, room: float) -> tuple[float, float]:
+        """The ends of an axis, widened to show ``room`` of the band if all that was drawn is outside it."""
+        least, most = self.limits
+        return (most - room if low > most else low), (least + room if high < least else high)
 
 
 HEALTHY: Mapping[str, Band] = {

@@ -31,14 +31,15 @@ class RunCurves:
     name: str
     """Name in the legend."""
     panels: tuple[Panel, ...]
-    """Its panels."""
     metrics: Sequence[Mapping[str, float]]
     """Lines of metrics.jsonl; each has a ``step``."""
 
-    def points(self, metric: str | None) -> tuple[list[float], list[float]]:
-        """Return the steps at which a metric was logged, and its values. A value that was not finite is NaN."""
-        found = [(line["step"], line[metric]) for line in self.metrics if metric is not None and metric in line]
-        return [step for step, _ in found], [value for _, value in found]
+    is_torn: bool = False
+    """Whether the last line of its metrics.jsonl is only half-written."""
+
+    def points(self, metric: str | None) -> list[tuple[float, float]]:
+        """Return the steps at which a metric was logged, with its values. A value that was not finite is NaN."""
+        return [(line["step"], line[metric]) for line in self.metrics if metric is not None and metric in line]
 
 
 def runs_of(runs: Any, names: Sequence[str] | None) -> list[RunCurves]:
@@ -90,10 +91,10 @@ def read_run(folder: Path, name: str) -> RunCurves:
         state = "is not a run: it has no metrics.jsonl" if folder.is_dir() else "does not exist"
         raise CheckpointError(f"--runs: {folder} {state}{hint}")
     algorithm = read_algorithm(folder)
-    panels, metrics = panels_of(algorithm), _read_metrics(path)
+    panels, (metrics, is_torn) = panels_of(algorithm), read_lines(path, metrics=True)
     if not any(panel.training in line for panel in panels for line in metrics):
         raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
-    return RunCurves(name, panels, metrics)
+    return RunCurves(name, panels, metrics, is_torn)
 
 
 def read_table(table: Any, name: str) -> RunCurves:
@@ -129,24 +130,36 @@ def read_algorithm(folder: Path) -> str:
     return named[1]
 
 
-def _read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read numbers by their names. null, written for a number that is not finite, becomes NaN."""
-    metrics = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other line ends
+def read_lines(path: Path, *, metrics: bool = False) -> tuple[list[dict[str, Any]], bool]:
+    """Return the objects of a log of JSON Lines, none without the file, and whether its last line is only half-written.
+
+    Of ``metrics`` each has a step, and only numbers; null, written for a number that is not finite, becomes NaN.
+
+    Raises DataError for another damaged line.
+    """
+    records = []
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            if any(type(value) not in (int, float, type(None)) for value in record.values()):
-                raise TypeError("not a number")  # true, or a number as text
-            metrics.append({name: math.nan if value is None else float(value) for name, value in record.items()})
-            int(record["step"])
-        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
+            record = json.loads(line.decode("utf-8", "replace"))
+            if not isinstance(record, dict):
+                raise TypeError("no object")
+            records.append(_numbers(record) if metrics else record)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
-                break  # a last line without an end is half-written: the run goes on, or was killed
+                return records, True  # the run goes on, or was killed
+            wanted = "an object of numbers with a step" if metrics else "a JSON object"
+            shown = line.decode("utf-8", "backslashreplace")
             raise DataError(
-                f"{path}:{number} is damaged: expected an object of numbers with a step, got {line:.80}; delete the line "
-                "to draw the rest"
+                f"{path}:{number} is damaged: expected {wanted}, got {shown:.80}; delete the line to see the rest"
             ) from error
-    return metrics
+    return records, False
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    if any(type(value) not in (int, float, type(None)) for value in record.values()):
+        raise TypeError("not a number")  # true, or a number as text
+    int(record["step"])
+    return {name: math.nan if value is None else float(value) for name, value in record.items()}

@@ -19,8 +19,7 @@ from heedful.errors import ConfigError
 from heedful.files import blocking_file
 
 Colour = tuple[float, float, float]
-DOTS = 150
-"""Dots per inch of a picture."""
+DOTS_PER_INCH = 150
 LATIN = "DejaVu Sans"
 """A font that comes with matplotlib."""
 CJK = (
@@ -54,7 +53,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         content = BytesIO()
-        self.savefig(content, format="png", dpi=DOTS)
+        self.savefig(content, format="png", dpi=DOTS_PER_INCH)
         return content.getvalue()
 
 
@@ -110,7 +109,7 @@ def contrast(one: Colour, other: Colour) -> float:
 
 def picture(width: float, height: float, **options: Any) -> Picture:
     """Return an empty picture of a size in inches."""
-    return Picture(figsize=(width, height), dpi=DOTS, **options)
+    return Picture(figsize=(width, height), dpi=DOTS_PER_INCH, **options)
 
 
 # Text ------------------------------------------------------------------------------------------------------------------
@@ -217,5 +216,5 @@ def save(figure: Figure, path: str | Path | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
     key = "Software" if path.suffix.lower() == ".png" else "Creator"
-    figure.savefig(temporary, dpi=DOTS, facecolor=to_hex(figure.get_facecolor()), metadata={key: PROGRAM})
+    figure.savefig(temporary, dpi=DOTS_PER_INCH, facecolor=to_hex(figure.get_facecolor()), metadata={key: PROGRAM})
     temporary.replace(path)

@@ -20,9 +20,9 @@ from heedful.display import harmless
 from heedful.errors import CheckpointError
 from heedful.files import to_json
 from heedful.plot.whole_tokens import token_texts
-from heedful.report.charts import plain
 from heedful.report.rollouts import QUANTITIES, Response, read_chosen, sample, survey
 from heedful.report.runs import RunRecord
+from heedful.report.svg import plain
 
 LONGEST, ENDING = 1000, 200
 """How many tokens of a response are shown, and how many of these are its last."""

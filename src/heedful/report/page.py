@@ -11,9 +11,9 @@ from heedful.configs.report import ReportConfig
 from heedful.errors import DataError
 from heedful.files import check_output_file, read_object, write_text
 from heedful.report import sections
-from heedful.report.charts import attribute, text
 from heedful.report.inspector import MOST_TOKENS, Inspected, Tokenizers, inspect, packed
 from heedful.report.runs import RunRecord, read_runs
+from heedful.report.svg import text
 
 LARGEST_PAGE = 2_000_000
 """Bytes."""
@@ -145,7 +145,7 @@ def _page(runs: Sequence[RunRecord], content: str, version: str) -> str:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     news = '<p id="news" role="status"></p>' if version else ""
     return f"""<!doctype html>
-<html lang="en" data-version="{attribute(version)}">
+<html lang="en" data-version="{text(version)}">
 <head>
 <meta charset="utf-8">
 <meta name="generator" content="{MARK}">

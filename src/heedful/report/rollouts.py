@@ -55,7 +55,7 @@ EXTREMES = 40
 
 @dataclass(frozen=True)
 class Response:
-    """A logged response."""
+    """A row of rollouts/, with the numbers of its tokens."""
 
     step: int
     row: int
@@ -299,7 +299,9 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
         raise DataError(f"{path}: row {row} has a negative token id; delete the file")
     columns = {name: record.get(name) for quantity in QUANTITIES for name in quantity.columns}
     if columns["old_logprobs"] is None:
-        columns["old_logprobs"] = record.get("logprobs")  # as sampling saw them: earlier versions kept only these
+        columns["old_logprobs"] = record.get(
+            "logprobs"
+        )  # of a response that was not learned from, as sampling saw them
     for name, numbers in columns.items():
         if numbers is not None and len(numbers) != len(ids):
             raise DataError(f"{path}: row {row} has {len(numbers)} {name} for {len(ids)} tokens; delete the file")

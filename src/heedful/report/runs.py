@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,9 @@ from heedful.configs.parse import plain_value
 from heedful.configs.trainers import TRAINERS
 from heedful.errors import CheckpointError, DataError
 from heedful.files import read_object
-from heedful.files import read_record as parsed
 from heedful.lock import is_locked
 from heedful.plot.healthy import HEALTHY, Band
-from heedful.plot.run_metrics import RunCurves, read_algorithm, read_run, short_names
+from heedful.plot.run_metrics import RunCurves, read_algorithm, read_lines, read_run, short_names
 from heedful.training.alarms import FILE as ALARMS_FILE
 from heedful.training.alarms import RaisedAlarm
 from heedful.training.provenance import MUTABLE_ON_RESUME
@@ -24,7 +21,6 @@ from heedful.training.provenance import MUTABLE_ON_RESUME
 MODELS = ("final", "best")
 """Folders of a run that later runs start from."""
 MOST_PARENTS = 20
-ROUNDING = 1e-6
 REMEDY = "bring it back, or leave this run out"
 
 
@@ -54,20 +50,18 @@ class RunRecord:
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[RaisedAlarm]
     settings: Mapping[str, Any]
-    """As config.yaml has them; empty if the run is of a version that wrote none."""
+    """As config.yaml has them."""
     facts: Mapping[str, Any]
     """environment.json."""
     notes: tuple[str, ...]
-    """What is missing or was left out, a sentence each."""
+    """What was left out, a sentence each."""
 
     @property
     def name(self) -> str:
-        """The run's name beside others."""
         return self.curves.name
 
     @property
     def last_step(self) -> int:
-        """The last step that is logged."""
         return int(max((line["step"] for line in self.curves.metrics), default=0))
 
 
@@ -83,25 +77,16 @@ def read_record(folder: Path, name: str) -> RunRecord:
     """Read one run (`read_runs`)."""
     curves = read_run(folder, name)
     facts = read_object(folder / "environment.json", REMEDY)
-    notes = []
-    settings: dict[str, Any] = {}
-    if (folder / "config.yaml").exists():
-        settings = read_object(folder / "config.yaml", REMEDY)
-    else:
-        notes.append("The settings are not known: there is no config.yaml.")
     state = "finished" if (folder / "summary.json").exists() else "unfinished"
     if is_locked(folder):
         state = "running"
     alarms, torn_alarms = read_lines(folder / ALARMS_FILE)
     samples, torn_samples = read_lines(folder / "samples.jsonl")
     torn = {
-        "metrics.jsonl": _ends_torn(folder / "metrics.jsonl"),
+        "metrics.jsonl": curves.is_torn,
         ALARMS_FILE: torn_alarms,
         "samples.jsonl": torn_samples,
     }
-    for name_of_log, is_torn in torn.items():
-        if is_torn:
-            notes.append(f"The last line of {name_of_log} is only half-written and is left out.")
     return RunRecord(
         folder=folder,
         algorithm=read_algorithm(folder),
@@ -109,43 +94,12 @@ def read_record(folder: Path, name: str) -> RunRecord:
         curves=curves,
         samples=[sample for sample in samples if isinstance(sample.get("step"), int) and "response" in sample],
         alarms=[_alarm(line, folder) for line in alarms],
-        settings=settings,
+        settings=read_object(folder / "config.yaml", REMEDY),
         facts=facts,
-        notes=tuple(notes),
+        notes=tuple(
+            f"The last line of {log} is only half-written and is left out." for log, is_torn in torn.items() if is_torn
+        ),
     )
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the objects of a log of JSON Lines, none if there is no file, and whether its last line was torn.
-
-    Raises DataError if another line holds no object.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], False
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("no object")
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                return records, True
-            shown = line[:80].decode("utf-8", "backslashreplace")
-            raise DataError(
-                f"{path}:{number} is damaged: expected a JSON object, got {shown}; delete the line to see the rest"
-            ) from error
-        records.append(record)
-    return records, False
-
-
-def _ends_torn(path: Path) -> bool:
-    last = path.read_bytes().rpartition(b"\n")[2]
-    return bool(last.strip()) and parsed(last) is None
 
 
 def _alarm(line: Mapping[str, Any], folder: Path) -> RaisedAlarm:
@@ -238,26 +192,13 @@ def departures(run: RunRecord) -> list[Departure]:
     """The metrics of a run that left their healthy bands (`heedful.plot.HEALTHY`)."""
     found = []
     for metric, band in HEALTHY.items():
-        steps, values = run.curves.points(metric)
-        outside = [(step, value) for step, value in zip(steps, values, strict=True) if is_outside(value, band)]
+        points = run.curves.points(metric)
+        outside = [(step, value) for step, value in points if band.excess(value)]
         if outside:
-            worst_step, worst = max(outside, key=lambda point: _distance(point[1], band))
+            worst_step, worst = max(outside, key=lambda point: band.excess(point[1]))
             first = int(outside[0][0])
-            found.append(Departure(metric, band, first, len(outside), len(steps), worst, int(worst_step)))
+            found.append(Departure(metric, band, first, len(outside), len(points), worst, int(worst_step)))
     return found
-
-
-def is_outside(value: float, band: Band) -> bool:
-    """Whether a value is outside a band, by more than rounding; one that is not finite is."""
-    return _distance(value, band) > ROUNDING
-
-
-def _distance(value: float, band: Band) -> float:
-    if not math.isfinite(value):
-        return math.inf
-    below = 0.0 if band.low is None else max(0.0, band.low - value)
-    above = 0.0 if band.high is None else max(0.0, value - band.high)
-    return below + above
 
 
 def seconds_until(run: RunRecord, step: int) -> float | None:

@@ -2,32 +2,30 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from heedful.configs.trainers import Panel
 from heedful.core.best_of_n import expected_best, kl_bound
 from heedful.display import counted
 from heedful.files import to_json
-from heedful.plot.healthy import HEALTHY
-from heedful.plot.panels import OFFLINE
-from heedful.report.charts import COLOURS, Chart, Line, draw, in_words, is_drawable, number, text
+from heedful.plot.charts import Chart, Line, charts_of
 from heedful.report.rollouts import read_texts, rollout_files
 from heedful.report.runs import (
     RunRecord,
     changed_settings,
     departures,
     differing_settings,
-    is_outside,
     parents_of,
     seconds_until,
 )
+from heedful.report.svg import COLOURS, draw, is_drawable, number, text
 from heedful.training.alarms import ALARMS
 
 MORE = (
     Panel("repetition", "share of repeated n-grams", "rollout/repeated_frac"),
     Panel("largest ratio", "new / old probability", "policy/ratio_max"),
     Panel("effective share of the batch", "share", "policy/effective_frac"),
-    Panel("KL coefficient", "per nat", "reference/kl_coef"),
     Panel("independent judge", "mean score per response", "eval/judge_mean", "eval/judge_mean"),
 )
 """Panels of runs that learn from their own responses, besides those of `heedful.plot`."""
@@ -72,7 +70,7 @@ def alarms(runs: Sequence[RunRecord]) -> str:
         [
             text(run.name),
             text(one.metric),
-            text(in_words(one.band)),
+            text(one.band),
             f"step {one.first}",
             f"{one.count} of {one.steps}",
             f"{number(one.worst)} (step {one.worst_step})",
@@ -121,43 +119,17 @@ def _after(run: RunRecord, step: int) -> str:
 def curves(runs: Sequence[RunRecord]) -> str:
     """A chart per quantity; runs of one algorithm share charts."""
     charts = []
-    for panels in dict.fromkeys(run.curves.panels for run in runs):
-        here = [(place, run) for place, run in enumerate(runs) if run.curves.panels == panels]
-        own = () if panels in OFFLINE.values() else MORE
-        for panel in (*panels, *own):
-            lines = [line for place, run in here for line in _lines(place, run, panel)]
-            if lines:
-                charts.append(_figure(panel, lines, [run for _, run in here]))
+    for chart in charts_of([run.curves for run in runs], MORE):
+        drawn = [runs[place] for place in sorted({line.run for line in chart.lines})]
+        marks = {float(a.step): f"{a.alarm}, step {a.step} ({run.name})" for run in drawn for a in run.alarms}
+        charts.append(
+            f"<figure><figcaption>{text(chart.title)}</figcaption>{draw(replace(chart, marks=marks))}</figure>"
+        )
     said = (
         "Thin lines are training, lines with dots held-out data. The green band holds healthy values, a ring marks a point "
         "outside, a dotted vertical line is an alarm, a cross at the bottom a value that was not finite."
     )
     return section("Curves", f'<p>{said}</p><div class="charts">{"".join(charts)}</div>')
-
-
-def _lines(place: int, run: RunRecord, panel: Panel) -> list[Line]:
-    lines = []
-    for metric, kind in ((panel.training, "training"), (panel.held_out, "held-out")):
-        steps, values = run.curves.points(metric)
-        if steps and not (kind == "training" and panel.training == panel.held_out):
-            lines.append(Line(list(zip(steps, values, strict=True)), place, kind))
-    if panel.training in HEALTHY:
-        band = HEALTHY[panel.training]
-        steps, values = run.curves.points(panel.training)
-        outside = [point for point in zip(steps, values, strict=True) if is_outside(point[1], band)]
-        if outside:
-            lines.append(Line(outside, place, "outside"))
-    return lines
-
-
-def _figure(panel: Panel, lines: Sequence[Line], runs: Sequence[RunRecord]) -> str:
-    marks = {
-        float(alarm.step): f"{alarm.alarm}, step {alarm.step} ({run.name})" for run in runs for alarm in run.alarms
-    }
-    chart = Chart(
-        panel.title, "step", panel.quantity, lines, HEALTHY.get(panel.training), marks, logarithmic=panel.logarithmic
-    )
-    return f"<figure><figcaption>{text(panel.title)}</figcaption>{draw(chart)}</figure>"
 
 
 # The yardstick ----------------------------------------------------------------------------------------------------------

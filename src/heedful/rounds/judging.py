@@ -35,7 +35,7 @@ STRENGTH = 2
 """Strength of every simulated preference that is not a tie: a simulated labeller has no confidence."""
 Judge = Callable[[Item], Sequence[float]]
 """The score of each candidate of an item; higher is better."""
-Asked = tuple[Any, Sequence[Mapping[str, Any]], Mapping[str, Any]]
+Answered = tuple[Any, Sequence[Mapping[str, Any]], Mapping[str, Any]]
 """A prompt as JSON, its answers (``response``, ``source``), and its columns."""
 
 
@@ -46,7 +46,7 @@ def load_judge(rewards: Sequence[str], options: RewardOptions, machine: MachineO
     return load_rewards(list(rewards), options, device=device, compute_dtype=dtype, micro_batch=MicroBatch(32))
 
 
-def scores_of(judge: Ensemble, asked: Sequence[Asked]) -> list[list[float]]:
+def scores_of(judge: Ensemble, asked: Sequence[Answered]) -> list[list[float]]:
     """The score of each answer to each prompt, in order. Raises RewardError, also if a reward fails on any answer."""
     completions = []
     for number, (prompt, answers, columns) in enumerate(asked, start=1):

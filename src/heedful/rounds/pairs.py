@@ -18,11 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 from heedful.label.records import Candidate, Item, item_id, to_line
 
-LEAST_RANDOM = 0.2
-"""Least share of pairs drawn at random."""
 Row = Mapping[str, Any]
 """A line written by `heedful sample`: ``prompt``, ``responses`` and other columns."""
-Asked = tuple[str, frozenset[str]]
+Comparison = tuple[str, frozenset[str]]
 """A prompt, and an unordered pair of texts."""
 
 
@@ -35,7 +33,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A selected pair."""
+    """A pair that is asked about."""
 
     prompt: int
     """Index of the prompt."""
@@ -53,7 +51,7 @@ def different_pairs(answers: Sequence[str]) -> list[Pair]:
     return [Pair(i, j) for i, j in itertools.combinations(first.values(), 2)]
 
 
-def compared(item: Item) -> set[Asked]:
+def compared(item: Item) -> set[Comparison]:
     """The pairs of texts that an item compares, unordered; white space at the ends is ignored."""
     if item.task not in ("pair", "ranking"):
         return set()
@@ -65,7 +63,7 @@ def compared(item: Item) -> set[Asked]:
     return {(prompt, frozenset(two)) for two in itertools.combinations(texts, 2)}
 
 
-def new_pairs(row: Row, earlier: set[Asked]) -> list[Pair]:
+def new_pairs(row: Row, earlier: set[Comparison]) -> list[Pair]:
     """The different pairs of a prompt's answers that were not asked before."""
     found = different_pairs([answer["response"] for answer in row["responses"]])
     return [pair for pair in found if not compared(item_of(row, Choice(0, pair, "random", None), 0)) & earlier]
@@ -112,12 +110,8 @@ def choose(
         number: how many to choose.
         seed: of the random draws.
         disagreements: of each of these pairs; None draws all at random.
-        random_share: the share of chosen pairs, rounded up, that is drawn at random, at least `LEAST_RANDOM`.
-
-    Raises ValueError for a smaller share, or one above 1.
+        random_share: the share of chosen pairs, rounded up, that is drawn at random.
     """
-    if not LEAST_RANDOM <= random_share <= 1:
-        raise ValueError(f"random_share is {random_share}; it must be from {LEAST_RANDOM} to 1")
     draw = random.Random(f"choose {seed}")
     number = min(number, sum(map(len, pairs)))
     known: dict[tuple[int, Pair], float] = {}

@@ -45,7 +45,7 @@ from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.types import Prompt, SpecialTokens, Text
+from heedful.types import Prompt, SpecialTokens
 
 MOST_ANSWERS = 64
 """Most answers per prompt of one request to the process."""
@@ -86,13 +86,35 @@ def sample(config: SampleConfig) -> dict[str, int]:
     writers = load_writers(config, config.special_tokens)
     renderers, limits = [one.sampler.renderer for one in writers], [one.longest_prompt for one in writers]
     prompts, long = answerable(prompts, renderers, limits, config)
-    rows, done = sampled_rows(writers, prompts, config)
+    _ask(writers, prompts, config, columns=config.columns)
+    written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
+    rows = [_row(prompt, answers) for prompt, answers in zip(prompts, written, strict=True)]
+    rows = [row for row in rows if row["responses"]]
     counts = added(counts, long)
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     if not rows:
         raise DataError(f"every answer to {config.data} is empty: {config.models[0]} has not learned to answer yet")
+    kept = [answer for row in rows for answer in row["responses"]]
+    cut = sum(answer["source"]["truncated"] for answer in kept)
+    if cut and config.response_length == "stop":
+        say(
+            f"{cut} of {len(kept)} answers ({cut / len(kept):.1%}) were cut at --max-new-tokens {config.max_new_tokens}; "
+            "raise it, or people compare unfinished texts"
+        )
     write_rows(config.output, rows)
-    return done | {name: count for name, count in counts.items() if name != "records" and count}
+    empty = {"dropped_empty": len(prompts) * config.answers - len(kept), "dropped_prompts": len(prompts) - len(rows)}
+    dropped = {name: count for name, count in counts.items() if name != "records" and count}
+    return {"prompts": len(rows), "answers": len(kept), **empty, **dropped}
+
+
+def _row(prompt: Prompt, answers: Sequence[Answer]) -> Row:
+    """A line of the file, without the answers that are empty."""
+    said = prompt.prompt
+    asked = said if isinstance(said, str) else [as_dict(message) for message in said]
+    tools = "" if isinstance(said, str) else said[0].tools
+    columns = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "responses", "tools")}
+    responses = [answer for answer in answers if answer["response"].strip()]
+    return {"prompt": asked, "responses": responses, **({"tools": json.loads(tools)} if tools else {}), **columns}
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -110,41 +132,11 @@ def _check_output(config: SampleConfig) -> None:
 
 
 def _is_sample(path: Path) -> bool:
-    """Whether `sample` wrote a file."""
     try:
         with path.open(encoding="utf-8") as file:
             return "checkpoint" in json.loads(file.readline())["responses"][0]["source"]
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-
-def sampled_rows(
-    writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
-) -> tuple[list[Row], dict[str, int]]:
-    """The lines of the file, and the counts returned by `sample`."""
-    rows = []
-    _ask(writers, prompts, config, columns=config.columns)
-    written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
-    for prompt, answers in zip(prompts, written, strict=True):
-        kept = [answer for answer in answers if answer["response"].strip()]
-        if kept:
-            tools = "" if isinstance(prompt.prompt, str) else prompt.prompt[0].tools
-            columns = {k: value for k, value in prompt.columns.items() if k not in ("prompt", "responses", "tools")}
-            offered = {"tools": json.loads(tools)} if tools else {}
-            rows.append({"prompt": _as_json(prompt.prompt), "responses": kept, **offered, **columns})
-    num_answers = sum(len(row["responses"]) for row in rows)
-    cut = sum(answer["source"]["truncated"] for row in rows for answer in row["responses"])
-    if cut and config.response_length == "stop":
-        say(
-            f"{cut} of {num_answers} answers ({cut / num_answers:.1%}) were cut at --max-new-tokens {config.max_new_tokens}; "
-            "raise it, or people compare unfinished texts"
-        )
-    return rows, {
-        "prompts": len(rows),
-        "answers": num_answers,
-        "dropped_empty": len(prompts) * config.answers - num_answers,
-        "dropped_prompts": len(prompts) - len(rows),
-    }
 
 
 def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "literal") -> list[Writer]:
@@ -202,10 +194,6 @@ def write_answers(
                 },
             }
     return [[row[at] for at in range(answers)] for row in written]
-
-
-def _as_json(prompt: Text) -> Any:
-    return prompt if isinstance(prompt, str) else [as_dict(message) for message in prompt]
 
 
 def serve(config: SampleWorkerConfig, requests: IO[str], answers: IO[str]) -> int:

@@ -114,7 +114,6 @@ def fill(project, clock):
 def write_rounds(folder):
     """Three rounds as heedful round writes them."""
     drawn = random.Random(1)
-    (folder / "rounds.json").write_text(json.dumps({"rounds": 3, "settings": {}}), encoding="utf-8")
     for number in (1, 2, 3):
         at = folder / "rounds" / str(number)
         win = 0.74 - 0.06 * number

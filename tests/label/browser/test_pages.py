@@ -284,7 +284,6 @@ def write_round(project, corpus):
     scores = json.dumps({"item": held.item.item_id, "scores": [-1.0, 1.0]})
     (project.folder / "scores.jsonl").write_text(f"{scores}\n", encoding="utf-8")
     (project.folder / "rounds" / "1").mkdir(parents=True)
-    (project.folder / "rounds.json").write_text(json.dumps({"rounds": 1, "settings": {}}), encoding="utf-8")
     sample = {"prompt": corpus, "response": corpus, "previous": corpus, "score": 1.0, "previous_score": 0.0}
     measured = {"over_previous": {"win_rate": 0.6, "interval_95": [0.5, 0.7], "score_mean": 1.0}, "kl": 1.0}
     steps = {"sample": {"asked": 1}, "label": {"labels": 1, "pairs": 1, "statistics": {}}, "reward": {"accuracy": 0.6}}

@@ -2,10 +2,11 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from heedful.display import harmless
+from heedful.plot.charts import Chart, Line
 from heedful.plot.healthy import Band
 from heedful.redact import redact_printed
 
@@ -20,33 +21,6 @@ COLOURS = 6
 """Of runs; after these they repeat."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """The points of a line; a value that is not finite is a cross at the bottom."""
-
-    points: Sequence[tuple[float, float]]
-    colour: int = 0
-    """The number of its run."""
-    kind: str = "training"
-    """training (thin), held-out (with dots), points (no line), outside (rings only), or yardstick (dashed)."""
-    labels: Sequence[str] = ()
-    """Of the points, beside them."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A panel of the page."""
-
-    title: str
-    horizontal: str
-    vertical: str
-    lines: Sequence[Line]
-    band: Band | None = None
-    marks: Mapping[float, str] = field(default_factory=dict)
-    """Vertical lines: where, and what they mean."""
-    logarithmic: bool = False
-
-
 def draw(chart: Chart) -> str:
     """Return the SVG of a chart, with its numbers in words for those who do not see it."""
     lines = [line for line in chart.lines if line.points]
@@ -55,7 +29,7 @@ def draw(chart: Chart) -> str:
     x_low, x_high = _widened(min(xs), max(xs))
     y_low, y_high = _limits([y for _, y in finite], chart)
     frame = _Frame(x_low, x_high, y_low, y_high, chart.logarithmic)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{attribute(_in_words(chart))}">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(_in_words(chart))}">']
     if chart.band is not None:
         parts.append(_band(chart.band, frame))
     for value in ticks(y_low, y_high, logarithmic=chart.logarithmic):
@@ -120,27 +94,21 @@ def _limits(values: Sequence[float], chart: Chart) -> tuple[float, float]:
         low, high = low - (0.5 * abs(low) or 0.5), high + (0.5 * abs(high) or 0.5)
     room = 0.06 * (high - low)
     low, high = low - room, high + room
-    band = chart.band
-    if band is not None and band.high is not None and low > band.high:
-        low = band.high - room
-    if band is not None and band.low is not None and high < band.low:
-        high = band.low + room
-    return low, high
+    return (low, high) if chart.band is None else chart.band.widened(low, high, room)
 
 
 def _band(band: Band, frame: _Frame) -> str:
     """The part of the healthy values that is seen."""
-    top = frame.y_high if band.high is None else min(band.high, frame.y_high)
-    bottom = frame.y_low if band.low is None else max(band.low, frame.y_low)
+    bottom, top = max(band.limits[0], frame.y_low), min(band.limits[1], frame.y_high)
     if top <= bottom:
         return ""
     y = frame.y(top)
     box = f'x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{frame.y(bottom) - y:.1f}"'
-    return f'<rect class="band" {box}><title>healthy: {text(in_words(band))}</title></rect>'
+    return f'<rect class="band" {box}><title>healthy: {text(band)}</title></rect>'
 
 
 def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
-    colour = "muted" if line.kind == "yardstick" else f"c{line.colour % COLOURS}"
+    colour = "muted" if line.kind == "yardstick" else f"c{line.run % COLOURS}"
     kept = [(x, y) for x, y in line.points if _fits(y, chart)]
     thin = thinned(kept)
     if line.kind in ("outside", "points"):
@@ -199,24 +167,12 @@ def number(value: float) -> str:
 
 def text(value: object) -> str:
     """A text of unknown origin as HTML: nothing is markup; control and bidi characters are codes; secrets are hidden."""
-    return html.escape(plain(value), quote=False)
-
-
-def attribute(value: object) -> str:
-    """The same within double quotes."""
     return html.escape(plain(value))
 
 
 def plain(value: object) -> str:
     """A text without secrets and without characters that are obeyed in place of being shown."""
     return harmless(redact_printed(str(value)))
-
-
-def in_words(band: Band) -> str:
-    """The limits of a band."""
-    if band.low is None:
-        return f"at most {band.high:g}"
-    return f"at least {band.low:g}" if band.high is None else f"{band.low:g} to {band.high:g}"
 
 
 def _in_words(chart: Chart) -> str:
@@ -229,5 +185,5 @@ def _in_words(chart: Chart) -> str:
         if ys:
             ends = f"from {number(ys[0])} to {number(ys[-1])}"
             said.append(f"{line.kind} {ends}, lowest {number(min(ys))}, highest {number(max(ys))}")
-    band = "" if chart.band is None else f"; healthy: {in_words(chart.band)}"
+    band = "" if chart.band is None else f"; healthy: {chart.band}"
     return f"{chart.title}: {'; '.join(said) or 'no values'}{band}"
