@@ -36,7 +36,6 @@ from heedful.algorithms.online.rollout import rollout
 from heedful.configs.trainers import TRAINERS
 from heedful.engines import generate
 from heedful.engines.decoder import Decoder
-from heedful.engines.kv_cache import BLOCK
 from heedful.kernels.cpu import layers
 from heedful.models.heads import LogitMap
 from heedful.models.shape import load_shape
@@ -260,31 +259,27 @@ def _decode(
     uniforms: Tensor,
     pad_id: int,
     num_tokens: int | None,
+    at_a_time: int,
     **_: Any,
 ) -> Iterator[generate.Step]:
-    """`heedful.engines.generate.decode`, whose model reads only the prompts, and the last token for which the cache grows."""
-    decoder = Decoder(model, prompts, pad_id=pad_id)
+    """`heedful.engines.generate.decode`, whose model reads only the prompts and the last token, of the first rows."""
+    longest, held = max(map(len, prompts)) + sampling.max_new_tokens, prompts[:at_a_time]
+    decoder = Decoder(model, num_rows=len(held), longest=longest, pad_id=pad_id)
     rows = torch.arange(len(prompts), device=model.device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
-    logits, longest = decoder.read_prompts(), decoder.length + sampling.max_new_tokens
+    logits = decoder.read_prompts(held)
     for step in range(sampling.max_new_tokens):
         if step in (0, sampling.max_new_tokens - 1):
-            _, logprobs, _ = generate._next_tokens(logits, sampling, uniforms[:, step].to(model.device), num_tokens)
+            generate._next_tokens(logits, sampling, uniforms[: len(held), step].to(model.device), num_tokens)
         tokens = torch.randint(1000, 1000 + len(WORDS) // 2, (len(prompts),), device=model.device)
-        yield generate.Step(rows, tokens, logprobs, None, active)
+        yield generate.Step(
+            rows, torch.full_like(rows, step), tokens, torch.zeros(len(prompts), device=model.device), None, active
+        )
         if step == 0:
-            _go_on(decoder, (longest - 2) // BLOCK * BLOCK)
+            assert decoder.slots is not None
+            decoder.slots.steps = sampling.max_new_tokens - 2
             del logits
-            logits = decoder.read_tokens(tokens)
-
-
-def _go_on(decoder: Decoder, length: int) -> None:
-    """Let the cache have as many tokens as this, as if they had been read."""
-    for layer in decoder.cache.layers:
-        rows, heads, _, size = layer.keys.shape
-        states = layer.keys.new_zeros(1, 1, 1, 1).expand(rows, heads, length - layer.length, size)
-        layer.update(states, states)
-    decoder.length = length
+            logits = decoder.read_tokens(tokens[: len(held)])
 
 
 def _leave_out(_trunk: Any, mlp: torch.nn.Module) -> bool:

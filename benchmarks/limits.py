@@ -134,7 +134,7 @@ def parts_of(
     rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     steps = config.ppo_epochs * (config.rollout_batch_size // config.minibatch_size)
     here = {"width": width, "micro_batch_size": config.micro_batch_size}
-    together = here | {"micro_batch_size": config.rollout_micro_batch_size}
+    together = here | {"micro_batch_size": config.rollout_micro_batch.rows}
     parameters = policy.parameters(head=True) + (critic.parameters(head=False) if critic else 0)
     return {
         "prefill": flops.prefill(policy, prompts[:: config.samples_per_prompt], width=width),

@@ -30,7 +30,7 @@ from heedful.algorithms import reward_model as reward
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.data.loading import EncodedPrompt
-from heedful.engines.kv_cache import make_cache
+from heedful.engines.kv_cache import takes_slots
 from heedful.engines.probe import ADVICE, PROVEN
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.packing import can_pack
@@ -271,7 +271,7 @@ def policy_row(name):
         rollouts = learner.sampler.generate(policy.eval(), prompts, torch.Generator().manual_seed(0))
         whole = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
         sampled = change(rollouts.logprobs, whole)
-        in_place, packed = make_cache(lm, None)[1], can_pack(lm.base_model)
+        in_place, packed = takes_slots(lm), can_pack(lm.base_model)
         saved, before = [], reloaded(lm, root / "model", None)[1] if architecture.text is None else None
         sft.learn(learner, loaded.train, SFTConfig(**settings_of(root, data)))
         learner.save(root / "sft")

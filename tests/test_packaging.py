@@ -81,12 +81,6 @@ def test_links_lead_to_files(name):
     assert [target for target in local if not (folder / target).exists()] == []
 
 
-def test_pages_at_the_front_are_short():
-    assert len(text_of("README.md").splitlines()) <= 175
-    assert len(text_of("CHANGELOG.md").split()) <= 600
-    assert len(text_of("CONTRIBUTING.md").splitlines()) <= 100
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_have_the_least_permissions_and_versions_of_actions(path):
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.configs.tools import ChatConfig
 from heedful.data.batches import Batch, collate
 from heedful.data.chat import Renderer
-from heedful.engines import decoder, generate
+from heedful.engines import generate, kv_cache
 from heedful.engines.generate import CHECK_EVERY, sample
 from heedful.kernels import weights
 from heedful.models import load_policy, load_tokenizer
@@ -127,8 +127,8 @@ def test_a_number_read_for_each_token_is_found(tiny_model, monkeypatch):
 
 
 def test_a_mask_made_on_the_host_is_found(tiny_model, monkeypatch):
-    additive = decoder.Decoder._additive
-    monkeypatch.setattr(decoder.Decoder, "_additive", lambda self, mask: additive(self, mask).cpu())
+    made = kv_cache.Slots.mask
+    monkeypatch.setattr(kv_cache.Slots, "mask", lambda self, dtype: made(self, dtype).cpu())
     with pytest.raises(RuntimeError, match="at least two devices, pretend:0 and cpu"):
         sampled(policy_on(DEVICE, tiny_model), SamplingOptions(max_new_tokens=3))
 

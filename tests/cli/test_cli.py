@@ -460,6 +460,18 @@ def test_threads_sleep_while_they_wait_unless_the_user_chose(tmp_path, chosen, l
 
 
 @pytest.mark.parametrize(
+    ("chosen", "expected"), [({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "None")]
+)
+def test_memory_of_a_gpu_grows_in_place_unless_the_user_chose(chosen, expected):
+    """torch reads it when it is loaded; a command's help does not load it."""
+    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | chosen
+    told = "import atexit, os; atexit.register(lambda: print(os.environ.get('PYTORCH_ALLOC_CONF')))"
+    code = f"{told}; from heedful.cli.main import main; main(['sft', '--help'])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert output.stdout.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(
     ("cpu_info", "count"),
     [
         ("vendor_id\t: GenuineIntel\nflags\t: fpu avx512_bf16 avx512_fp16\n", 2000),

@@ -1,9 +1,12 @@
-"""The cache written in place, and the loop on it: the numbers of a cache that grows by concatenation, and fewer rows read."""
+"""The cache allocated once, and the loop on it: the numbers of a cache that grows by concatenation, and fewer rows read."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DynamicCache,
     Gemma3ForCausalLM,
@@ -13,13 +16,13 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from cases import often, pairs_often
 from heedful.configs.options import SamplingOptions
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.generate import decode, sample
-from heedful.engines.kv_cache import BLOCK, InPlaceLayer, capacity, make_cache
+from heedful.engines.kv_cache import BLOCK, takes_slots
 from heedful.kernels.attention import use_attention
 from heedful.models import Policy, byte_tokenizer
 from heedful.types import MicroBatch
@@ -29,85 +32,51 @@ PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么�
 PAD = 0
 
 
-@pytest.mark.parametrize(("length", "places"), [(0, 0), (1, BLOCK), (BLOCK, BLOCK), (BLOCK + 1, 2 * BLOCK)])
-def test_capacity_is_the_next_whole_number_of_blocks(length, places):
-    assert capacity(length) == places
+class NewTensors(TorchDispatchMode):
+    """Shapes of the tensors of zeros that are made, and of all others that large."""
+
+    def __init__(self):
+        super().__init__()
+        self.zeros = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **kwargs or {})
+        if function is torch.ops.aten.new_zeros.default and made.dim() == 4:
+            self.zeros.append(tuple(made.shape))
+        return made
 
 
-# -------------------------------------------------------------------------------------------------------------- layer
+@pytest.mark.parametrize("stop_ids", [(), range(30)], ids=["fixed", "natural"])
+def test_the_cache_is_allocated_once(policies, stop_ids):
+    """For rows that wait, over several blocks: keys and values of each layer, and nothing later."""
+    policy, n = policies["llama"], 2 * BLOCK + 4
+    with NewTensors() as new:
+        roll(policy, PROMPTS * 3, stop_ids=stop_ids, micro_batch_size=6, max_new_tokens=n)
+    config = policy.lm.config
+    positions = -(-(max(map(len, PROMPTS)) + n) // BLOCK) * BLOCK
+    shape = (6, config.num_key_value_heads, positions, config.head_dim)
+    assert new.zeros == [shape] * 2 * config.num_hidden_layers
 
 
-def both_layers(dtype=None):
-    return InPlaceLayer(dtype), DynamicLayer()
+def test_what_is_stored_has_the_compute_dtype(policies):
+    policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=torch.bfloat16).eval()
+    decoder = Decoder(SamplingModel(policy), num_rows=5, longest=BLOCK, pad_id=PAD)
+    decoder.read_prompts(PROMPTS)
+    assert {layer.keys.dtype for layer in decoder.slots.layers} == {torch.bfloat16}
 
 
-def step(layers, rows, tokens, dtype=torch.float32):
-    """The same new keys and values to both layers; what the one returned has places beyond the length, all zeros."""
-    states = [torch.randn(rows, 2, tokens, 4, dtype=dtype) for _ in range(2)]
-    is_first = layers[0].get_seq_length() == 0
-    ours, grown = (layer.update(*states) for layer in layers)
-    length = layers[0].get_seq_length()
-    for mine, theirs in zip(ours, grown, strict=True):
-        assert length == layers[1].get_seq_length() == theirs.shape[2]
-        assert torch.equal(mine[:, :, :length], theirs)
-        assert not mine[:, :, length:].any()
-        assert mine.shape[2] == (tokens if is_first else capacity(length))
-
-
-@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_a_layer_holds_what_a_growing_one_holds(prompt):
-    """Over more steps than two blocks, one token at a time and three at once, from prompts that end beside a block's end."""
-    layers = both_layers()
-    step(layers, 3, prompt)
-    for _ in range(2 * BLOCK + 3):
-        step(layers, 3, 1)
-    step(layers, 3, 3)
-    step(layers, 3, BLOCK + 1)
-
-
-def test_rows_are_selected_repeated_and_reordered():
-    layers = both_layers()
-    step(layers, 3, BLOCK - 1)
-    for rows in ([2, 0, 0, 1, 2], [4, 1], [0, 1], [1]):
-        for layer in layers:
-            layer.batch_select_indices(torch.tensor(rows))
-        for _ in range(3):
-            step(layers, len(rows), 1)
-
-
-def test_a_token_is_written_in_place():
-    """Storage is new where a block begins, and the same in between."""
-    layer = InPlaceLayer(None)
-    storages = []
-    for tokens in (BLOCK - 2, 1, 1, 1, *[1] * (BLOCK - 1), 1):
-        layer.update(*torch.randn(2, 3, 2, tokens, 4))
-        storages.append((layer.length, layer.keys.data_ptr(), layer.values.data_ptr()))
-    blocks = {}
-    for length, *pointers in storages:
-        blocks.setdefault(capacity(length), set()).add(tuple(pointers))
-    assert sorted(blocks) == [BLOCK, 2 * BLOCK, 3 * BLOCK]
-    assert [len(found) for found in blocks.values()] == [1, 1, 1]
-
-
-def test_an_empty_layer_has_no_tokens_and_may_be_selected_from():
-    layer = InPlaceLayer(None)
-    assert layer.get_seq_length() == 0
-    layer.batch_select_indices(torch.tensor([0]))
-    step((layer, DynamicLayer()), 2, 3)
-
-
-def test_what_is_stored_has_the_layers_dtype():
-    """The first tokens come back as they were, without rounding: they attend to themselves."""
-    states = torch.randn(2, 1, 2, 3, 4)
-    layer = InPlaceLayer(torch.bfloat16)
-    first = layer.update(*states)
-    assert torch.equal(torch.stack(first), states)
-    keys, values = layer.update(*torch.randn(2, 1, 2, 1, 4))
-    assert keys.dtype == values.dtype == torch.bfloat16
-    assert torch.equal(torch.stack([keys, values])[..., :3, :], states.bfloat16())
-    layer = InPlaceLayer(None)
-    layer.update(*states.double())
-    assert layer.keys.dtype == layer.values.dtype == torch.float64
+def test_the_cache_is_freed_at_once(policies):
+    """Its memory is needed for the update that follows; Python's garbage collector may come much later."""
+    decoder = Decoder(SamplingModel(policies["llama"]), num_rows=5, longest=BLOCK, pad_id=PAD)
+    decoder.read_tokens(decoder.read_prompts(PROMPTS).argmax(-1))
+    keys = weakref.ref(decoder.slots.layers[0].keys)
+    gc.collect()
+    gc.disable()
+    try:
+        del decoder
+        assert keys() is None
+    finally:
+        gc.enable()
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
@@ -151,13 +120,9 @@ def attending(request, policies):
     return Policy(lm), request.param == "in place"
 
 
-def test_the_cache_is_in_place_where_every_layer_attends_to_all(attending):
+def test_rows_may_begin_where_every_layer_attends_to_all(attending):
     policy, expected = attending
-    cache, in_place = make_cache(policy.lm, torch.bfloat16)
-    assert in_place == expected
-    assert len(cache.layers) == policy.lm.config.num_hidden_layers or not in_place
-    assert any(isinstance(layer, InPlaceLayer) for layer in cache.layers) == expected
-    assert all(layer.stored_dtype == torch.bfloat16 for layer in cache.layers if expected)
+    assert takes_slots(policy.lm) == expected
 
 
 def test_windows_are_windows():
@@ -220,7 +185,7 @@ def reads_of(policy, run):
     return seen, result
 
 
-def steps_of(policy, prompts, lengths, **options):
+def steps_of(policy, prompts, lengths, at_a_time=None, **options):
     return list(
         decode(
             SamplingModel(policy),
@@ -230,8 +195,27 @@ def steps_of(policy, prompts, lengths, **options):
             lengths=torch.tensor(lengths),
             stop_ids=(),
             pad_id=PAD,
+            at_a_time=at_a_time,
         )
     )
+
+
+def test_waiting_rows_begin_where_others_ended(policy):
+    """Sixteen rows of 1 to 16 tokens, eight at a time: a place is free only in the step of its end, and each row's tokens are
+    told in order."""
+    lengths = [1 + 7 * i % 16 for i in range(16)]
+    prompts = [PROMPTS[i % 5] for i in range(16)]
+    seen, steps = reads_of(policy, lambda: steps_of(policy, prompts, lengths, at_a_time=8))
+    tokens = [rows for rows, width in seen if width == 1 and rows == 8]
+    assert sum(lengths) == 136
+    assert len(tokens) <= 17  # two groups of eight, each until its longest row ends, take 30
+    assert max(rows for rows, _ in seen) == 8
+    places = [[] for _ in lengths]
+    for found in steps:
+        for row, place, active in zip(found.rows.tolist(), found.places.tolist(), found.active.tolist(), strict=True):
+            if active:
+                places[row].append(place)
+    assert places == [list(range(length)) for length in lengths]
 
 
 def test_rows_that_ended_are_let_go(policy):
@@ -250,20 +234,20 @@ def test_rows_that_ended_are_let_go(policy):
     assert rows[-1] == (1, 1)
     counts = torch.zeros(16, dtype=torch.long)
     for at, found in enumerate(steps):
-        assert found.rows[found.active].tolist() == [i for i in range(16) if lengths[i] > at]
+        assert sorted(found.rows[found.active].tolist()) == [i for i in range(16) if lengths[i] > at]
         counts[found.rows] += found.active
     assert counts.tolist() == lengths
 
 
 def test_half_precision_holds_multiples_of_eight_rows(policies):
-    """Rows that ended fill up those that go on, which all stay, in their order; fewer than eight stay as they are."""
+    """Rows that ended fill up those that go on, which all stay; fewer than eight stay as they are."""
     policy = copy.deepcopy(policies["llama"])
     policy.compute_dtype = torch.bfloat16
     lengths = [1 + 7 * i % 20 for i in range(20)]
     seen, steps = reads_of(policy, lambda: steps_of(policy, [PROMPTS[i % 5] for i in range(20)], lengths))
     assert [rows for rows, _ in seen[1:]] == [20] * 3 + [16] * 8 + [8] * 8
     for at, found in enumerate(steps):
-        assert found.rows[found.active].tolist() == [i for i in range(20) if lengths[i] > at]
+        assert sorted(found.rows[found.active].tolist()) == [i for i in range(20) if lengths[i] > at]
     seen, _ = reads_of(policy, lambda: steps_of(policy, PROMPTS, [1, 2, 3, 4, 5]))
     assert [rows for rows, _ in seen[1:]] == [5] * 4
 
@@ -303,11 +287,11 @@ def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_d
     """Left padding, rows selected and repeated on the way, and more tokens than a block, one given token at a time."""
     policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=compute_dtype).eval()
     policy.lm.set_attn_implementation(implementation)
-    decoder = Decoder(SamplingModel(policy), [*PROMPTS[:3], PROMPTS[0]], pad_id=PAD)
-    assert decoder.in_place == (implementation == "heedful")
+    decoder = Decoder(SamplingModel(policy), num_rows=4, longest=max(map(len, PROMPTS)) + BLOCK + 8, pad_id=PAD)
+    assert (decoder.slots is not None) == (implementation == "heedful")
     texts = [list(prompt) for prompt in [*PROMPTS[:3], PROMPTS[0]]]
     tolerance = 1e-4 if compute_dtype == torch.float32 else 0.05
-    found = decoder.read_prompts()
+    found = decoder.read_prompts([*PROMPTS[:3], PROMPTS[0]])
     for at in range(BLOCK + 8):
         if at % 4 == 0:
             with torch.no_grad():
@@ -315,7 +299,7 @@ def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_d
             torch.testing.assert_close(found, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
         if at in {5, BLOCK}:
             chosen = [2, 0, 0, 1] if at == 5 else [3, 1]
-            decoder.keep(torch.tensor(chosen))
+            decoder.keep(chosen)
             texts = [list(texts[row]) for row in chosen]
         tokens = torch.randint(8, len(TOKENIZER), (len(texts),))
         for text, token in zip(texts, tokens.tolist(), strict=True):
@@ -324,16 +308,19 @@ def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_d
         assert found.dtype == torch.float32
 
 
+def first_logits(policy, pad=PAD):
+    return Decoder(SamplingModel(policy), num_rows=5, longest=BLOCK, pad_id=pad).read_prompts(PROMPTS)
+
+
 def test_padding_in_a_prompt_changes_nothing(policies):
     """What stands to the left of a short prompt beside a long one: another padding token, the same logits."""
-    found = [Decoder(SamplingModel(policies["gpt2"]), PROMPTS, pad_id=pad).read_prompts() for pad in (0, 99)]
-    assert torch.equal(*found)
+    assert torch.equal(first_logits(policies["gpt2"]), first_logits(policies["gpt2"], pad=99))
 
 
 def test_the_weights_are_those_of_the_moment(policies):
     """A decoder made after an optimizer step reads with the new weights, in half precision too."""
     policy = Policy(copy.deepcopy(policies["llama"].lm), compute_dtype=torch.bfloat16).eval()
-    before = Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts()
+    before = first_logits(policy)
     with torch.no_grad():
         policy.lm.model.layers[0].self_attn.q_proj.weight.add_(0.1)
-    assert (Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts() - before).abs().max() > 0.01
+    assert (first_logits(policy) - before).abs().max() > 0.01

@@ -94,12 +94,10 @@ def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
 
 def test_padding_leaves_no_trace_in_a_state(with_states):
     """A row beside a longer one, and by itself: the same logits, first and later."""
-    batch, alone = (
-        Decoder(SamplingModel(with_states), PROMPTS, pad_id=0),
-        Decoder(SamplingModel(with_states), PROMPTS[1:2], pad_id=0),
-    )
+    batch, alone = (Decoder(SamplingModel(with_states), num_rows=4, longest=64, pad_id=0) for _ in range(2))
     token = torch.tensor([77])
-    torch.testing.assert_close(batch.read_prompts()[1:2], alone.read_prompts(), rtol=0, atol=1e-4)
+    found, expected = batch.read_prompts(PROMPTS)[1:2], alone.read_prompts(PROMPTS[1:2])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     for _ in range(6):
         found = batch.read_tokens(token.expand(len(PROMPTS)))[1:2]
         torch.testing.assert_close(found, alone.read_tokens(token), rtol=0, atol=1e-4)

@@ -247,6 +247,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
 
         require_label_extra(f"heedful {name}")
     _let_threads_sleep()
+    _let_memory_grow_in_place()
     config = parse(command.settings(), words, prog=f"heedful {name}")
     try:
         function = _load(command.function, is_program=is_program)
@@ -303,6 +304,16 @@ def _let_threads_sleep() -> None:
     """
     if "torch" not in sys.modules and not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         os.environ["GOMP_SPINCOUNT"] = str(spins(_cpu_info()))
+
+
+def _let_memory_grow_in_place() -> None:
+    """Let torch's memory on a GPU grow in place (expandable segments), unless the user has set its allocator. Call it before
+    torch is loaded.
+
+    The phases of a run allocate tensors of different sizes, and otherwise memory that one freed may not fit those of another.
+    """
+    if "torch" not in sys.modules and not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def spins(cpu_info: str) -> int:

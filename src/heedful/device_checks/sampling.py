@@ -1,22 +1,22 @@
 """Sampling on a device, and the CUDA graphs that record it."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from heedful.configs.options import SamplingOptions
-from heedful.data.batches import collate
 from heedful.device_checks.result import RAGGED, LeftOutError, Measurement, Workbench, differing, expect, furthest
 from heedful.devices import device_module
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
+from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.generate import sample
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.device import DtypeName
-from heedful.kernels.packing import positions
 from heedful.models.policy import Policy
 from heedful.models.tiny import Architecture
 from heedful.types import MicroBatch
@@ -84,67 +84,64 @@ def _change(lm: PreTrainedModel) -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def _prompts_read(lm: PreTrainedModel) -> tuple[Cache, Tensor, Tensor]:
-    """Cache, mask and next token of the ragged prompts."""
-    batch = collate(RAGGED, [[]] * len(RAGGED), pad_id=0).to(lm.device)
-    cache, mask = DynamicCache(config=lm.config), batch.attention_mask.long()
-    with torch.no_grad():
-        output = lm(
-            input_ids=batch.ids,
-            attention_mask=mask,
-            position_ids=positions(mask),
-            past_key_values=cache,
-            use_cache=True,
-        )
-    return cache, mask, output.logits[:, -1].argmax(-1)
-
-
-def _greedy(decoder: GraphDecoder, steps: int, kept: Tensor) -> list[list[int]]:
+def _greedy(model: SamplingModel, steps: int, kept: Sequence[int]) -> list[list[int]]:
     """Greedy tokens; halfway, only the rows ``kept`` continue."""
-    cache, mask, ids = _prompts_read(decoder.lm)
-    decoder.start(cache, mask, steps)
-    tokens: list[Tensor] = []
-    for step in range(steps):
-        if step == steps // 2:
-            decoder.keep(kept)
-            ids, tokens = ids[kept], [earlier[kept] for earlier in tokens]
-        tokens.append(ids)
-        ids = decoder.step(ids).argmax(-1)
-    found: list[list[int]] = torch.stack(tokens, dim=1).tolist()
+    decoder = Decoder(model, num_rows=len(RAGGED), longest=max(map(len, RAGGED)) + steps, pad_id=0)
+    with torch.no_grad():
+        ids, tokens = decoder.read_prompts(RAGGED).argmax(-1), torch.empty(len(RAGGED), 0, dtype=torch.long)
+        for step in range(steps):
+            if step == steps // 2:
+                decoder.keep(kept)
+                ids, tokens = ids[kept], tokens[kept]
+            tokens = torch.cat((tokens, ids[:, None].cpu()), dim=1)
+            ids = decoder.read_tokens(ids).argmax(-1)
+    found: list[list[int]] = tokens.tolist()
     return found
 
 
-def _recording(lm: PreTrainedModel, dtype: torch.dtype = torch.float32) -> GraphDecoder:
-    decoder = graph_decoder(lm, dtype)
-    assert decoder is not None  # else a warning says why
-    return decoder
+def _model(policy: Policy, *, records: bool) -> SamplingModel:
+    """A policy's own model, not a copy, decoded with graphs or by the same steps without."""
+    model = SamplingModel(policy.eval())
+    model.lm = policy.lm
+    model.graph = graph_decoder(policy.lm, policy.compute_dtype)
+    assert model.graph is not None  # else a warning says why
+    if not records:
+        model.graph = GraphDecoder(policy.lm, policy.compute_dtype, capture=False)
+    return model
 
 
 def graphs(bench: Workbench, architecture: Architecture) -> Measurement:
     """Token for token, with rows that leave and attention that becomes longer; the second time from the same graphs."""
-    lm, steps = bench.policy(architecture=architecture, spread=0.1).lm.eval(), POSITIONS + 20
-    kept, decoder = torch.tensor([6, 1, 17], device=bench.device), _recording(lm)
-    expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), steps, kept)
-    apart = [differing(_greedy(decoder, steps, kept), expected) for _ in range(2)]
+    policy, steps, kept = bench.policy(architecture=architecture, spread=0.1), POSITIONS + 20, [6, 1, 17]
+    model = _model(policy, records=True)
+    expected = _greedy(_model(policy, records=False), steps, kept)
+    apart = [differing(_greedy(model, steps, kept), expected) for _ in range(2)]
     # Twenty rows; three rows, and then three over more positions.
-    expect(len(decoder.graphs) == 3, f"{len(decoder.graphs)} graphs were recorded, not 3")
+    recorded = _recorded(model)
+    expect(len(recorded) == 3, f"{len(recorded)} graphs were recorded, not 3")
     return Measurement(sum(apart), 0, "responses that are not those of single kernels")
+
+
+def _recorded(model: SamplingModel) -> dict[tuple[int, int], object]:
+    assert model.graph is not None
+    return model.graph.graphs
 
 
 def graphs_of_changed_weights(bench: Workbench, dtype: DtypeName) -> Measurement:
     """An old graph reads weights that changed in place, under autocast too; tensors that take their place are found."""
-    lm, compute_dtype = bench.policy(architecture="qwen2", spread=0.1).lm.eval(), getattr(torch, dtype)
-    decoder, kept = _recording(lm, compute_dtype), torch.arange(20, device=bench.device)
-    before, old = _greedy(decoder, 12, kept), decoder.graphs
+    policy, kept = bench.policy(architecture="qwen2", spread=0.1), range(20)
+    policy.compute_dtype = getattr(torch, dtype)
+    model, lm = _model(policy, records=True), policy.lm
+    before, old = _greedy(model, 12, kept), _recorded(model)
     saved = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     _change(lm)
-    after = _greedy(decoder, 12, kept)
-    expect(decoder.graphs == old, "other graphs were recorded")
+    after = _greedy(model, 12, kept)
+    expect(_recorded(model) == old, "other graphs were recorded")
     expect(after != before, "changed weights give the same responses")
-    apart = differing(after, _greedy(GraphDecoder(lm, compute_dtype, capture=False), 12, kept))
+    apart = differing(after, _greedy(_model(policy, records=False), 12, kept))
     lm.load_state_dict(saved, assign=True)
     lm.tie_weights()
-    return Measurement(apart + differing(_greedy(decoder, 12, kept), before), 0, "responses of other weights")
+    return Measurement(apart + differing(_greedy(model, 12, kept), before), 0, "responses of other weights")
 
 
 def steps_without_waiting(bench: Workbench) -> Measurement:
@@ -152,34 +149,34 @@ def steps_without_waiting(bench: Workbench) -> Measurement:
     module = device_module(bench.device)
     if not hasattr(module, "set_sync_debug_mode"):
         raise LeftOutError(f"{bench.device.type} does not tell when it is waited for")
-    decoder = _recording(bench.policy(spread=0.1).lm.eval())
-    cache, mask, ids = _prompts_read(decoder.lm)
-    decoder.start(cache, mask, 20, torch.arange(20, device=bench.device))
-    ids = decoder.step(ids).argmax(-1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the mode a prototype
-            module.set_sync_debug_mode("error")
-        for _ in range(5):
-            ids = decoder.step(ids).argmax(-1)
-    finally:
-        module.set_sync_debug_mode("default")
+    model = _model(bench.policy(spread=0.1), records=True)
+    decoder = Decoder(model, num_rows=len(RAGGED), longest=max(map(len, RAGGED)) + 20, pad_id=0)
+    with torch.no_grad():
+        ids = decoder.read_tokens(decoder.read_prompts(RAGGED).argmax(-1)).argmax(-1)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch calls the mode a prototype
+                module.set_sync_debug_mode("error")
+            for _ in range(5):
+                ids = decoder.read_tokens(ids).argmax(-1)
+        finally:
+            module.set_sync_debug_mode("default")
     return Measurement(0, 0, "waits in five steps")
 
 
 def model_that_waits(bench: Workbench) -> Measurement:
     """A model that cannot be recorded decodes without graphs, with one warning that has the cause."""
-    lm, kept = bench.policy(architecture="llama", spread=0.1).lm.eval(), torch.arange(20, device=bench.device)
-    expected = _greedy(GraphDecoder(lm, torch.float32, capture=False), 12, kept)
+    policy, kept = bench.policy(architecture="llama", spread=0.1), range(20)
+    expected = _greedy(_model(policy, records=False), 12, kept)
 
     def wait(_module: object, _inputs: object, output: dict[str, Tensor]) -> None:
         output["logits"].sum().item()
 
-    lm.register_forward_hook(wait)
-    decoder, stream = GraphDecoder(lm, torch.float32), torch.cuda.current_stream()
+    policy.lm.register_forward_hook(wait)
+    model, stream = _model(policy, records=True), torch.cuda.current_stream()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        apart = differing(_greedy(decoder, 12, kept), expected)
+        apart = differing(_greedy(model, 12, kept), expected)
     told = [str(one.message) for one in caught if "cannot be captured as a CUDA graph" in str(one.message)]
     expect(len(told) == 1, f"{len(told)} warnings that it cannot be captured")
     expect("previous error" not in told[0], f"the warning does not have the cause: {told[0]}")

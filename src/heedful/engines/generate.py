@@ -1,6 +1,7 @@
 """The sampling loop: one token per row and step, with a key-value cache."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from typing import NamedTuple
 
 import torch
@@ -38,12 +39,14 @@ def sample(
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
     adaptive: AdaptiveMicroBatch | None = None,
+    longest: int = 0,
+    merge_adapters: bool = False,
 ) -> Responses:
     """Sample one response to each prompt.
 
     Every row has its own stream of uniform numbers, drawn from ``generator`` before the loop. So responses depend only
     on the seed and the row, not on the device, the number of ranks (which share the rows) or the micro-batches. A
-    micro-batch has prompts of similar length, since it is padded to the longest.
+    micro-batch has prompts of similar length; rows that end make room for others that wait, if the model `takes_slots`.
 
     Args:
         policy: the model to sample from.
@@ -57,13 +60,15 @@ def sample(
         micro_batch: maximum rows sampled at a time, and maximum tokens: rows times (longest prompt +
             ``max_new_tokens``).
         adaptive: remembers the micro-batch that fits into memory; None does not remember.
+        longest, merge_adapters: of the `SamplingModel`.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
     lengths = torch.full((rows,), sampling.max_new_tokens)
     stops = stop_ids if sampling.response_length == "stop" else ()
-    model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
-
+    model = SamplingModel(  # one copy of the weights for all parts
+        policy, cuda_graphs=sampling.cuda_graphs, longest=longest, merge_adapters=merge_adapters
+    )
     costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
 
     def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -71,11 +76,17 @@ def sample(
 
         Only of this rank's rows; other rows are not filled in.
         """
-        tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
+        most = sampling.max_new_tokens
+        tokens = torch.full(
+            (rows, most + 1), pad_id, device=policy.device
+        )  # what ended rows draw goes to the last column
         logprobs = torch.zeros(tokens.shape, device=policy.device)
         kept = torch.zeros_like(logprobs) if sampling.leaves_out else None
         counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
-        for part in rows_by_length(costs, limit):
+        parts = rows_by_length(costs, limit)
+        if model.takes_slots and limit.tokens is None:  # a row begins where another has ended
+            parts = [list(chain.from_iterable(parts))] if parts else []
+        for part in parts:
             steps = decode(
                 model,
                 [prompts[row] for row in part],
@@ -85,17 +96,18 @@ def sample(
                 stop_ids=stops,
                 pad_id=pad_id,
                 num_tokens=num_tokens,
+                at_a_time=limit.rows,
             )
             where = upload(torch.tensor(part), policy.device)
-            for i, step in enumerate(steps):
+            for step in steps:
                 hit("generation")
-                places = where[step.rows]
-                tokens[places, i] = step.tokens
-                logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+                places = where[step.rows], torch.where(step.active, step.places, most)
+                tokens[places] = step.tokens
+                logprobs[places] = step.logprobs.to(logprobs.dtype)
                 if kept is not None and step.kept is not None:
-                    kept[places, i] = step.kept.to(kept.dtype)
-                counts[places] += step.active
-        return tokens, logprobs, kept, counts
+                    kept[places] = step.kept.to(kept.dtype)
+                counts[places[0]] += step.active
+        return tokens[:, :most], logprobs[:, :most], None if kept is None else kept[:, :most], counts
 
     tokens, logprobs, kept, counts = (adaptive or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
     if ranks.size() > 1:
@@ -125,6 +137,8 @@ class Step(NamedTuple):
 
     rows: Tensor
     """Index of the row's prompt."""
+    places: Tensor
+    """Index of the token in the response."""
     tokens: Tensor
     logprobs: Tensor
     kept: Tensor | None
@@ -144,11 +158,12 @@ def decode(
     stop_ids: Sequence[int],
     pad_id: int,
     num_tokens: int | None = None,
+    at_a_time: int | None = None,
 ) -> Iterator[Step]:
     """Yield the samples of each step, until all rows have ended.
 
-    Ended rows leave the batch once they are an eighth of it; until then they read padding. In half precision some stay,
-    so that the number of rows is a multiple of `ROWS`.
+    Once an eighth of the rows have ended, others begin in their place, or they leave the batch; until then they read padding.
+    In half precision some stay, so that the number of rows is a multiple of `ROWS`.
 
     Args:
         model: the copy of the policy for sampling.
@@ -160,32 +175,55 @@ def decode(
         pad_id: the padding token.
         num_tokens: ids from this one on are never sampled: rows of the embeddings beyond the tokenizer, which have no text
             (`heedful.models.shape.rows_with_text`); None allows all.
+        at_a_time: maximum number of rows at a time, the first prompts first; None is all. Only for a model that
+            `takes_slots`.
     """
     device = model.device
     multiple = ROWS if model.compute_dtype in HALF else 1
-    most = int(lengths.max())
+    held = len(prompts) if at_a_time is None else min(at_a_time, len(prompts))
+    longest = max(len(prompt) + length for prompt, length in zip(prompts, lengths.tolist(), strict=True))
     stops = upload(torch.tensor(list(stop_ids), dtype=torch.long), device)
     lengths = upload(lengths, device)
     uniforms = upload(uniforms, device) if capabilities(device).float64 else uniforms
-    decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
-    rows = torch.arange(len(prompts), device=device)
-    active = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    logits = decoder.read_prompts()
-    for step in range(most):
-        tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step], num_tokens)
-        yield Step(rows, tokens, logprobs, kept, active)
-        active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
+    decoder = Decoder(model, num_rows=held, longest=longest, pad_id=pad_id)
+    rows, next_row = torch.arange(held, device=device), held
+    places, active = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
+    logits = decoder.read_prompts(prompts[:held])
+    for step in count():
+        of_rows = uniforms[rows.to(uniforms.device), places.to(uniforms.device)]
+        tokens, logprobs, kept = _next_tokens(logits, sampling, of_rows, num_tokens)
+        yield Step(rows, places, tokens, logprobs, kept, active)
+        active = active & ~torch.isin(tokens, stops) & (places + 1 < lengths[rows])
+        places = places + active
+        begun: list[int] = []
         if not capabilities(device).queues or step % CHECK_EVERY == CHECK_EVERY - 1:
-            num_active = int(active.sum())
-            if num_active == 0:
+            ended = [slot for slot, goes_on in enumerate(active.tolist()) if not goes_on]
+            num_held = -(-(held - len(ended)) // multiple) * multiple
+            if len(ended) == held and next_row == len(prompts):
                 return
-            num_held = -(-num_active // multiple) * multiple
-            if num_held <= len(rows) * 7 // 8:
-                # unfinished rows, and some ended ones
-                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
-                rows, tokens, active = rows[kept], tokens[kept], active[kept]
-                decoder.keep(kept)
-        logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
+            if num_held <= held * 7 // 8 and next_row < len(prompts):
+                begun = ended[: len(prompts) - next_row]
+            elif num_held <= held * 7 // 8:
+                order = _without(ended, held, num_held)
+                decoder.keep(order)
+                on_device = upload(torch.tensor(order), device)
+                rows, places, tokens, active = (x[on_device] for x in (rows, places, tokens, active))
+                held = num_held
+        if len(begun) < held:
+            logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
+        if begun:
+            slots, new = upload(torch.tensor(begun), device), range(next_row, next_row + len(begun))
+            logits[slots] = decoder.read_prompts([prompts[row] for row in new], begun)
+            rows, places, active = rows.clone(), places.clone(), active.clone()
+            rows[slots], places[slots], active[slots] = upload(torch.tensor(new), device), 0, True
+            next_row = new.stop
+
+
+def _without(ended: list[int], held: int, num_held: int) -> list[int]:
+    """Rows to go on with: each in its place, and in the place of those that ended the last ones."""
+    gone = ended[: held - num_held]
+    last = [row for row in range(num_held, held) if row not in gone]
+    return [last.pop() if row in gone else row for row in range(num_held)]
 
 
 def _next_tokens(

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from heedful.core import token_logprobs
 from heedful.data.batches import collate
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.kv_cache import make_cache
+from heedful.engines.kv_cache import takes_slots
 from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
@@ -51,7 +51,7 @@ def check_sampling(policy: Policy, *, pad_id: int) -> None:
     lm, was_training, compute_dtype = policy.lm, policy.training, policy.compute_dtype
     name = f"{lm.config._name_or_path}: {type(lm).__name__}"
     try:
-        if lm.config.model_type in PROVEN and make_cache(lm, None)[1]:
+        if lm.config.model_type in PROVEN and takes_slots(lm):
             return
         policy.eval()
         for dtype in dict.fromkeys((compute_dtype, torch.float32)):
@@ -84,7 +84,8 @@ def tell_textless(policy: Policy, tokenizer: PreTrainedTokenizerBase, *, pad_id:
     if count == rows:
         return
     ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < rows]
-    logits = Decoder(SamplingModel(policy), [ids or [0]], pad_id=pad_id).read_prompts()
+    decoder = Decoder(SamplingModel(policy), num_rows=1, longest=len(ids) + 1, pad_id=pad_id)
+    logits = decoder.read_prompts([ids or [0]])
     share = float(logits.softmax(dim=-1)[:, count:].sum())
     if share > SMALL_SHARE:
         name = policy.lm.config._name_or_path or type(policy.lm).__name__
@@ -105,16 +106,15 @@ def _difference(policy: Policy, pad_id: int) -> float:
     responses = [[next(tokens) for _ in range(NEW_TOKENS)] for _ in prompts]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     expected = policy(batch.ids, batch.attention_mask, batch.response_mask, with_values=False).logprobs
-    given, rows = batch.ids[:, -NEW_TOKENS:], torch.tensor([0, 1, 0], device=policy.device)
-    decoder = Decoder(SamplingModel(policy), [prompts[row] for row in rows.tolist()], pad_id=pad_id)
-    logits, differences = decoder.read_prompts(), []
+    given, rows = batch.ids[:, -NEW_TOKENS:], [0, 1, 0]
+    decoder = Decoder(SamplingModel(policy), num_rows=3, longest=max(PROMPT_LENGTHS) + NEW_TOKENS, pad_id=pad_id)
+    logits, differences = decoder.read_prompts([prompts[row] for row in rows]), []
     for step in range(NEW_TOKENS):
         difference = token_logprobs(logits, given[rows, step]) - expected[rows, step]
         differences.append(difference.abs().max() / logits.std())
         if step == NEW_TOKENS // 2:
-            kept = torch.tensor([2, 1], device=policy.device)
-            rows = rows[kept]
-            decoder.keep(kept)
+            rows = [rows[2], rows[1]]
+            decoder.keep([2, 1])
         logits = decoder.read_tokens(given[rows, step])
     return float(torch.stack(differences).max())
 

@@ -33,6 +33,10 @@ class Sampler:
     """Ids from this one on have no text, and are not sampled."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """Remembers the micro-batch that fits into memory."""
+    longest: int = 0
+    """Tokens of the longest text that will be sampled, if it is known: CUDA graphs have room for it from the start."""
+    merge_adapters: bool = False
+    """Whether the copy that samples has the adapters in its matrices: faster, with memory for those (`SamplingModel`)."""
     source: SamplingSource | None = None
     """What samples in the place of this process; None: this process."""
 
@@ -57,6 +61,8 @@ class Sampler:
                 generator=generator,
                 micro_batch=self.micro_batch,
                 adaptive=self.adaptive,
+                longest=self.longest,
+                merge_adapters=self.merge_adapters,
             )
         else:
             responses = self.source.generate(policy, prompts, generator, version)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -136,13 +137,16 @@ def attention(
         if _has_kernel(module, query, is_causal, options):
             return _packed_by_kernel(query, key, value, segments, scaling), None
         return _packed(module, query, key, value, segments, scaling=scaling, is_causal=is_causal, **options), None
-    if not _is_faster(query, key) or _is_beyond(attention_mask, options):
+    rows, heads, queries, size = query.shape
+    kv_heads, is_beyond = key.shape[1], _is_beyond(attention_mask, options)
+    if is_beyond or not (_is_faster(query, key) or (queries == 1 and heads > kv_heads)):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
         )
-    rows, heads, queries, size = query.shape
-    kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, size)  # stacks query heads that share a key head
+    if not _is_faster(query, key):  # transformers would repeat keys and values for each query head
+        fused = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        return fused.reshape(rows, 1, heads, -1), None
     scores = at_least_float32(grouped @ key.transpose(2, 3))
     if queries > 1 or attention_mask is not None:
         scores = scores.view(rows, heads, queries, -1)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from heedful.devices import capabilities
+from heedful.kernels.cpu.products import is_plain_linear
 from heedful.kernels.device import HALF
 
 M = TypeVar("M", bound=nn.Module)
@@ -90,6 +91,42 @@ def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:
     for module, trained in zip(inference.modules(), lm.modules(), strict=True):
         if isinstance(module, (nn.Linear, Conv1D)) and module.weight is not trained.weight:
             module.weight.data.copy_(trained.weight.data)
+
+
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of linear layers that multiply the same states."""
+
+
+def join_matrices(model: nn.Module, *, but: Iterable[Tensor] = ()) -> None:
+    """Move matrices that multiply the same states next to each other, in place, so that one product can take them (`joined`).
+
+    ``but`` are weights that must stay where they are.
+    """
+    kept = {tensor.data_ptr() for tensor in but}
+    for module in model.modules():
+        for names in TOGETHER:
+            layers: list[Any] = [getattr(module, name, None) for name in names]
+            if all(is_plain_linear(layer) and layer.bias is None for layer in layers):
+                weights = [layer.weight for layer in layers]
+                same = {weight.dtype for weight in weights}
+                if len(same) == 1 and kept.isdisjoint(weight.data_ptr() for weight in weights):
+                    parts = torch.cat([weight.data for weight in weights]).split([len(weight) for weight in weights])
+                    for weight, part in zip(weights, parts, strict=True):
+                        weight.data = part
+
+
+def joined(*layers: Any) -> Tensor | None:
+    """The matrix of several linear layers together, if `join_matrices` has moved them next to each other."""
+    weights = [layer.weight.data for layer in layers if is_plain_linear(layer) and layer.bias is None]
+    if len(weights) < len(layers):
+        return None
+    first, rows = weights[0], 0
+    for weight in weights:
+        is_next = weight.data_ptr() == first.data_ptr() + rows * first.shape[1] * first.element_size()
+        if not is_next or weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        rows += len(weight)
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
 
 
 def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:

