@@ -132,13 +132,11 @@ class MemoryOptions(LoRAOptions):
             raise ConfigError(
                 f"--quantize {self.quantize} freezes the model's weights: add --lora-rank, such as --lora-rank 16"
             )
-        if self.optimizer != "adamw":
-            for field, default in (("optimizer_device", "same"), ("weights_dtype", "float32")):
-                if getattr(self, field) != default:
-                    raise ConfigError(
-                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, which steps on "
-                        "the GPU and rounds to the nearest number; leave out one of the two"
-                    )
+        if self.optimizer != "adamw" and self.optimizer_device != "same":
+            raise ConfigError(
+                f"--optimizer-device {self.optimizer_device} does not go with --optimizer {self.optimizer}, which steps on "
+                "the GPU; leave out one of the two"
+            )
         if self.weights_dtype != "float32" and self.lora_rank:
             raise ConfigError(
                 f"--weights-dtype {self.weights_dtype} is for trained matrices, but with --lora-rank only small adapters are "

@@ -32,6 +32,7 @@ OTHERS: list[Change] = [
     {"reference_device": "cpu"},
     {"weights_dtype": "bfloat16"},
     {"optimizer_device": "cpu"},
+    {"weights_dtype": "bfloat16", "optimizer": "adamw-8bit"},
     {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
 ]
 
