@@ -60,7 +60,9 @@ def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None
     return mesh
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
+def shard(
+    module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step", trained: torch.dtype | None = None
+) -> None:
     """Shard a model over the ranks of a mesh, in place: each block is a unit, and the rest belongs to the root.
 
     Gradients are summed over ranks, not averaged, since losses divide by counts of the whole batch. Weights are
@@ -75,15 +77,20 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
             must be added before.
         mesh: see `make_mesh`. The shards are on its device.
         sync_every: when gradients are summed, for `passes`.
+        trained: dtype of trained weights that are still in half precision. They are converted unit by unit, so that no rank
+            has all of them in it. None leaves their dtypes.
 
     Raises ConfigError if the model has no blocks.
     """
     _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
     units = [*blocks(module), *heads(module), module]
-    dtypes, whole = _dtypes(units)
+    dtypes, whole = _dtypes(units, trained)
     for parameter in whole:
         parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved when it is sharded
     for unit, dtype in zip(units, dtypes, strict=True):
+        for parameter in unit.parameters():
+            if parameter.requires_grad and not is_divided(parameter):
+                parameter.data = parameter.data.to(mesh.device_type).to(_trained_in(parameter, trained))
         sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
         fully_shard(unit, mesh=mesh, mp_policy=sums, ignored_params=whole)
     for part in _parts(module):
@@ -104,7 +111,9 @@ def _forget_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
     torch.clear_autocast_cache()
 
 
-def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
+def _dtypes(
+    units: Sequence[nn.Module], trained: torch.dtype | None
+) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
     """Each unit's most frequent dtype of trainable parameters, and the trainable parameters with another dtype.
 
     Args:
@@ -118,11 +127,16 @@ def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[n
         seen.update(own)
         counts: Counter[torch.dtype] = Counter()
         for parameter in own:
-            counts[parameter.dtype] += parameter.numel() if parameter.requires_grad else 0
+            counts[_trained_in(parameter, trained)] += parameter.numel() if parameter.requires_grad else 0
         most = max(counts, key=lambda dtype: counts[dtype]) if any(p.requires_grad for p in own) else None
         dtypes.append(most)
-        others.update(p for p in own if p.requires_grad and p.dtype != most)
+        others.update(p for p in own if p.requires_grad and _trained_in(p, trained) != most)
     return dtypes, others
+
+
+def _trained_in(parameter: nn.Parameter, trained: torch.dtype | None) -> torch.dtype:
+    """The dtype in which a weight is trained (see `shard`)."""
+    return trained if trained is not None and parameter.dtype.itemsize == 2 else parameter.dtype
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:

@@ -58,6 +58,12 @@ def plan_report(config: TrainingOptions, shape_of: ShapeOf) -> list[str]:
     found = planned(config)
     where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
     lines = [*table(found), "", f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}"]
+    host, where = found.main_memory(config.ranks), f" of {config.ranks} ranks together" if config.ranks > 1 else ""
+    if host:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in host.items())
+        lines.append(
+            f"main memory{where}: {sum(host.values()) / GB:.1f} GB ({parts}), and what a process takes by itself"
+        )
     if config.gpu_gb is None:
         return lines
     if found.peak <= config.gpu_gb * GB:

@@ -7,7 +7,7 @@ from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.ranks import local_device
 from heedful.errors import ConfigError
-from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
+from heedful.kernels.device import HALF, frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.weights import halve_frozen, hold_untrained_rows, same_weights
 from heedful.models.adapters import add_adapters
 from heedful.models.heads import checkpoint_layers
@@ -54,11 +54,14 @@ def resolve_machine(config: TrainingOptions) -> tuple[torch.device, torch.dtype]
     return device, dtype
 
 
-def stored_dtype(config: TrainingOptions, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
-    """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype."""
+def stored_dtype(config: TrainingOptions, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype | None:
+    """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype. Trained
+    ones that will be sharded stay as in their file (None) until then (`divide`), if products are in half precision."""
     if config.lora_rank:
         return frozen_dtype(device, compute_dtype)
-    return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
+    if config.weights_dtype == "bfloat16":
+        return torch.bfloat16
+    return None if divides(config) and compute_dtype in HALF else torch.float32
 
 
 def float32_experts(config: TrainingOptions) -> str:
@@ -71,7 +74,7 @@ def float32_experts(config: TrainingOptions) -> str:
 
 
 def quantized(config: TrainingOptions) -> list[str]:
-    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU is not quantized."""
+    """The models that a run with ``quantize`` loads in 4 bits. A reference in main memory is not quantized."""
     names = ["model", "value_model"]
     if getattr(config, "reference_device", "cpu") == "same":
         names.append("reference")
