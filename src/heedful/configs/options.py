@@ -153,7 +153,8 @@ class ReferenceOptions(Settings):
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts."""
     reference_device: Literal["same", "cpu"] = "same"
-    """Where the reference is: same, with the policy; or cpu, in main memory, which is slower and saves GPU memory."""
+    """Where the reference is: same, with the policy; or cpu, in main memory, from where it is copied to the GPU for each of
+    its passes."""
 
     def check(self) -> None:
         super().check()
