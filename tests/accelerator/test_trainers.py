@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,11 @@ from rehearsal import (
     watch,
     without_kernels_of_the_cpu,
 )
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful import core, devices, faults, make_tiny_model
+from heedful import PPOConfig, core, devices, faults, make_tiny_model
 from heedful.cli.chat import Conversation
 from heedful.configs.options import SamplingOptions
 from heedful.configs.tools import ChatConfig
@@ -33,10 +36,13 @@ from heedful.data.batches import Batch, collate
 from heedful.data.chat import Renderer
 from heedful.engines import generate, kv_cache
 from heedful.engines.generate import CHECK_EVERY, sample
+from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels import weights
 from heedful.models import load_policy, load_tokenizer
+from heedful.models.source import resolve
 from heedful.training import compact_adamw
 from heedful.training.compact_adamw import CompactAdamW
+from heedful.training.setup import load_reference
 from heedful.types import MicroBatch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "accelerator.md"
@@ -45,7 +51,7 @@ MOST_PER_MINIBATCH = 3
 MOST_PER_BATCH = 3
 """Waits in sampling for each batch of prompts, however many tokens: transformers looks for padding twice."""
 HOST_MOMENTS = {"sft, moments on the host", "ppo, reference and moments on the host"}
-"""Gradients go to the host and weights come back, for each matrix: three waits per weight."""
+"""Copies of weights and gradients go to the host, where they are waited for, once per weight tensor."""
 
 
 @pytest.fixture
@@ -142,6 +148,88 @@ def test_a_generator_of_the_wrong_device_is_found(monkeypatch):
     monkeypatch.setattr(compact_adamw.torch, "Generator", lambda _device: make())
     with pytest.raises(RuntimeError, match="Expected a 'pretend' device type for generator but found 'cpu'"):
         optimizer.step()
+
+
+class OnHost(TorchDispatchMode):
+    """Counts the numbers that operators of the host make, by operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.device.type == "cpu" and made.numel() > 1:
+            self.made[str(function)] += made.numel()
+        return made
+
+
+def test_moments_on_the_host_round_on_the_device_with_the_noise_of_the_device(monkeypatch):
+    """Bit for bit the steps of the CPU. On the host nothing is drawn and nothing rounded: copies arrive, and are stepped."""
+    monkeypatch.setattr(compact_adamw, "PART", 100)
+    generator = torch.Generator().manual_seed(0)
+    first, gradients = torch.randn(20, 30, generator=generator), torch.randn(2, 20, 30, generator=generator)
+    found = []
+    for device in ("cpu", DEVICE):
+        weight = nn.Parameter(first.bfloat16().to(device))
+        groups = [{"params": [weight], "lr": 1e-2, "weight_decay": 0.1}]
+        optimizer = CompactAdamW(groups, betas=(0.9, 0.999), eps=1e-8, device=torch.device("cpu"), seed=5)
+        for gradient in gradients:
+            weight.grad = gradient.bfloat16().to(device)
+            if device == "cpu":
+                optimizer.step()
+                continue
+            with phase("step") as counts, OnHost() as on_host:
+                optimizer.step()
+            assert counts.bytes["to host"] == 2 * 4 * weight.numel(), "weights and gradients in float32"
+            assert counts.bytes["to device"] == 4 * weight.numel()
+            assert counts.synchronisations.total() == 6, "one for each chunk"
+            assert not [name for name in on_host.made if "random" in name or "bitwise" in name or "where" in name]
+            phases.clear()
+        assert optimizer.state[weight]["exp_avg"].device.type == "cpu"
+        found.append(weight.detach().cpu())
+    assert torch.equal(*found)
+
+
+def test_a_reference_in_main_memory_is_on_the_device_only_while_it_is_read(tiny_model):
+    """It was computed on the host."""
+    without_kernels_of_the_cpu()
+    policy, device = policy_on(DEVICE, tiny_model), torch.pretend
+    config = PPOConfig(model=tiny_model, data="d", output="o", rewards=("rule:digits",), reference_device="cpu")
+    before = device.memory_allocated()
+    reference = load_reference(config, resolve(tiny_model), policy)
+    size = sum(p.nbytes for p in reference.parameters())
+    assert {p.device.type for p in reference.parameters()} == {"cpu"}
+    assert device.memory_allocated() - before < 0.01 * size
+    batch = collate(PROMPTS, PROMPTS, pad_id=0).to(torch.device(DEVICE))
+
+    def logprobs(model):
+        return token_outputs(model, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs
+
+    with phase("read") as counts:
+        found = logprobs(reference)
+    assert size <= counts.bytes["to device"] < 1.1 * size, "once for all micro-batches"
+    assert device.memory_allocated() - before < 0.01 * size
+    assert torch.equal(found.cpu(), logprobs(policy).cpu())
+    phases.clear()
+
+
+def test_weights_go_to_the_device_in_chunks_and_in_the_dtype_of_their_file(tiny_model, monkeypatch):
+    """What is float32 there is bfloat16 on the way; 4 bytes per weight travelled, after all were float32 on the host."""
+    file = Path(tiny_model, "model.safetensors")
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    monkeypatch.setattr(weights, "CHUNK", 1000)
+    with phase("load") as counts:
+        policy = load_policy(tiny_model, device=torch.device(DEVICE), compute_dtype=torch.bfloat16)
+    matrices, vectors = ([p for p in policy.parameters() if (p.dim() == 2) == is_matrix] for is_matrix in (True, False))
+    assert {p.dtype for p in matrices} == {torch.float32}
+    assert {p.device.type for p in matrices} == {DEVICE}
+    travelled = sum(2 * p.numel() for p in matrices) + sum(p.nbytes for p in vectors)
+    assert travelled <= counts.bytes["to device"] < 1.02 * travelled
+    expected = load_policy(tiny_model, device=torch.device("cpu"), compute_dtype=torch.bfloat16)
+    for ours, theirs in zip(policy.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    phases.clear()
 
 
 def test_an_index_left_behind_is_found(monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -214,6 +215,27 @@ def gathered_in_half():
         "norm": max(abs(a / b - 1) for a, b in zip(norms, norms_again, strict=True)),
         "bytes": bytes_of_pass,
     }
+
+
+def stored_in_half():
+    """A policy that is in bfloat16 in its file and trained in float32: converted unit by unit while it is sharded, beside the
+    same one loaded in float32."""
+    folder = FOLDER / f"half-{ranks.rank()}"
+    shutil.copytree(MODELS / "qwen3", folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight.bfloat16() for name, weight in weights.items()}, folder / "model.safetensors")
+    stored = iter((torch.float32, None, torch.float32))
+    seen = []
+
+    def divide_it(module, mesh):
+        seen.append(sorted({str(p.dtype) for p in module.parameters()}))
+        shard(module, mesh, trained=torch.float32)
+        seen.append(sorted({str(p.dtype) for p in module.parameters()}))
+
+    found = compared(
+        lambda: policy(str(folder), dtype=torch.bfloat16, stored=next(stored)), ALL_ON_FIRST, divide=divide_it
+    )
+    return found | {"dtypes": seen}
 
 
 def memory():
@@ -585,6 +607,7 @@ EVERY = {
     "in float64": lambda: compared(lambda: policy().double()),
     "moments of its own": lambda: compared(policy, config=APART),
     "bfloat16": lambda: compared(half, ALL_ON_FIRST, config=HALF, max_norm=0.0),
+    "stored in half precision": stored_in_half,
     "bfloat16, untied": lambda: compared(lambda: half("qwen3"), ALL_ON_FIRST, config=HALF, max_norm=0.0),
     "bfloat16, reward model": lambda: compared(
         lambda: reward_model("llama", torch.bfloat16), ALL_ON_FIRST, config=HALF, max_norm=0.0

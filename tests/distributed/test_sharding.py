@@ -18,7 +18,7 @@ from heedful.training.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
 
 LEAST = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full"}
-OFTEN = ("tied, with a value head", "bfloat16, untied", "products in bfloat16")
+OFTEN = ("tied, with a value head", "bfloat16, untied", "products in bfloat16", "stored in half precision")
 SELDOM = (
     "untied",
     "a rank without rows",
@@ -113,6 +113,12 @@ def test_weights_in_bfloat16_learn_from_the_rows_of_all_ranks(two):
     for found in two:
         numbers = found["bfloat16, rows divided"]
         assert max(numbers["loss"], numbers["norm"], numbers["weights"]) < 2**-9
+
+
+def test_matrices_wait_in_half_precision_for_their_parts_in_float32(two):
+    """Else each rank has all of them in float32 at first."""
+    for found in two:
+        assert found["stored in half precision"]["dtypes"] == [["torch.bfloat16", "torch.float32"], ["torch.float32"]]
 
 
 def test_weights_in_bfloat16_are_rounded_alike_on_any_number_of_ranks(two):

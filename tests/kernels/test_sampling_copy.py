@@ -121,21 +121,6 @@ def test_weights_that_are_in_half_precision_already_are_shared(checkpoints):
     assert all(ours[name] is theirs[name] for name in ours)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_layers_in_four_bits_are_left_alone(checkpoints):
-    pytest.importorskip("bitsandbytes")
-    from heedful.models.load import FourBit
-
-    cuda = torch.device("cuda")
-    lm = load_policy(
-        str(checkpoints["qwen3"]), device=cuda, compute_dtype=torch.bfloat16, four_bit=FourBit(cuda, torch.bfloat16)
-    ).lm
-    ours, theirs = every_parameter(inference_copy(lm, torch.bfloat16)), every_parameter(lm)
-    packed = [name for name, p in theirs.items() if p.dtype == torch.uint8]
-    assert packed
-    assert all(ours[name] is theirs[name] for name in packed)
-
-
 def can_reorder(linear):
     try:
         torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16(), None)

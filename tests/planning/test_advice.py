@@ -10,7 +10,7 @@ from heedful.configs.plan import plan_settings
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report, what_fits
 from heedful.planning.shapes import KNOWN
-from heedful.training.memory_preflight import refuse_on_gpu
+from heedful.training.memory_preflight import refuse_beside_gpu, refuse_on_gpu
 
 BASE = {"data": "d", "output": "o"}
 RUNS = {
@@ -272,7 +272,8 @@ def test_weights_in_bfloat16_are_offered_where_they_help_only():
 
 def test_dividing_is_offered_to_several_ranks_only():
     lines = plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0, ranks=8), KNOWN.__getitem__)
-    assert "GB on each of 8 ranks, in the phase" in lines[-2]
+    assert "GB on each of 8 ranks, in the phase" in lines[-3]
+    assert lines[-2].startswith("main memory of 8 ranks together: ")
     assert "\n  --shard full  (" in lines[-1]
     assert "--shard" not in plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0), KNOWN.__getitem__)[-1]
     divided = plan_settings(SFTConfig)(
@@ -291,3 +292,13 @@ def test_a_rank_that_has_too_little_memory_is_told_what_would_fit():
         refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, number=8, free=need / 1.11)
     assert f"each of the 8 ranks needs about {need / GB:.1f} GB" in str(caught.value)
     assert "heedful plan --ranks 8 lists the parts" in str(caught.value)
+
+
+def test_moments_that_main_memory_has_no_room_for_are_refused():
+    config = replace(RUNS["grpo"], optimizer_device="cpu")
+    need = sum(plan_of(config, KNOWN.__getitem__, Lengths(64), device="cuda", half=True).main_memory(1).values())
+    refuse_beside_gpu(config, KNOWN.__getitem__, Lengths(64), half=True, memory=need)
+    with pytest.raises(
+        ConfigError, match=r"(?s)GB of main memory beside the GPU, but this machine has .*--lora-rank 16"
+    ):
+        refuse_beside_gpu(config, KNOWN.__getitem__, Lengths(64), half=True, memory=need - 1)

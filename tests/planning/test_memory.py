@@ -282,3 +282,24 @@ def test_dpo_gives_its_reference_back():
     assert "reference" in found["scoring"]
     assert "reference" not in found["backward"] | found["step"]
     assert "moments of the optimizer" not in found["scoring"]
+
+
+def test_main_memory_beside_a_gpu_has_what_is_put_there():
+    """Not the weights: they are read from mapped files."""
+    assert on_gpu(ONLINE).host == {"a model while it is loaded": 4 * KNOWN["1.5B"].embedding}, "its head is tied"
+    untied = on_gpu(replace(ONLINE, model="8B"))
+    assert untied.host == {"a model while it is loaded": 4 * KNOWN["8B"].linear / 36}, "a layer in float32"
+    moved = on_gpu(replace(ONLINE, optimizer_device="cpu", reference_device="cpu"))
+    weights = KNOWN["1.5B"].parameters
+    assert moved.host["moments of the optimizer"] == pytest.approx(8 * 2 * weights, rel=0.001), "and of the critic"
+    assert moved.host["reference"] == pytest.approx(2 * weights, rel=0.001)
+    assert moved.host["reference"] == moved.phases["scoring"]["reference"], "it is on the GPU for its pass"
+    assert all("reference" not in parts for phase, parts in moved.phases.items() if phase != "scoring")
+    assert plan_of(ONLINE, KNOWN.__getitem__, Lengths(512), device="cpu", half=False).host == {}
+
+
+def test_ranks_of_a_machine_need_main_memory_for_each_and_one_copy_to_save():
+    divided = plan_of(replace(ONLINE, shard="full"), KNOWN.__getitem__, Lengths(512), device="cuda", half=True, ranks=8)
+    one, eight = divided.main_memory(1), divided.main_memory(8)
+    assert eight["a model while it is loaded"] == 8 * one["a model while it is loaded"]
+    assert eight["copy that is saved"] == one["copy that is saved"] > 4 * KNOWN["1.5B"].linear

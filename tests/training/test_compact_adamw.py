@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from heedful.configs.options import TrainingOptions
+from heedful.core.rounding import stochastic_round
 from heedful.training import compact_adamw
 from heedful.training.compact_adamw import CompactAdamW
 from heedful.training.optimization import make_optimizer
@@ -61,6 +62,27 @@ def test_small_steps_are_not_lost():
     share = 1e-5 / 2**-8
     error = (1000 * share * (1 - share)) ** 0.5 * 2**-8 / 10_000**0.5
     assert abs(ours.double().mean().item() - 0.99) < 4 * error
+
+
+def test_bfloat16_weights_are_torchs_step_rounded_with_the_noise_of_seed_step_and_index():
+    """Bit for bit, in chunks or not, so that a run goes on as it began."""
+    ours = parameters(torch.bfloat16)
+    optimizer, moments = compact(ours), {}
+    for step in range(3):
+        expected = []
+        for i, weight in enumerate(ours):
+            weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(10 * step + i)).bfloat16()
+            whole = nn.Parameter(weight.detach().float())
+            whole.grad = weight.grad.float()
+            plain = torch.optim.AdamW([whole], lr=1e-2, betas=BETAS, eps=EPS, weight_decay=0.1, fused=True)
+            plain.state[whole] = moments.get(i, {})
+            plain.step()
+            moments[i] = plain.state[whole]
+            noise = compact_adamw._noise((0, step, i), weight.numel(), 0, whole.detach().view(-1))
+            expected.append(stochastic_round(whole.detach().view(-1), noise).view(weight.shape))
+        optimizer.step()
+        for weight, wanted in zip(ours, expected, strict=True):
+            assert torch.equal(weight, wanted)
 
 
 def test_moments_stay_in_float32_where_they_are_through_a_state():

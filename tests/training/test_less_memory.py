@@ -155,11 +155,6 @@ def test_the_machine_says_how_much_memory_it_has():
             {"weights_dtype": "bfloat16", "lora_rank": 4},
             "--weights-dtype bfloat16 is for trained matrices",
         ),
-        (
-            SFTConfig,
-            {"weights_dtype": "bfloat16", "optimizer": "adamw-8bit"},
-            "--weights-dtype bfloat16 does not go with",
-        ),
         (SFTConfig, {"optimizer_device": "cpu", "optimizer": "adamw-8bit"}, "--optimizer-device cpu does not go with"),
         (
             PPOConfig,

@@ -32,7 +32,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.load import check_bitsandbytes
 from heedful.models.source import resolve
 from heedful.training.optimization import make_optimizer, optimizer_step, step_metrics
-from heedful.training.setup import load_reference, prepare, quantized, reference_device
+from heedful.training.setup import load_reference, prepare, quantized
 from heedful.types import MicroBatch
 from jsonl import read_metrics
 from trainers import TRAIN
@@ -245,15 +245,6 @@ def test_another_reference_is_another_model(run, tiny, tmp_path):
     reference = load_reference(config, resolve(config.model), policy)
     torch.testing.assert_close(logprobs(reference), logprobs(load_policy(str(other), **FLOAT32)), rtol=0, atol=0)
     assert float((logprobs(reference) - logprobs(policy)).abs().max()) > 1e-3
-
-
-def test_the_reference_stays_where_it_is_wanted(tiny, tmp_path):
-    cuda = torch.device("cuda:1")
-    same, on_cpu = (
-        PPOConfig(model=tiny(), data="d", output=tmp_path, reference_device=name) for name in ("same", "cpu")
-    )
-    assert reference_device(same, cuda) == cuda
-    assert reference_device(on_cpu, cuda) == CPU
 
 
 @pytest.mark.parametrize("kind", often([PPOConfig, GRPOConfig, DPOConfig], [GRPOConfig, DPOConfig]))

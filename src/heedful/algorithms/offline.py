@@ -27,6 +27,7 @@ from heedful.distributed import ranks
 from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
 from heedful.engines.sampler import make_sampler
 from heedful.errors import ConfigError, RefusedError
+from heedful.kernels.waiting import on_device
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
@@ -168,7 +169,8 @@ def read_once(
         for part in own_micro_batches(order, limit, lambda i: (rows, lengths[i]), step):
             found.update(zip(part, read(part), strict=True))
 
-    (adaptive or AdaptiveMicroBatch()).run(read_all, limit, rows=len(lengths))
+    with on_device(reference):
+        (adaptive or AdaptiveMicroBatch()).run(read_all, limit, rows=len(lengths))
     of_all = ranks.merged(found)
     return [of_all[i] for i in range(len(lengths))]
 

@@ -132,13 +132,11 @@ class MemoryOptions(LoRAOptions):
             raise ConfigError(
                 f"--quantize {self.quantize} freezes the model's weights: add --lora-rank, such as --lora-rank 16"
             )
-        if self.optimizer != "adamw":
-            for field, default in (("optimizer_device", "same"), ("weights_dtype", "float32")):
-                if getattr(self, field) != default:
-                    raise ConfigError(
-                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, which steps on "
-                        "the GPU and rounds to the nearest number; leave out one of the two"
-                    )
+        if self.optimizer != "adamw" and self.optimizer_device != "same":
+            raise ConfigError(
+                f"--optimizer-device {self.optimizer_device} does not go with --optimizer {self.optimizer}, which steps on "
+                "the GPU; leave out one of the two"
+            )
         if self.weights_dtype != "float32" and self.lora_rank:
             raise ConfigError(
                 f"--weights-dtype {self.weights_dtype} is for trained matrices, but with --lora-rank only small adapters are "
@@ -155,7 +153,8 @@ class ReferenceOptions(Settings):
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts."""
     reference_device: Literal["same", "cpu"] = "same"
-    """Where the reference is: same, with the policy; or cpu, in main memory, which is slower and saves GPU memory."""
+    """Where the reference is: same, with the policy; or cpu, in main memory, from where it is copied to the GPU for each of
+    its passes."""
 
     def check(self) -> None:
         super().check()

@@ -69,6 +69,7 @@ def shard(
     *,
     sync_every: SyncEvery = "step",
     compute_dtype: torch.dtype = torch.float32,
+    trained: torch.dtype | None = None,
 ) -> None:
     """Shard a model over the ranks of a mesh, in place: each block is a unit, and the rest belongs to the root.
 
@@ -88,17 +89,24 @@ def shard(
         mesh: see `make_mesh`. The shards are on its device.
         sync_every: when gradients are summed, for `passes`.
         compute_dtype: autocast's.
+        trained: dtype of trained weights that are still in half precision. They are converted unit by unit, so that no rank
+            has all of them in it. None leaves their dtypes.
 
     Raises ConfigError if the model has no blocks.
     """
     _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
     units = [*blocks(module), *heads(module), module]
-    dtypes, whole = _dtypes(units)
-    gathers_half = [unit for unit in blocks(module) if compute_dtype == torch.bfloat16 and _is_of_products(unit)]
+    dtypes, whole = _dtypes(units, trained)
+    gathers_half = [
+        unit for unit in blocks(module) if compute_dtype == torch.bfloat16 and _is_of_products(unit, trained)
+    ]
     whole.update(p for block in gathers_half for p in set(block.parameters()) - _of_products(block))
     for parameter in whole:
         parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved when it is sharded
     for unit, dtype in zip(units, dtypes, strict=True):
+        for parameter in unit.parameters():
+            if parameter.requires_grad and not is_divided(parameter):
+                parameter.data = parameter.data.to(mesh.device_type).to(_trained_in(parameter, trained))
         is_half = unit in gathers_half
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if is_half else None,
@@ -124,7 +132,9 @@ def _forget_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
     torch.clear_autocast_cache()
 
 
-def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
+def _dtypes(
+    units: Sequence[nn.Module], trained: torch.dtype | None
+) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
     """Each unit's most frequent dtype of trainable parameters, and the trainable parameters with another dtype.
 
     Args:
@@ -138,10 +148,10 @@ def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[n
         seen.update(own)
         counts: Counter[torch.dtype] = Counter()
         for parameter in own:
-            counts[parameter.dtype] += parameter.numel() if parameter.requires_grad else 0
+            counts[_trained_in(parameter, trained)] += parameter.numel() if parameter.requires_grad else 0
         most = max(counts, key=lambda dtype: counts[dtype]) if any(p.requires_grad for p in own) else None
         dtypes.append(most)
-        others.update(p for p in own if p.requires_grad and p.dtype != most)
+        others.update(p for p in own if p.requires_grad and _trained_in(p, trained) != most)
     return dtypes, others
 
 
@@ -151,14 +161,19 @@ def _of_products(unit: nn.Module) -> set[nn.Parameter]:
     return {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
 
 
-def _is_of_products(block: nn.Module) -> bool:
+def _is_of_products(block: nn.Module, trained: torch.dtype | None) -> bool:
     """Whether a block can be gathered in half precision: all of it is trained in float32, and nearly all in linear layers.
 
     Frozen matrices are stored in half precision, and experts of a mixture multiply in their storage dtype.
     """
     of_products = sum(parameter.numel() for parameter in _of_products(block))
-    is_trained = all(p.requires_grad and p.dtype == torch.float32 for p in block.parameters())
+    is_trained = all(p.requires_grad and _trained_in(p, trained) == torch.float32 for p in block.parameters())
     return is_trained and of_products >= (1 - MOST_REPLICATED) * _weights(block)
+
+
+def _trained_in(parameter: nn.Parameter, trained: torch.dtype | None) -> torch.dtype:
+    """The dtype in which a weight is trained (see `shard`)."""
+    return trained if trained is not None and parameter.dtype.itemsize == 2 else parameter.dtype
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:

@@ -9,6 +9,7 @@ from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_of
 from heedful.devices import on_host, upload
 from heedful.distributed import ranks
 from heedful.distributed.sharding import Passes, passes
+from heedful.kernels.waiting import on_device
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.types import MicroBatch
@@ -73,7 +74,8 @@ def token_outputs(
             parts.append((rows, outputs))
         return parts
 
-    parts = (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
+    with on_device(policy):
+        parts = (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     states = {
         row: states

@@ -1,9 +1,10 @@
 """Storage of weights: half precision, sharing with the sampling copy, one gradient for tied matrices, and untrained
 embedding rows."""
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,39 +19,119 @@ from heedful.kernels.device import HALF
 
 M = TypeVar("M", bound=nn.Module)
 
+CHUNK = 2**24
+"""Numbers of a weight that are converted at a time on their way to a device."""
 SMALLEST_ROW = 0.01
 """An embedding row counts as untrained if its largest number is below this share of the median row's."""
 
 
 def store_matrices(
-    model: PreTrainedModel, dtype: torch.dtype, *, but: nn.Module | None = None, experts: Iterable[str] = ()
+    model: PreTrainedModel,
+    dtype: torch.dtype | None,
+    device: torch.device | None = None,
+    *,
+    but: nn.Module | None = None,
+    experts: Iterable[str] = (),
 ) -> None:
-    """Convert the matrices of linear layers, of the token embedding and of experts to a half precision, in place.
+    """Convert the matrices of linear layers, of the token embedding and of experts to a storage dtype, in place.
 
-    Norms, biases and other parameters stay in float32; embedding rows are converted to float32 when read. Under
+    Norms, biases and other parameters are stored in float32; embedding rows are converted to float32 when read. Under
     autocast to the same dtype products equal those of float32 weights; only embedding rows are rounded, except those of
     a checkpoint in that dtype. Tied matrices stay tied. Experts of a mixture are multiplied in their storage dtype,
     with or without autocast (transformers' ``grouped_mm``; autocast casts experts in only a few architectures), so
     their products are in half precision from then on.
 
     Args:
-        model: the model; matrices not in float32, such as 4-bit ones, do not change.
-        dtype: the compute dtype; float32 has no effect.
-        but: a layer to skip.
+        model: the model; 4-bit matrices do not change.
+        dtype: float32 or the compute dtype; None leaves matrices as they are.
+        device: also move the parameters there, one by one, so that the host never needs memory for all; None leaves them.
+        but: a layer to store in float32.
         experts: names of parameters with the matrices of all experts of a layer, to be converted too.
     """
-    if dtype == torch.float32:
-        return
     embedding = model.get_input_embeddings()
+    matrices = {id(model.get_parameter(name)) for name in experts}
     for module in model.modules():
-        matrix = isinstance(module, nn.Linear | Conv1D) or (module is embedding and isinstance(module, nn.Embedding))
-        if matrix and module is not but and module.weight.dtype == torch.float32:
-            module.weight.data = module.weight.data.to(dtype)
-    for parameter in map(model.get_parameter, experts):
-        if parameter.dtype == torch.float32:
-            parameter.data = parameter.data.to(dtype)
-    if isinstance(embedding, nn.Embedding) and embedding.weight.dtype == dtype:
+        is_matrix = isinstance(module, nn.Linear | Conv1D) or (module is embedding and isinstance(module, nn.Embedding))
+        if is_matrix and module is not but:
+            matrices.add(id(module.weight))
+    vectors = {id(p) for p in model.parameters() if p.is_floating_point()} - matrices
+
+    def convert(tensor: Tensor) -> Tensor:
+        is_matrix = id(tensor) in matrices and tensor.is_floating_point()
+        wanted = torch.float32 if id(tensor) in vectors else dtype if is_matrix else None
+        return _moved(tensor, device or tensor.device, wanted or tensor.dtype)
+
+    model._apply(convert)
+    is_half = isinstance(embedding, nn.Embedding) and embedding.weight.dtype in HALF
+    if is_half and in_float32 not in embedding._forward_hooks.values():
         embedding.register_forward_hook(in_float32)
+
+
+def _moved(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A weight on a device in a dtype, converted in chunks of rows on the way, which travel in the smaller dtype."""
+    if weight.device.type == device.type and weight.dtype == dtype:
+        return weight
+    if weight.device.type == device.type or weight.dtype == dtype:
+        return weight.to(device, dtype)
+    moved = torch.empty_like(weight, device=device, dtype=dtype)
+    smaller = min(dtype, weight.dtype, key=lambda kind: kind.itemsize)
+    rows = max(1, CHUNK * len(weight) // max(1, weight.numel())) if weight.dim() else 1
+    for there, here in zip(torch.atleast_1d(moved).split(rows), torch.atleast_1d(weight).split(rows), strict=True):
+        there.copy_(here.to(smaller).to(device))
+    return moved
+
+
+@contextlib.contextmanager
+def computing_in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """In this context, a model with matrices in half precision computes in float32, without autocast.
+
+    Each layer's matrices are float32 copies only while it is called, so the memory needed is that of one layer, and of a
+    tied output head. Another plain head gives zeros: it is the largest matrix, and no trial needs its numbers.
+    """
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def convert(parameters: list[nn.Parameter], *_: object) -> None:
+        for parameter in parameters:
+            kept[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def restore(parameters: list[nn.Parameter], *_: object) -> None:
+        for parameter in parameters:
+            parameter.data = kept.pop(parameter)
+
+    hooks, head, embedding = [], model.get_output_embeddings(), model.get_input_embeddings()
+    for module, parameters in _called(model):
+        halves = [parameter for parameter in parameters if parameter.dtype in HALF]
+        if isinstance(module, nn.Embedding):
+            hooks.append(module.register_forward_hook(in_float32))
+        elif halves and module is head and type(head) is nn.Linear and head.weight is not embedding.weight:
+            for parameter in halves:  # some models read its dtype
+                kept[parameter] = parameter.data
+                parameter.data = parameter.new_zeros((), dtype=torch.float32).expand_as(parameter)
+            vars(head)["forward"] = lambda states: states.new_zeros(*states.shape[:-1], head.out_features)
+        elif module is head:
+            convert(halves)
+        elif halves:
+            hooks.append(module.register_forward_pre_hook(partial(convert, halves)))
+            hooks.append(module.register_forward_hook(partial(restore, halves)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if head is not None:
+            vars(head).pop("forward", None)
+        restore(list(kept))
+
+
+def _called(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """The layers of a model with all of their parameters, and the modules above and beside them with their own."""
+    yield model, list(model.parameters(recurse=False))
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from ((layer, list(layer.parameters())) for layer in child)
+        else:
+            yield from _called(child)
 
 
 def in_float32(_embedding: nn.Module, _inputs: tuple[Tensor, ...], rows: Tensor) -> Tensor:

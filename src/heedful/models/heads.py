@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError, ConfigError
-from heedful.kernels.device import autocast
 from heedful.kernels.packing import hidden_states
+from heedful.kernels.weights import computing_in_float32
 
 
 def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
@@ -151,7 +151,7 @@ def check_causal(trunk: PreTrainedModel, name: str) -> None:
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1
-    with torch.no_grad(), autocast(trunk.device, trunk.get_input_embeddings().weight.dtype):
+    with torch.no_grad(), computing_in_float32(trunk):
         before = hidden_states(trunk.eval(), ids)[:, :-1]
         after = hidden_states(trunk, changed)[:, :-1]
     if not torch.allclose(before, after, atol=1e-4):

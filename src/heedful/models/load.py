@@ -1,8 +1,9 @@
 """Load networks from checkpoints in Hugging Face format: language models, policies, value models, reward models."""
 
+import contextlib
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack
@@ -10,6 +11,7 @@ from typing import Any, Literal, Required, TypedDict, Unpack
 import torch
 import transformers
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -29,14 +31,14 @@ from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
 from heedful.kernels.cpu.products import use_fast_products
-from heedful.kernels.weights import store_matrices
+from heedful.kernels.weights import computing_in_float32, store_matrices
 from heedful.models.adapters import attach_adapter, expert_parameters, experts_but, merge_adapters, whole_weights
 from heedful.models.heads import check_causal, refuse_not_finite
 from heedful.models.policy import Policy
 from heedful.models.reward_model import HEADS, RewardModel, load_facts, padding_id, score_head
 from heedful.models.save import VALUE_HEAD, load_tensors
 from heedful.models.shape import rows_of
-from heedful.models.source import Source, check_generation, explained, leave_code, load_config, resolve
+from heedful.models.source import Source, check_generation, explained, half_of_file, leave_code, load_config, resolve
 from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.models.value_model import ValueModel
 from heedful.types import Reading
@@ -110,24 +112,27 @@ class LoadOptions(TypedDict, total=False):
     device: Required[torch.device]
     compute_dtype: Required[torch.dtype]
     """Dtype of its matrix products."""
-    stored: torch.dtype
-    """Storage dtype of its matrices, float32 by default; heads stay in float32."""
+    stored: torch.dtype | None
+    """Storage dtype of its matrices, float32 by default; heads stay in float32. None is the dtype of the file."""
     four_bit: FourBit | None
     """Load linear layers in 4 bits."""
     float32_experts: str
     """Experts of a mixture that stay in float32, in the form of ``--lora-targets``."""
 
 
-def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
+def load_causal_lm(
+    model: str | Source, four_bit: FourBit | None = None, *, as_in_file: bool = False
+) -> PreTrainedModel:
     """Load a causal language model, with float32 weights (or linear layers in 4 bits) and merged adapters.
 
-    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are
-    missing, or for a classifier such as a reward model, which with tied embeddings has all weights.
+    With ``as_in_file``, matrices that its files have in half precision stay so (`read_weights`). ``model`` is a folder, an
+    adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are missing, or for a classifier such
+    as a reward model, which with tied embeddings has all weights.
     """
     source = resolve(model)
     _refuse_classifier(source.folder, next(iter(load_config(source).architectures or ()), ""))
     with explained(source.folder, "causal language model"):
-        lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit)
+        lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit, as_in_file=as_in_file)
         for folder in source.adapters:
             if (folder / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
@@ -188,19 +193,22 @@ def _has_own_code(lm: PreTrainedModel) -> bool:
     return not type(lm).__module__.startswith("transformers.models.")
 
 
-def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
+def load_trunk(model: str | Source, four_bit: FourBit | None = None, *, as_in_file: bool = False) -> PreTrainedModel:
     """Load the trunk of a model, without its head; otherwise like `load_causal_lm`."""
     source = resolve(model)
     with explained(source.folder, "model"):
-        trunk, missing = _read_merged(AutoModel, source, four_bit)
+        trunk, missing = _read_merged(AutoModel, source, four_bit, as_in_file=as_in_file)
     if missing:
         raise CheckpointError(f"{source.folder}: its trunk lacks weights, first {missing[0]}")
     return use_attention(learn_every_embedding(trunk))
 
 
-def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[PreTrainedModel, list[str]]:
+def _read_merged(
+    auto: Any, source: Source, four_bit: FourBit | None, *, as_in_file: bool
+) -> tuple[PreTrainedModel, list[str]]:
     """A model with merged adapters, and the names of weights missing in its files."""
-    model, report = read_weights(auto, source, **(four_bit.arguments() if four_bit else {}))
+    quantization = four_bit.arguments() if four_bit else {}
+    model, report = read_weights(auto, source, as_in_file=as_in_file, **quantization)
     _refuse_hub_adapters(model, source.folder)
     say_unquantized(model, source.folder, four_bit)
     model = merge_adapters(model, source.adapters)
@@ -230,8 +238,8 @@ def load_policy(model: str | Source, *, with_value_head: bool = False, **options
     Raises CheckpointError if the model is missing, incomplete or unsupported.
     """
     source = resolve(model)
-    lm = load_causal_lm(source, options.get("four_bit"))
-    with explained(source.folder, "policy"):  # runs the model once
+    lm = load_causal_lm(source, options.get("four_bit"), as_in_file=_as_in_file(options))
+    with explained(source.folder, "policy"), computing_in_float32(lm):  # runs the model once
         policy = Policy(lm, with_value_head=with_value_head, compute_dtype=options["compute_dtype"])
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
@@ -250,7 +258,7 @@ def load_value_model(
     """
     source = resolve(model)
     is_new = trunk is None
-    trunk = load_trunk(source, options.get("four_bit")) if trunk is None else trunk
+    trunk = load_trunk(source, options.get("four_bit"), as_in_file=_as_in_file(options)) if trunk is None else trunk
     with explained(source.folder, "value model"):
         check_causal(trunk, source.name)
     hidden_size = trunk.config.get_text_config(decoder=True).hidden_size
@@ -299,6 +307,7 @@ def load_reward_model(
             AutoModelForSequenceClassification,
             source,
             "sequence classifier",
+            as_in_file=_as_in_file(options),
             num_labels=1,
             ignore_mismatched_sizes=True,
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
@@ -363,6 +372,7 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
     head = score_head(classifier)
     generator = torch.Generator().manual_seed(seed)
+    head.float()
     with torch.no_grad():
         head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
         if head.bias is not None:
@@ -397,14 +407,25 @@ def load_head(head: nn.Linear, path: Path) -> None:
     refuse_not_finite(head, str(path))
 
 
+def _as_in_file(options: LoadOptions) -> bool:
+    """Whether matrices are read in the dtype of their file: where they need not all be in float32 in main memory."""
+    return options["device"].type != "cpu" or options.get("stored", torch.float32) != torch.float32
+
+
 def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **options: Unpack[LoadOptions]) -> None:
-    """Convert a model's matrices to their storage dtype, and replace layers by equal ones that need less time or
-    memory."""
-    device, compute_dtype = options["device"], options["compute_dtype"]
-    experts = experts_but(model, options.get("float32_experts", ""))
-    store_matrices(model, options.get("stored", torch.float32), but=but, experts=experts)
+    """Move a model to its device, its matrices in their storage dtype, and replace layers by equal ones that need less time
+    or memory."""
+    device, compute_dtype, stored = options["device"], options["compute_dtype"], options.get("stored", torch.float32)
+    float32_experts = options.get("float32_experts", "")
+    store_matrices(model, stored, device, but=but, experts=experts_but(model, float32_experts))
     use_fast_products(model, device, compute_dtype)
-    use_lean_layers(model, device)
+    if not options.get("four_bit"):
+        use_lean_layers(model, device)
+        return
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if state is not None:
+            state.dtype = compute_dtype  # of the matrix that is made for each product; transformers sets float32
 
 
 NAMES = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
@@ -433,7 +454,7 @@ def text_part(config: Any, name: str, kind: Kind) -> Any:
 
 
 def read_weights(
-    auto: Any, source: Source, kind: Kind = "causal language model", **options: Any
+    auto: Any, source: Source, kind: Kind = "causal language model", *, as_in_file: bool = False, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model in float32 without its adapters, and transformers' report of missing weights.
 
@@ -443,6 +464,8 @@ def read_weights(
         kind: the kind of model that the run needs. For some multimodal models transformers has a class of this kind,
             which loads the text model or the full model; both train and sample. For others only the text model is
             loaded.
+        as_in_file: leave matrices in the half precision of their files, if they are in one: on a CPU they are then parts of
+            the files, which processes share, and need no memory of their own. A model with adapters to merge is in float32.
         options: further arguments.
 
     A loaded text model is saved as such, with a warning. Raises CheckpointError if transformers has no class for it.
@@ -452,8 +475,11 @@ def read_weights(
     if not source.runs_code:
         leave_code(config, source.folder)
     text = text_part(config, source.folder, kind)
+    half = half_of_file(source) if as_in_file and not source.adapters else None
     if text is None:
-        return auto.from_pretrained(source.base, **options)
+        with _made_in(half):
+            model, report = auto.from_pretrained(source.base, **options)
+        return _with_float32_vectors(model, half), report
     warnings.warn(
         f"{source.folder}: only the text part ({text.model_type}) of this {config.model_type} model is loaded, and saved "
         "after training",
@@ -461,9 +487,36 @@ def read_weights(
     )
     text.tie_word_embeddings = text.tie_word_embeddings or config.tie_word_embeddings
     text.num_labels = options.pop("num_labels", text.num_labels)
-    model, report = auto.from_pretrained(source.base, config=text, key_mapping=NAMES, **options)
+    with _made_in(half):
+        model, report = auto.from_pretrained(source.base, config=text, key_mapping=NAMES, **options)
     model._weight_conversions = None  # else saving would convert the names back
-    return model, report
+    return _with_float32_vectors(model, half), report
+
+
+@contextlib.contextmanager
+def _made_in(dtype: torch.dtype | None) -> Iterator[None]:
+    """In this context, transformers reads parameters in ``dtype``: each gets the dtype that it has when the model is made,
+    without numbers. Buffers, which it computes, stay in float32. None has no effect.
+    """
+
+    def convert(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if type(parameter) is nn.Parameter and parameter.is_meta and parameter.dtype == torch.float32:
+            return nn.Parameter(parameter.to(dtype), requires_grad=parameter.requires_grad)
+        return None
+
+    hook = register_module_parameter_registration_hook(convert) if dtype is not None else None  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def _with_float32_vectors(model: PreTrainedModel, half: torch.dtype | None) -> PreTrainedModel:
+    """A model read in half precision with everything but its matrices in float32."""
+    if half is not None:
+        store_matrices(model, None, experts=expert_parameters(model))
+    return model
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from heedful.configs.options import TrustOptions
 from heedful.errors import CheckpointError, is_out_of_memory
@@ -114,6 +117,27 @@ def load_config(model: str | Source) -> Any:
     source = resolve(model)
     with explained(source.folder, "configuration"):
         return AutoConfig.from_pretrained(source.base, trust_remote_code=source.runs_code)
+
+
+HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Half precisions by their names in safetensors files."""
+
+
+def half_of_file(source: Source) -> torch.dtype | None:
+    """The half precision of a model's weights in its files; None if they are in another dtype, or in several."""
+    try:
+        one, index = (
+            cached_file(source.base, name, _raise_exceptions_for_missing_entries=False)
+            for name in ("model.safetensors", "model.safetensors.index.json")
+        )
+        files = [one] if one else get_checkpoint_shard_files(source.base, index)[0] if index else []
+        found = set()
+        for path in files:
+            with safe_open(path, "pt") as file:
+                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  no dictionary
+    except (OSError, ValueError, SafetensorError):
+        return None  # loading says what is wrong
+    return HALVES.get(found.pop()) if len(found) == 1 else None
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ CACHE_BLOCK, GRAPH_BLOCK = 32, 128
 """As in `heedful.engines.kv_cache` and `heedful.engines.cuda_graph`."""
 VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_model`)."""
+SAVED = "copy that is saved"
+"""A sharded policy, whole, on the first rank."""
 IN_FLIGHT = 2
 """Unsharded blocks of a sharded model at a time: the current one, and the next, which is prefetched."""
 
@@ -66,6 +68,9 @@ class Plan:
     """Bytes of each part by phase."""
 
     phases: Mapping[str, Mapping[str, float]]
+    host: Mapping[str, float]
+    """Bytes of main memory of a rank with a GPU by part; empty on a CPU, whose memory the phases are about. Only one rank has
+    the `SAVED`."""
     merges_adapters: bool = False
     """Whether adapters are merged in the copy that samples: there is room for the merged matrices."""
     sampled_rows: int = 0
@@ -74,6 +79,10 @@ class Plan:
     def total(self, phase: str) -> float:
         """Bytes needed by a phase."""
         return sum(self.phases[phase].values())
+
+    def main_memory(self, ranks: int) -> Parts:
+        """Bytes of main memory of a machine with this many ranks, the first of them included, by part."""
+        return {name: size * (1 if name == SAVED else ranks) for name, size in self.host.items()}
 
     @property
     def peak_phase(self) -> str:
@@ -244,17 +253,18 @@ class _Run:
             shape.trunk if config.learns_scores else shape, learns=True, has_logits=not config.learns_scores
         )
         self.reference: _Network | None = None
-        self.reference_is_freed = False
-        """True if the reference is used only before the first step and then freed."""
-        if isinstance(config, ReferenceOptions) and config.loads_reference and not self._is_policy(config):
+        self.reference_is_freed = self.reference_waits = False
+        """Whether the reference is used only before the first step and then freed; whether it waits in main memory and is on
+        the GPU only for its pass."""
+        if isinstance(config, ReferenceOptions) and config.loads_reference and self._is_apart(config):
             self.reference_is_freed = config.reads_reference_once
             as_policy = self.policy.adapts_experts if config.lora_rank else config.weights_dtype == "float32"
-            if config.reference_device == "same":
-                self.reference = self._network(
-                    shape if config.reference is None else shape_of(config.reference),
-                    four_bit=config.quantize == "4bit",
-                    float32_experts=config.reference is None and as_policy,
-                )
+            self.reference_waits = config.reference_device == "cpu" and self.device == "cuda"
+            self.reference = self._network(
+                shape if config.reference is None else shape_of(config.reference),
+                four_bit=config.quantize == "4bit" and config.reference_device == "same",
+                float32_experts=config.reference is None and as_policy,
+            )
         self.critic: _Network | None = None
         self.has_value_head = False
         if isinstance(config, OnlineConfig) and config.estimator.critic:
@@ -264,10 +274,10 @@ class _Run:
         names = [one.removeprefix("model:") for one in scorers if isinstance(one, str) and one.startswith("model:")]
         self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
 
-    def _is_policy(self, config: ReferenceOptions) -> bool:
-        """Whether the reference has the policy's weights, beneath adapters or before the first step."""
+    def _is_apart(self, config: ReferenceOptions) -> bool:
+        """Whether the reference has weights of its own, not the policy's beneath adapters or before the first step."""
         shares = bool(self.config.lora_rank) or self.config.reads_reference_once
-        return shares and config.reference is None and not self.is_divided
+        return not shares or config.reference is not None or config.reference_device == "cpu" or self.is_divided
 
     def _critic(self, config: OnlineConfig) -> _Network:
         """A critic with a network of its own."""
@@ -325,21 +335,42 @@ class _Run:
     def plan(self) -> Plan:
         """The bytes of each part in each phase."""
         weights, held = self._weights(), self._weights() | self._kept()
+        without = held | ({"reference": 0.0} if self.reference_waits or self.reference_is_freed else {})
         phases: dict[str, Parts] = {}
         if self.online is not None and not self.online.sampler:
-            phases["sampling"] = held | self._sampling(self.online)
-        held["states of the value head"] = self._states
+            phases["sampling"] = without | self._sampling(self.online)
+        states = {"states of the value head": self._states}
+        held, without = held | states, without | states
         if self.online is not None or self.reference_is_freed:
             phases["scoring"] = (weights if self.reference_is_freed else held) | self._scoring()
-        if self.reference_is_freed:
-            held["reference"] = 0
+        held = without
         if self.has_value_head:
             read = self.batch * self._state * (30 if self.half else 28)  # seven times in float32, and in half precision
             phases["values"] = held | {"activations": read}
         phases["backward"] = held | self._backward()
         phases["step"] = held | {"gradients": sum(network.gradients for network in self.learning) / self.shards}
         named = {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
-        return Plan(named, self.merges, self.sampled_rows)
+        host = {name: size for name, size in self._main_memory().items() if size}
+        return Plan(named, host, self.merges, self.sampled_rows)
+
+    def _main_memory(self) -> Parts:
+        """Bytes of main memory of a rank on a GPU. Weights are read from mapped files, whose pages all ranks share, and go to
+        the GPU weight by weight; experts are put together first. A layer at a time is tried out in float32, and a head
+        that is tied to the embeddings."""
+        if self.device == "cpu":
+            return {}
+        config, learned = self.config, sum(network.learned for network in self.learning) + self._value_head
+        tied = [n.shape.embedding for n in self.reading if n.has_logits and not n.shape.head]
+        tried = 4 * max([*(n.block for n in self.reading), *tied])
+        experts = max(self.computed * network.shape.experts for network in self.reading)
+        whole = self.policy.stored if self.policy.trained == "all" else 0
+        moments = MOMENTS[config.optimizer] * learned / self.shards if config.optimizer_device == "cpu" else 0
+        return {
+            "a model while it is loaded": tried + experts,
+            "moments of the optimizer": moments,
+            "reference": self.reference.frozen if self.reference and self.reference_waits else 0,
+            SAVED: whole if self.is_divided else 0,
+        }
 
     def _weights(self) -> Parts:
         """Weights; a rank has its share of them if models are sharded."""

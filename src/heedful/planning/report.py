@@ -33,6 +33,7 @@ OTHERS: list[Change] = [
     {"reference_device": "cpu"},
     {"weights_dtype": "bfloat16"},
     {"optimizer_device": "cpu"},
+    {"weights_dtype": "bfloat16", "optimizer": "adamw-8bit"},
     {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
 ]
 
@@ -63,6 +64,12 @@ def plan_report(config: TrainingOptions, shape_of: ShapeOf) -> list[str]:
         merged = ", with merged adapters" if found.merges_adapters else ""
         lines.append(f"sampling: {found.sampled_rows} responses at a time{merged}")
     lines.append(f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}")
+    host, where = found.main_memory(config.ranks), f" of {config.ranks} ranks together" if config.ranks > 1 else ""
+    if host:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in host.items())
+        lines.append(
+            f"main memory{where}: {sum(host.values()) / GB:.1f} GB ({parts}), and what a process takes by itself"
+        )
     if config.gpu_gb is None:
         return lines
     if found.peak <= config.gpu_gb * GB:

@@ -44,11 +44,12 @@ def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueMo
             "--shard full: this GPU computes in float16, whose gradient scaling is untested with sharded weights; add "
             "--dtype float32"
         )
+    trained = torch.float32 if getattr(config, "weights_dtype", "float32") == "float32" else None
     mesh = make_mesh(device, config.replicas, timedelta(minutes=getattr(config, "distributed_timeout_minutes", 30)))
     for model in models:
         if model is not None:
             _find_out(model)
-            shard(model, mesh, sync_every=config.sync_every, compute_dtype=model.compute_dtype)
+            shard(model, mesh, sync_every=config.sync_every, compute_dtype=model.compute_dtype, trained=trained)
 
 
 def _find_out(model: Policy | ValueModel | RewardModel) -> None:

@@ -38,6 +38,7 @@ def check_memory(config: TrainingOptions, lengths: Lengths, device: torch.device
         free = free_memory(device)
         if free is not None:
             refuse_on_gpu(config, load_shape, lengths, half=half, free=free, number=ranks.size())
+            refuse_beside_gpu(config, load_shape, lengths, half=half, memory=main_memory())
         else:
             kind = planned_as(device)
             refuse_in_main_memory(config, load_shape, lengths, kind, half=half, memory=main_memory())
@@ -81,6 +82,29 @@ def refuse_on_gpu(
     )
 
 
+def refuse_beside_gpu(
+    config: TrainingOptions, shape_of: ShapeOf, lengths: Lengths, *, half: bool, memory: float
+) -> None:
+    """Raises ConfigError if what the ranks of this machine keep in main memory beside their GPUs exceeds it."""
+
+    def needed(settings: TrainingOptions) -> float:
+        plan = plan_of(settings, shape_of, lengths, ranks=ranks.size(), device="cuda", half=half)
+        return sum(plan.main_memory(_local_ranks()).values())
+
+    need = needed(config)
+    if need > memory:
+        raise ConfigError(
+            f"this run needs about {need / GB:.1f} GB of main memory beside the GPU, but this machine has "
+            f"{memory / GB:.1f} GB; {advice(what_fits(config, needed, memory))}\n--no-memory-check runs it anyway"
+        )
+
+
+def _local_ranks() -> int:
+    """Ranks of this machine."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # optional on a CPU
+    return int(local) if local.isdigit() else 1
+
+
 def refuse_in_main_memory(
     config: TrainingOptions,
     shape_of: ShapeOf,
@@ -94,14 +118,12 @@ def refuse_in_main_memory(
 
     Activations are left out: on a CPU, the freed memory that a process keeps is unknown.
     """
-    local = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # optional on a CPU
-    local_ranks = int(local) if local.isdigit() else 1
 
     def needed(settings: TrainingOptions) -> float:
         if settings != config and _needs_gpu(settings, half):
             return math.inf
         step = plan_of(settings, shape_of, lengths, ranks=ranks.size(), device=device, half=half).phases["step"]
-        return local_ranks * sum(size for name, size in step.items() if name not in BESIDE_WEIGHTS)
+        return _local_ranks() * sum(size for name, size in step.items() if name not in BESIDE_WEIGHTS)
 
     need = needed(config)
     if need <= memory:

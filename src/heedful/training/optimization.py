@@ -13,7 +13,7 @@ from heedful.distributed import ranks
 from heedful.distributed.sharding import clip_gradients, is_divided
 from heedful.errors import TrainingError
 from heedful.faults import hit
-from heedful.training.compact_adamw import CompactAdamW
+from heedful.training.compact_adamw import CompactAdamW, EightBitAdamW
 
 
 def seed_everything(seed: int) -> torch.Generator:
@@ -40,6 +40,8 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
                     {"params": chosen, "lr": learning_rate, "peak_lr": learning_rate, "weight_decay": decay}
                 )
     betas = (0.9, options.adam_beta2)
+    if options.optimizer == "adamw-8bit" and options.weights_dtype == "bfloat16":
+        return EightBitAdamW(parameter_groups, betas=betas, eps=options.adam_eps, seed=options.seed)
     if options.optimizer == "adamw-8bit":
         from bitsandbytes.optim import AdamW8bit  # GPU only; heedful.models.load has checked for it
 

@@ -3,11 +3,11 @@
 import torch
 
 from heedful.configs.options import ReferenceOptions, TrainingOptions
-from heedful.devices import capabilities
 from heedful.distributed import ranks
 from heedful.distributed.ranks import local_device
 from heedful.errors import ConfigError
-from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
+from heedful.kernels.device import HALF, frozen_dtype, resolve_device, resolve_dtype
+from heedful.kernels.waiting import wait_on_host
 from heedful.kernels.weights import halve_frozen, hold_untrained_rows, same_weights
 from heedful.models.adapters import add_adapters
 from heedful.models.heads import checkpoint_layers
@@ -54,11 +54,14 @@ def resolve_machine(config: TrainingOptions) -> tuple[torch.device, torch.dtype]
     return device, dtype
 
 
-def stored_dtype(config: TrainingOptions, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
-    """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype."""
+def stored_dtype(config: TrainingOptions, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype | None:
+    """Storage dtype of a run's matrices. Under adapters they are frozen, and on a GPU stored in the compute dtype. Trained
+    ones that will be sharded stay as in their file (None) until then (`divide`), if products are in half precision."""
     if config.lora_rank:
         return frozen_dtype(device, compute_dtype)
-    return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
+    if config.weights_dtype == "bfloat16":
+        return torch.bfloat16
+    return None if divides(config) and compute_dtype in HALF else torch.float32
 
 
 def float32_experts(config: TrainingOptions) -> str:
@@ -71,7 +74,7 @@ def float32_experts(config: TrainingOptions) -> str:
 
 
 def quantized(config: TrainingOptions) -> list[str]:
-    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU is not quantized."""
+    """The models that a run with ``quantize`` loads in 4 bits. A reference in main memory is not quantized."""
     names = ["model", "value_model"]
     if getattr(config, "reference_device", "cpu") == "same":
         names.append("reference")
@@ -123,6 +126,9 @@ def load_reference(
     model is loaded again. A second copy is rounded like the policy (``weights_dtype``, frozen matrices under adapters),
     so its log-probs equal the initial policy's.
 
+    With ``reference_device`` cpu it waits in main memory and is on the run's device only while it is read
+    (`heedful.kernels.waiting`).
+
     ``device`` is the run's device; None is the policy's, which differs for a policy to be sharded.
     """
     assert isinstance(config, ReferenceOptions)
@@ -130,11 +136,11 @@ def load_reference(
         reference = same_weights(policy)
         reference.value_head = None
     else:
-        device = reference_device(config, device or policy.device)
+        device = device or policy.device
         dtype = policy.compute_dtype  # so that the KL before the first update is 0
         is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
         experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # like the policy's
-        smaller = four_bit(config, device, dtype) if capabilities(device).bitsandbytes else None
+        smaller = four_bit(config, device, dtype) if config.reference_device == "same" else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
             device=loading_device(config, device),
@@ -145,6 +151,8 @@ def load_reference(
         )
         if device.type == "cpu":
             halve_reference(reference)
+        else:
+            _let_wait(reference, config)
     freeze(reference)
     return reference
 
@@ -153,7 +161,14 @@ def copy_reference(config: ReferenceOptions, policy: Policy) -> Policy:
     """The frozen reference of a policy in memory: a copy of its current state."""
     reference = policy.frozen_copy()
     reference.value_head = None
-    return reference.to(reference_device(config, policy.device))
+    _let_wait(reference, config)
+    return reference
+
+
+def _let_wait(reference: Policy, config: ReferenceOptions) -> None:
+    """Move a reference to main memory until it is read, if the settings say so and its device is another."""
+    if config.reference_device == "cpu" and reference.device.type != "cpu":
+        wait_on_host(reference, reference.device)
 
 
 def halve_reference(reference: Policy) -> Policy:
@@ -162,8 +177,3 @@ def halve_reference(reference: Policy) -> Policy:
     # A tied head in half precision would be an extra copy of the embeddings: more memory, not less.
     halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
     return reference
-
-
-def reference_device(config: ReferenceOptions, device: torch.device) -> torch.device:
-    """Device of the reference, for a policy on ``device``."""
-    return torch.device("cpu") if config.reference_device == "cpu" else device

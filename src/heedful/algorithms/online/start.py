@@ -37,6 +37,7 @@ from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
+from heedful.kernels.waiting import on_device
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
@@ -291,7 +292,8 @@ def reference_score_norm(
     """
     if not prompts:
         return core.ScoreNorm()
-    completions = sampler.generate(reference, prompts, generator).completions
+    with on_device(reference):
+        completions = sampler.generate(reference, prompts, generator).completions
     scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
     try:
         return core.ScoreNorm.of(scores)
