@@ -46,7 +46,6 @@ def test_every_page_is_below_one_tab():
     assert len(names) == len(set(names))
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert pages - set(names) - {name for name in pages if name.startswith("course/")} <= {"index"}
-    assert {*names, "index"} - pages <= {"settings"}
 
 
 @pytest.mark.parametrize("tab", [tab for tab in TABS if tab != "course"])
