@@ -185,7 +185,7 @@ def test_a_round_whose_notes_are_gone_begins_again_with_what_is_there(heedful, a
 
 
 def test_a_settings_file_that_was_read_may_be_replaced_for_later_rounds(heedful, asked, patient):
-    change(asked[0], steps={**noted(asked[0])["steps"], "label": {}, "reward": {}})
+    change(asked[0], steps={**noted(asked[0])["steps"], "label": {}, "reward": {"models": []}})
     outcome = heedful("round", asked[0], "--reward-config", patient)
     assert "rounds/1/reward-1/final" in outcome.message, "the next step, which lacks its reward models here"
     assert noted(asked[0])["settings"]["reward_config"] == patient
