@@ -8,7 +8,7 @@ import torch
 from cases import pairs_often
 from heedful import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
 from heedful.configs.options import LoRAOptions
-from heedful.engines import kv_cache
+from heedful.engines import cuda_graph, kv_cache
 from heedful.kernels import attention, head_logprobs
 from heedful.kernels.cpu import layers
 from heedful.models import add_adapters, load_policy, value_model
@@ -78,7 +78,7 @@ def test_sizes_are_those_of_the_code():
     for name in ("CHUNK", "SMALLEST_CHUNK", "LEARNED_CHUNK", "BLOCK", "CPU_BLOCK", "KEPT"):
         assert getattr(memory, name) == getattr(head_logprobs, name)
     assert memory.MOST_SCORES == attention.MOST_SCORES
-    assert memory.CACHE_BLOCK == kv_cache.BLOCK
+    assert (memory.CACHE_BLOCK, memory.GRAPH_BLOCK) == (kv_cache.BLOCK, cuda_graph.POSITIONS)
     assert memory.VALUE_HEAD == value_model.WIDTH
     assert memory.MOST_READ == layers.MOST_READ
     head = value_model.ValueHead(SMALL.hidden)
@@ -185,9 +185,9 @@ def on_gpu(config, length=1024, ranks=1):
 
 
 def test_keys_and_values_by_hand():
-    """Two of width 5, in float32, for 8 rows of 40 tokens in blocks of 32, in two layers and one that grows."""
+    """Two of width 5, in float32, for 8 rows of 40 tokens in blocks of 32, in two layers."""
     config = GRPOConfig(**BASE, rewards=("rule:digits",), rollout_micro_batch_size=8, max_new_tokens=16)
-    assert phases(config, lengths=Lengths(40, 24))["sampling"]["keys and values"] == 2 * 5 * 4 * 8 * 64 * 3
+    assert phases(config, lengths=Lengths(40, 24))["sampling"]["keys and values"] == 2 * 5 * 4 * 8 * 64 * 2
 
 
 def test_scoring_by_hand():
@@ -204,14 +204,47 @@ def test_scoring_by_hand():
     assert sizes[1] == 8 * 16 * 1000 * 4 * (1 + 2) == 2 * sizes[0] == 2 * sizes[2]
 
 
-def test_a_recorded_copy_stays():
-    """CUDA graphs keep the copy that samples, in all phases; otherwise it is there to sample only."""
+def test_what_graphs_use_stays():
+    """The copy that samples, the cache and one tensor of logits, in all phases; otherwise they are only there to sample."""
     plain = on_gpu(replace(ONLINE, critic="shared")).phases
     kept = on_gpu(replace(ONLINE, critic="shared", cuda_graphs=True)).phases
-    copy = plain["sampling"]["copy that samples"]
-    assert kept["sampling"] == plain["sampling"]
+    copy, cache = plain["sampling"]["copy that samples"], plain["sampling"]["keys and values"]
+    shape = KNOWN["1.5B"]
+    assert cache == 2 * shape.key * 2 * 64 * 1024 * shape.layers
+    stays = {"copy that samples": copy, "cache and logits of graphs": cache + 64 * shape.vocabulary * 2}
+    assert kept["sampling"] == {n: x for n, x in plain["sampling"].items() if n != "keys and values"} | stays
     for phase in ("scoring", "backward", "step"):
-        assert kept[phase] == plain[phase] | {"copy that samples": copy}
+        assert kept[phase] == plain[phase] | stays
+
+
+def test_adapters_are_merged_where_there_is_room():
+    """Where another phase needs as much, or so much is free; never on a 4-bit base."""
+    config = replace(ONLINE, lora_rank=16, critic="shared", gradient_checkpointing=True, micro_batch_size=1)
+    tight, roomy = (
+        plan_of(config, KNOWN.__getitem__, Lengths(1024, 512), device="cuda", half=True, free=free)
+        for free in (0, 80 * GB)
+    )
+    assert (tight.merges_adapters, roomy.merges_adapters) == (False, True)
+    assert roomy.phases["sampling"]["copy that samples"] == 2 * KNOWN["1.5B"].linear
+    assert on_gpu(replace(config, gradient_checkpointing=False, micro_batch_size=32)).merges_adapters
+    assert not plan_of(
+        replace(config, quantize="4bit"), KNOWN.__getitem__, Lengths(1024, 512), device="cuda", half=True, free=80 * GB
+    ).merges_adapters
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "ranks", "rows"),
+    [(None, 0, 1, 128), (None, 80 * GB, 1, 512), (None, 80 * GB, 4, 256), (64, 80 * GB, 1, 64), (8, 0, 1, 8)],
+    ids=["another phase's memory", "the whole batch", "a rank's share", "as asked", "fewer as asked"],
+)
+def test_as_many_rows_are_sampled_as_fit(asked, free, ranks, rows):
+    """At least 64; twice as many as long as they fit, or take no more than another phase; or those of the settings."""
+    config = replace(ONLINE, rollout_batch_size=512 if ranks == 1 else 1024, rollout_micro_batch_size=asked)
+    config = replace(config, micro_batch_size=1, gradient_checkpointing=True, minibatch_size=512)
+    lengths = Lengths(1024, 512)
+    found = plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True, ranks=ranks, free=free)
+    assert found.sampled_rows == rows
+    assert found.peak <= max(free, on_gpu(replace(config, rollout_micro_batch_size=asked or 64), ranks=ranks).peak)
 
 
 @pytest.mark.parametrize(

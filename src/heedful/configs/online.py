@@ -44,6 +44,8 @@ ALARM_NAMES = (
 """What ``stop_on`` may name (`heedful.training.alarms`)."""
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
+ROLLOUT_ROWS = 64
+"""Responses sampled and read at a time, if neither the settings nor the memory plan say more."""
 HEAD_LEARNING_RATE = 1e-3
 """Learning rate of a value head: it is small and starts from random weights, so it needs a far larger rate than a trained
 network."""
@@ -544,9 +546,9 @@ class RolloutSamplingOptions(SamplingOptions):
     """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
     (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
     than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
-    rollout_micro_batch_size: Annotated[int, POSITIVE] = 64
+    rollout_micro_batch_size: Annotated[int | None, POSITIVE] = None
     """Responses sampled at a time, and read at a time by policy, reference and critic before an update. It changes memory and
-    speed, never the responses."""
+    speed, never the responses. None samples as many as the memory plan has room for, at least 64, and reads 64."""
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
@@ -617,13 +619,13 @@ class RolloutConfig(
 
     @property
     def rollout_micro_batch(self) -> MicroBatch:
-        return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
+        return MicroBatch(self.rollout_micro_batch_size or ROLLOUT_ROWS, self.rollout_micro_batch_tokens)
 
     @property
     def scoring_micro_batch(self) -> MicroBatch:
         """The micro-batch of policy, reference and critic without gradients: no activations are saved, so it has as many
         rows as in sampling."""
-        return MicroBatch(max(self.micro_batch_size, self.rollout_micro_batch_size), self.micro_batch_tokens)
+        return MicroBatch(max(self.micro_batch_size, self.rollout_micro_batch.rows), self.micro_batch_tokens)
 
     @property
     def needs_reference(self) -> bool:

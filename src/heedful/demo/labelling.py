@@ -80,7 +80,7 @@ def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path, instructions: str) ->
                 max_prompts=config.label_pairs,
                 eval_fraction=ppo.eval_fraction,
                 max_new_tokens=ppo.max_new_tokens,
-                micro_batch_size=ppo.rollout_micro_batch_size,
+                micro_batch_size=ppo.rollout_micro_batch.rows,
                 seed=config.seed,
                 device=config.device,
                 dtype=config.dtype,

@@ -57,7 +57,7 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
     versus = WinRateConfig(model=ppo, baseline=sft, **settings)
     gold = evaluate_win_rate(versus, rewards=[gold_judge])
     learned = evaluate_win_rate(versus, rewards=config.rewards)
-    several = settings | {"samples_per_prompt": SAMPLES_FOR_RARE, "micro_batch_size": config.rollout_micro_batch_size}
+    several = settings | {"samples_per_prompt": SAMPLES_FOR_RARE, "micro_batch_size": config.rollout_micro_batch.rows}
     rare = unreadable(load_tokenizer(sft))
     before, after = (evaluate_scores(ScoresConfig(model=m, **several), rewards=[rare]) for m in (sft, ppo))
     kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))

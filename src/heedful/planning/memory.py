@@ -16,9 +16,10 @@ temporarily holds in full: a copy of the policy (sampling); two blocks, embeddin
 of a block and the ends (embeddings and head), or of everything until they are summed (backward).
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -43,8 +44,8 @@ MOST_SCORES = 2**22
 """As in `heedful.kernels.attention`."""
 MOST_READ = 0.9
 """As in `heedful.kernels.cpu.layers`."""
-CACHE_BLOCK = 32
-"""As in `heedful.engines.kv_cache`."""
+CACHE_BLOCK, GRAPH_BLOCK = 32, 128
+"""As in `heedful.engines.kv_cache` and `heedful.engines.cuda_graph`."""
 VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_model`)."""
 IN_FLIGHT = 2
@@ -64,6 +65,10 @@ class Plan:
     """Bytes of each part by phase."""
 
     phases: Mapping[str, Mapping[str, float]]
+    merges_adapters: bool = False
+    """Whether adapters are merged in the copy that samples: there is room for the merged matrices."""
+    sampled_rows: int = 0
+    """Responses that are sampled at a time."""
 
     def total(self, phase: str) -> float:
         """Bytes needed by a phase."""
@@ -88,6 +93,7 @@ def plan_of(
     device: Literal["cpu", "cuda"],
     half: bool,
     ranks: int = 1,
+    free: float = 0,
 ) -> Plan:
     """Compute the bytes of each part of a run on each of its ranks, phase by phase.
 
@@ -98,8 +104,28 @@ def plan_of(
         device: the run's device.
         half: whether matrix products are in half precision.
         ranks: processes that train together, each with a device of its own.
+        free: bytes that the run may use. If the settings do not say how many responses are sampled at a time, they are as
+            many as fit, or as take no more than another phase; adapters are merged for sampling on the same condition.
     """
-    return _Run(config, shape_of, lengths, device, half, ranks).plan()
+    shape_of = functools.cache(shape_of)
+
+    def planned(*, merges: bool, rows: int | None = None) -> Plan:
+        return _Run(config, shape_of, lengths, device, half, ranks, merges, rows).plan()
+
+    plan = planned(merges=False)
+    room = max(plan.peak, free)
+    if "sampling" not in plan.phases:
+        return plan
+    if config.lora_rank and config.quantize != "4bit":
+        merged = planned(merges=True)
+        plan = merged if merged.peak <= room else plan
+    online = config if isinstance(config, RolloutConfig) and config.rollout_micro_batch_size is None else None
+    while online is not None and plan.sampled_rows < math.ceil(online.rollout_batch_size / ranks):
+        more = planned(merges=plan.merges_adapters, rows=2 * plan.sampled_rows)
+        if more.peak > room or more.sampled_rows == plan.sampled_rows:
+            break
+        plan = more
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +195,10 @@ class _Run:
     device: Literal["cpu", "cuda"]
     half: bool
     ranks: int
+    merges: bool = False
+    """Adapters are merged in the copy that samples."""
+    rows_at_a_time: int | None = None
+    """Responses sampled at a time, if not as many as the settings say."""
 
     def __post_init__(self) -> None:
         self.online = self.config if isinstance(self.config, RolloutConfig) else None
@@ -198,7 +228,8 @@ class _Run:
         if self.online is not None:
             self.rollout = self.online.rollout_batch_size
             here = math.ceil(self.rollout / self.ranks)
-            limits = (self.online.scoring_micro_batch, self.online.rollout_micro_batch)
+            sampled = self.online.rollout_micro_batch
+            limits = (self.online.scoring_micro_batch, replace(sampled, rows=self.rows_at_a_time or sampled.rows))
             self.scored_rows, self.sampled_rows = (
                 min(most.rows, here, self.rollout if most.tokens is None else max(1, most.tokens // longest))
                 for most in limits
@@ -306,7 +337,8 @@ class _Run:
             phases["values"] = held | {"activations": read}
         phases["backward"] = held | self._backward()
         phases["step"] = held | {"gradients": sum(network.gradients for network in self.learning) / self.shards}
-        return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
+        named = {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
+        return Plan(named, self.merges, self.sampled_rows)
 
     def _weights(self) -> Parts:
         """Weights; a rank has its share of them if models are sharded."""
@@ -321,6 +353,7 @@ class _Run:
         copies: Parts = {}
         if self.online is not None and not self.online.sampler:
             copies["copy that samples"] = self._copy() if self.online.cuda_graphs else 0
+            copies["cache and logits of graphs"] = self._of_graphs(self.online)
         if self.online is not None and self.online.sampler_weights == "nccl":
             copies["copy for servers"] = self.computed * self.policy.shape.parameters
         cuda = {"CUDA itself": CUDA_CONTEXT if self.device == "cuda" else 0}
@@ -355,8 +388,10 @@ class _Run:
         return self.computed * rows * self._state
 
     def _copy(self) -> float:
-        """Bytes of the copy for sampling: the policy's float32 matrices in half precision."""
+        """Bytes of the copy for sampling: the policy's float32 matrices in half precision, and merged ones."""
         shape, on_cpu = self.policy.shape, self.device == "cpu"
+        if self.merges:
+            return self.computed * shape.linear + (2 * shape.output if on_cpu and self.half else 0)
         if not self.half:
             return 0
         if self.policy.trained == "adapters":
@@ -372,17 +407,27 @@ class _Run:
         copy = policy.linear * (policy.ends + shape.linear)
         if self.half and policy.linear == 4:
             copy = 2 * (shape.linear + shape.output) + 4 * shape.embedding
-        adapters = self.computed * policy.learned if policy.trained == "adapters" else 0
+        adapters = self.computed * policy.learned if policy.trained == "adapters" and not self.merges else 0
         return copy + 4 * shape.vectors + policy.experts * shape.experts + adapters
+
+    def _keys_and_values(self, block: int) -> float:
+        """Bytes of the cache: of the rows that are sampled together, with room for the longest text."""
+        places = -(-self.lengths.longest // block) * block
+        return 2 * self.policy.shape.key * self.computed * self.sampled_rows * places * self.policy.shape.layers
+
+    def _of_graphs(self, online: RolloutConfig) -> float:
+        """Bytes that CUDA graphs read and write, which stay."""
+        if not online.cuda_graphs:
+            return 0
+        return self._keys_and_values(GRAPH_BLOCK) + self.sampled_rows * self.policy.shape.vocabulary * self.computed
 
     def _sampling(self, online: RolloutConfig) -> Parts:
         shape, rows, prompt = self.policy.shape, self.sampled_rows, self.lengths.prompt
-        places = -(-self.lengths.longest // CACHE_BLOCK) * CACHE_BLOCK
         logits = rows * shape.vocabulary * (self.computed + 8 if self.half else 8)
         prompts = math.ceil(rows / online.group_size)  # each is read once
         prefill = prompts * prompt * self._one_layer(self.policy) + self.policy.folded
         written: Parts = {
-            "keys and values": 2 * shape.key * self.computed * rows * places * (shape.layers + 1),  # one layer grows
+            "keys and values": 0 if online.cuda_graphs else self._keys_and_values(CACHE_BLOCK),
             "logits": max(logits, prefill),
         }
         if not self.is_divided:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
 
-from heedful.configs.online import RolloutConfig
+from heedful.configs.online import ROLLOUT_ROWS, RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.configs.plan import OfflinePlanOptions, OnlinePlanOptions, PlanOptions
 from heedful.configs.settings import flag
@@ -28,6 +28,7 @@ DIVIDING: list[Change] = [
     {"shard": "full", "sync_every": "micro-batch"},
 ]
 """Changes for a run on several ranks; in one process they have no effect."""
+MICRO_BATCHES = ("rollout_micro_batch_size", "micro_batch_size")
 OTHERS: list[Change] = [
     {"reference_device": "cpu"},
     {"weights_dtype": "bfloat16"},
@@ -52,11 +53,16 @@ def plan_report(config: TrainingOptions, shape_of: ShapeOf) -> list[str]:
         lengths = Lengths(config.max_length)
 
     def planned(settings: TrainingOptions) -> Plan:
-        return plan_of(settings, shape_of, lengths, ranks=config.ranks, device=device, half=half)
+        free = 0 if config.gpu_gb is None else config.gpu_gb * GB
+        return plan_of(settings, shape_of, lengths, ranks=config.ranks, device=device, half=half, free=free)
 
     found = planned(config)
     where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
-    lines = [*table(found), "", f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}"]
+    lines = [*table(found), ""]
+    if found.sampled_rows and "sampling" in found.phases:
+        merged = ", with merged adapters" if found.merges_adapters else ""
+        lines.append(f"sampling: {found.sampled_rows} responses at a time{merged}")
+    lines.append(f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}")
     if config.gpu_gb is None:
         return lines
     if found.peak <= config.gpu_gb * GB:
@@ -107,7 +113,7 @@ def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple
 
     halves = [
         [{name: size >> i} for i in range(1, size.bit_length())]
-        for name, size in ((n, getattr(config, n, 1)) for n in ("rollout_micro_batch_size", "micro_batch_size"))
+        for name, size in ((n, getattr(config, n, 1) or ROLLOUT_ROWS) for n in MICRO_BATCHES)
     ]
     single = [
         [CHECKPOINTING],

@@ -2,10 +2,12 @@
 
 import math
 import os
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
+from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
 from heedful.devices import free_memory
 from heedful.distributed import ranks
@@ -14,6 +16,7 @@ from heedful.kernels.device import HALF
 from heedful.models.shape import load_shape
 from heedful.planning.memory import CUDA_CONTEXT, GB, Lengths, ShapeOf, plan_of
 from heedful.planning.report import advice, what_fits
+from heedful.types import MicroBatch
 
 MARGIN = 1.1
 """A run on a GPU is refused if its plan exceeds the free memory by this factor: a plan may be 10 % off."""
@@ -40,6 +43,22 @@ def check_memory(config: TrainingOptions, lengths: Lengths, device: torch.device
             refuse_in_main_memory(config, load_shape, lengths, kind, half=half, memory=main_memory())
     except CheckpointError:
         return  # a model that cannot be built without weights cannot be planned; loading it reports errors
+
+
+def sampling_plan(
+    config: RolloutConfig, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype
+) -> tuple[bool, MicroBatch]:
+    """Whether adapters are merged in the copy that samples, and the rows that are sampled at a time."""
+    limit, here = config.rollout_micro_batch, math.ceil(config.rollout_batch_size / ranks.size())
+    grows = config.rollout_micro_batch_size is None and here > limit.rows
+    if config.sampler or not (config.lora_rank or grows):
+        return False, limit
+    half, kind, free = compute_dtype in HALF, planned_as(device), (free_memory(device) or 0) / MARGIN
+    try:
+        plan = plan_of(config, load_shape, lengths, ranks=ranks.size(), device=kind, half=half, free=free)
+    except CheckpointError:  # a model that cannot be built without weights cannot be planned
+        return False, limit
+    return plan.merges_adapters, replace(limit, rows=max(limit.rows, plan.sampled_rows)) if grows else limit
 
 
 def refuse_on_gpu(

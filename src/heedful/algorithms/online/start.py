@@ -50,7 +50,7 @@ from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
 from heedful.training.fsdp import divide, loading_device
-from heedful.training.memory_preflight import check_memory
+from heedful.training.memory_preflight import check_memory, sampling_plan
 from heedful.training.non_finite import NonFiniteGuard
 from heedful.training.optimization import Schedule, make_optimizer, seed_everything
 from heedful.training.output_folder import FolderPlan
@@ -116,7 +116,7 @@ def start(
     check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
     reference, critic = _make_ready(policy, config, source, (device, dtype), is_in_memory=in_memory is not None)
     with _resumable(resumes):
-        sampler = _sampler(config, renderer, policy, longest, is_known=resumes)
+        sampler = _sampler(config, renderer, policy, longest, device, is_known=resumes)
     divide(config, device, policy, reference, critic)
     functions = load_rewards(wanted, config, **_where(policy, config))
     judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
@@ -330,7 +330,15 @@ def _where(policy: Policy, config: RolloutConfig) -> Machine:
     }
 
 
-def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int, *, is_known: bool) -> Sampler:
+def _sampler(
+    config: RolloutConfig,
+    renderer: Renderer,
+    policy: Policy,
+    longest: int,
+    device: torch.device,
+    *,
+    is_known: bool,
+) -> Sampler:
     """The sampler, with servers if the settings name some.
 
     Args:
@@ -338,10 +346,17 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
         renderer: renders prompts and responses.
         policy: the policy to sample from.
         longest: length of the longest text, in tokens.
+        device: the run's.
         is_known: whether the servers answered this run before; then unanswered requests are retried.
     """
-    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
-    sampler = replace(sampler, adaptive=AdaptiveMicroBatch("--rollout-micro-batch-size"))
+    lengths = Lengths(longest, longest - config.max_new_tokens)
+    merges, micro_batch = sampling_plan(config, lengths, device, policy.compute_dtype)
+    sampler = replace(
+        make_sampler(config, renderer, policy, micro_batch=micro_batch),
+        adaptive=AdaptiveMicroBatch("--rollout-micro-batch-size"),
+        longest=longest,
+        merge_adapters=merges,
+    )
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
