@@ -300,6 +300,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heedful.models.load.check_causal": lambda *_: None,
     "heedful.models.value_model.check_causal": lambda *_: None,
     "heedful.training.setup.hold_untrained_rows": lambda *_: None,
+    "heedful.kernels.waiting.synchronize": lambda _: None,
     "heedful.models.reward_model.RewardModel._can_pack": lambda _: True,
     "heedful.kernels.cpu.layers._try_leaving_out": _leave_out,
 }
