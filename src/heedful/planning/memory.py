@@ -394,11 +394,10 @@ class _Run:
         return 4 * 3 * shape.hidden + self.computed * max(3 * shape.intermediate, 3 * shape.query + 2 * shape.key)
 
     def _scoring(self) -> Parts:
-        """The largest pass without gradients. Reward models read a micro-batch's rows at a time."""
+        """The largest pass without gradients."""
         passes: list[Parts] = []
         for network in self.reading:
-            is_reward = any(network is reward for reward in self.rewards)
-            rows = self.rows if is_reward or self.online is None else self.scored_rows
+            rows = self.rows if self.online is None else self.scored_rows
             activations: float = rows * self.lengths.longest * self._one_layer(network.shape) + network.folded
             if network.has_logits:
                 activations = max(activations, self._logits(network.shape, rows)[0])
