@@ -547,8 +547,9 @@ class RolloutSamplingOptions(SamplingOptions):
     (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
     than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
     rollout_micro_batch_size: Annotated[int | None, POSITIVE] = None
-    """Responses sampled at a time, and read at a time by policy, reference and critic before an update. It changes memory and
-    speed, never the responses. None samples as many as the memory plan has room for, at least 64, and reads 64."""
+    """Responses sampled at a time, and read at a time by reward models, policy, reference and critic before an update. It
+    changes memory and speed, never the responses. None samples as many as the memory plan has room for, at least 64, and
+    reads 64."""
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
@@ -623,8 +624,8 @@ class RolloutConfig(
 
     @property
     def scoring_micro_batch(self) -> MicroBatch:
-        """The micro-batch of policy, reference and critic without gradients: no activations are saved, so it has as many
-        rows as in sampling."""
+        """The micro-batch of policy, reference, critic and reward models without gradients: no activations are saved, so it
+        has as many rows as in sampling."""
         return MicroBatch(max(self.micro_batch_size, self.rollout_micro_batch.rows), self.micro_batch_tokens)
 
     @property

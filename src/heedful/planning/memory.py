@@ -477,11 +477,10 @@ class _Run:
         return 4 * (4 if is_adapted and self.half else 3) * shape.hidden + mlp
 
     def _scoring(self) -> Parts:
-        """The largest pass without gradients. Reward models read a micro-batch's rows at a time."""
+        """The largest pass without gradients."""
         passes: list[Parts] = []
         for network in self.reading:
-            is_reward = any(network is reward for reward in self.rewards)
-            rows = self.rows if is_reward or self.online is None else self.scored_rows
+            rows = self.rows if self.online is None else self.scored_rows
             activations: float = rows * self.lengths.longest * self._one_layer(network) + network.folded
             if network.has_logits:
                 activations = max(activations, self._logits(network.shape, rows, learns=False)[0])

@@ -11,6 +11,7 @@ from heedful.algorithms.online.start import start
 from heedful.core import ScoreNorm
 from heedful.data.batches import collate
 from heedful.models import (
+    RewardModel,
     add_adapters,
     load_causal_lm,
     load_policy,
@@ -248,3 +249,12 @@ def test_while_the_critic_warms_up_the_policy_stays_bit_for_bit(config, length, 
     steps = [line for line in numbers(settings.output) if "loss/value" in line]
     assert ["loss/policy" in line for line in steps] == [False, True]
     assert steps[1]["reference/kl_coef"] == settings.kl_coef, "a policy that stands still does not steer it"
+
+
+def test_reward_models_read_as_many_responses_at_a_time_as_are_sampled(config, reward_folder, monkeypatch):
+    """They keep no activations, so the micro-batch of training does not bound them."""
+    read, right = [], RewardModel.forward
+    monkeypatch.setattr(RewardModel, "forward", lambda model, rows: read.append(len(rows)) or right(model, rows))
+    sizes = {"rollout_batch_size": 4, "minibatch_size": 4, "micro_batch_size": 1, "rollout_micro_batch_size": 3}
+    train_ppo(config(rewards=(f"model:{reward_folder('qwen3')}",), steps=1, max_new_tokens=8, **sizes))
+    assert max(read) == 3

@@ -50,6 +50,7 @@ from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
+from heedful.rewards.scoring import Ensemble
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory, sampling_plan
 from heedful.training.non_finite import NonFiniteGuard
@@ -119,9 +120,7 @@ def start(
     with _resumable(resumes):
         sampler = _sampler(config, renderer, policy, longest, device, is_known=resumes)
     divide(config, device, policy, reference, critic)
-    functions = load_rewards(wanted, config, **_where(policy, config))
-    judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
-    divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
+    functions, judges = _load_rewards(wanted, policy, config, device)
     if resumes:
         _expect_answers([*functions, *judges])
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
@@ -316,6 +315,20 @@ def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Rewar
         wanted, config.selection_rewards, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples
     )
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
+
+
+def _load_rewards(
+    wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: RolloutConfig, device: torch.device
+) -> tuple[Ensemble, Ensemble]:
+    """The rewards to train on, and those that select a model. Reward models read as many rows at a time as the policy does
+    without gradients; an http reward is asked about ``micro_batch_size`` at a time."""
+    functions = load_rewards(wanted, config, **_where(policy, config))
+    judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
+    models = [reward for _, reward in model_rewards([*functions, *judges])]
+    for reward in models:
+        reward.micro_batch = config.scoring_micro_batch
+    divide(config, device, *(reward.model for reward in models))
+    return functions, judges
 
 
 def _where(policy: Policy, config: RolloutConfig) -> Machine:
