@@ -26,8 +26,10 @@ from heedful.distributed import ranks
 from heedful.distributed.rank_failures import all_stop
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, Terminated, TrainingError
 from heedful.faults import hit
+from heedful.kernels.cpu.threads import choose_threads
 from heedful.models.save import check_saving, half_dtype_of
 from heedful.models.source import resolve
+from heedful.redact import command
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.training.alarms import Alarms, Limits, RaisedAlarm
@@ -131,6 +133,10 @@ class Run:
         self._display = Display(algorithm, total_steps, shown)
         self._folder: RunFolder | None = None
         """The run's folder, only on rank 0, which does all writing."""
+        models = learner.parts()[0]
+        weights = sum(weight.numel() for model in models for weight in model.parameters())
+        # a program that calls heedful has its own threads
+        threads = choose_threads(weights, models[0].device) if command() else ""
 
         def open_folder() -> tuple[Path, str, Path | None, list[str]]:
             data = [one for one in (config.data, config.eval_data, *more_data) if one]
@@ -142,6 +148,7 @@ class Run:
         self.path, self._made_from, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
         self._opening = [*(f"{name}: {_in_words(fact)}" for name, fact in facts.items()), *notes, *folder_notes]
+        self._opening += [threads] if threads else []
 
     def __enter__(self) -> "Run":
         self._display.__enter__()
