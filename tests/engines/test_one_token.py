@@ -103,9 +103,9 @@ def deep():
     return use_lean_layers(use_attention(lm.eval()), CPU)
 
 
-@pytest.mark.parametrize(("adapters", "most"), [("none", 850), ("merged", 850), ("beside", 1900)])
+@pytest.mark.parametrize(("adapters", "most"), [("none", 830), ("merged", 830), ("beside", 1620)])
 def test_a_token_takes_few_operations(deep, tmp_path, adapters, most):
-    """Of 28 layers. transformers' own code took 1,550 for the model, and 2,500 with adapters beside the matrices."""
+    """Of 28 layers. Before, by transformers' code, it took 1,485, and 2,269 with adapters; its generate takes 1,379."""
     lm = copy.deepcopy(deep)
     if adapters != "none":
         add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(tmp_path), seed=3)
