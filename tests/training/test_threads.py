@@ -15,6 +15,7 @@ def two(monkeypatch):
     before = torch.get_num_threads()
     for name in threads.VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
@@ -31,6 +32,12 @@ def test_a_small_model_gets_one_thread_and_a_line_says_so():
 @pytest.mark.parametrize(("weights", "device"), [(SMALL, CPU), (265_344, torch.device("cuda"))])
 def test_other_models_and_devices_keep_all(weights, device):
     assert not choose_threads(weights, device)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_processor_with_avx_512_keeps_all(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert not choose_threads(265_344, CPU)
     assert torch.get_num_threads() == 2
 
 
