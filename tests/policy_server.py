@@ -56,6 +56,8 @@ class Faults:
     version: str = "0.32.0"
     lacks: list[str] = field(default_factory=list)
     """Routes that its vLLM does not have."""
+    waits_for: int = 0
+    """Requests that it waits for before it draws the first."""
 
 
 class Worker(HeedfulWorker):
@@ -157,6 +159,9 @@ class Server:
         while True:
             await self.arrived.wait()
             await asyncio.sleep(0.003)  # for others to come
+            while len(self.waiting) < self.faults.waits_for:
+                await asyncio.sleep(0.01)
+            self.faults.waits_for = 0
             self.arrived.clear()
             waiting, self.waiting = self.waiting, []
             for batch in [waiting] if self.together else [[one] for one in waiting]:

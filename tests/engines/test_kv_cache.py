@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from cases import often, pairs_often
 from heedful.configs.options import SamplingOptions
+from heedful.engines import kv_cache
 from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.generate import decode, sample
 from heedful.engines.kv_cache import BLOCK, takes_slots
@@ -47,15 +48,22 @@ class NewTensors(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("stop_ids", [(), range(30)], ids=["fixed", "natural"])
-def test_the_cache_is_allocated_once(policies, stop_ids):
-    """For rows that wait, over several blocks: keys and values of each layer, and nothing later."""
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_cache_is_allocated_once_or_grows_by_blocks(policies, monkeypatch, stop_ids, grows):
+    """For rows that wait, over several blocks: keys and values of each layer, and nothing later but on a CPU."""
+    monkeypatch.setattr(kv_cache, "GROWS", ("cpu",) if grows else ())
     policy, n = policies["llama"], 2 * BLOCK + 4
     with NewTensors() as new:
         roll(policy, PROMPTS * 3, stop_ids=stop_ids, micro_batch_size=6, max_new_tokens=n)
     config = policy.lm.config
     positions = -(-(max(map(len, PROMPTS)) + n) // BLOCK) * BLOCK
-    shape = (6, config.num_key_value_heads, positions, config.head_dim)
-    assert new.zeros == [shape] * 2 * config.num_hidden_layers
+    shapes = [
+        (6, config.num_key_value_heads, size, config.head_dim)
+        for size in (range(BLOCK, positions + 1, BLOCK) if grows else [positions])
+    ]
+    expected = [shape for shape in shapes for _ in range(2 * config.num_hidden_layers)]
+    assert new.zeros == expected[: len(new.zeros)]  # where responses end early, it grows less often
+    assert len(new.zeros) == len(expected) or (grows and stop_ids)
 
 
 def test_what_is_stored_has_the_compute_dtype(policies):

@@ -1,4 +1,7 @@
-"""Keys and values of the rows that are sampled together: allocated once, without padding, written in place."""
+"""Keys and values of the rows that are sampled together: without padding, written in place.
+
+On a device they are allocated once. On a CPU they grow by blocks: attention then reads memory without gaps, which is faster.
+"""
 
 import inspect
 import math
@@ -17,6 +20,8 @@ from heedful.kernels.attention import ATTENTION
 
 BLOCK = 32
 """Attention reads a multiple of this many positions, so that its products have few different shapes."""
+GROWS = ("cpu",)
+"""Device types on which the cache grows by blocks."""
 
 KEYS_AND_VALUES, STATES = "past_key_values", "cache_params"
 """Argument names of a model's cache: with attention, and with only recurrent states."""
@@ -42,8 +47,7 @@ class SlotLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write keys and values of new tokens, ``[rows, heads, tokens, size]``. Returns the input of attention."""
         if not self.is_initialized:
-            self.keys, self.values = self._room(key_states), self._room(value_states)
-            self.flat = [cached.view(-1, cached.shape[3]) for cached in (self.keys, self.values)]
+            self._hold(self._room(key_states), self._room(value_states))
             self.dtype, self.device = self.keys.dtype, self.keys.device
             self.is_initialized = True
         prompts = self.slots.prompts
@@ -72,6 +76,18 @@ class SlotLayer(DynamicLayer):
         """Copy rows onto others."""
         for cached in (self.keys, self.values):
             cached[targets] = cached[sources]
+
+    def grow(self) -> None:
+        """Move to memory for the current number of positions."""
+        if self.is_initialized:
+            grown = [self._room(cached) for cached in (self.keys, self.values)]
+            for new, old in zip(grown, (self.keys, self.values), strict=True):
+                new[:, :, : old.shape[2]] = old
+            self._hold(*grown)
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values, self.read = keys, values, None
+        self.flat = [cached.view(-1, cached.shape[3]) for cached in (keys, values)]
 
     def _room(self, states: Tensor) -> Tensor:
         shape = self.slots.capacity, states.shape[1], self.slots.num_positions, states.shape[3]
@@ -111,15 +127,17 @@ class Slots(Cache):
         self, lm: PreTrainedModel, capacity: int, longest: int, *, dtype: torch.dtype | None = None, block: int = BLOCK
     ) -> None:
         self.capacity, self.longest, self.dtype, self.block = capacity, longest, dtype, block
-        self.num_positions = -(-longest // block) * block
         self.device = lm.device
+        most = -(-longest // block) * block
+        self.num_positions = block if self.device.type in GROWS else most
+        """Positions that there is memory for."""
         self.prompts: Prompts | None = None
         """Set while prompts are read."""
         self.num_rows, self.length = capacity, block
         """Rows and positions that are read."""
         self.positions = torch.zeros(capacity, dtype=torch.long, device=self.device)
         """Of the next token of each row."""
-        self.columns = torch.arange(self.num_positions, device=self.device)
+        self.columns = torch.arange(most, device=self.device)
         self.steps, self.begun = 0, [0] * capacity
         """Steps so far, and each row's next position without them."""
         self._places: dict[int, Tensor] = {}
@@ -130,6 +148,7 @@ class Slots(Cache):
         for slot, length in zip(slots, lengths, strict=True):
             self.begun[slot] = length - self.steps
         self.positions[upload(torch.tensor(slots), self.device)] = upload(torch.tensor(lengths), self.device)
+        self._reserve(max(lengths))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Continue with only these rows, in this order; one may occur more than once. Only rows that change place are
@@ -148,6 +167,14 @@ class Slots(Cache):
         self.begin_places()
         furthest = min(self.steps + max(self.begun[: self.num_rows]), self.longest - 1)
         self.length = (furthest // self.block + 1) * self.block
+        self._reserve(self.length)
+
+    def _reserve(self, length: int) -> None:
+        """Have memory for so many positions."""
+        if length > self.num_positions:
+            self.num_positions = -(-length // self.block) * self.block
+            for layer in self.layers:
+                layer.grow()
 
     def begin_places(self) -> None:
         """Forget where tokens were written."""

@@ -96,7 +96,7 @@ class OneToken:
 
     def _rotations(self, slots: Slots) -> Tensor:
         """Cosines, and sines with the sign that the first half is multiplied by: ``[positions, 2, 1, size]``."""
-        if self._table is None or len(self._table) < slots.num_positions:
+        if self._table is None or len(self._table) < len(slots.columns):
             like = torch.zeros(1, device=slots.device)
             cos, sin = self.lm.model.rotary_emb(like, slots.columns[None])
             sin[..., : sin.shape[-1] // 2].neg_()

@@ -222,14 +222,14 @@ def test_a_server_of_any_version_samples_that_has_what_is_asked(server, connecte
 def test_a_server_is_asked_for_as_many_rows_as_it_samples_together(server, connected, policy, draw, expected):
     """vLLM's --max-num-seqs, by its own default 256 or 1,024."""
     first = server()
-    first.set_faults(about={"max_num_seqs": 5})
+    first.set_faults(about={"max_num_seqs": 5}, waits_for=5)
     assert_same(draw(connected(first, policy=policy)), expected)
     assert first.seen()["most"] == 5
-    first.set_faults()
+    first.set_faults(waits_for=150)
     generator = torch.Generator().manual_seed(3)
     servers = connected(first, policy=policy)
     servers.finish(servers.begin(policy, [[5, 6]] * 150, generator), torch.device("cpu"))
-    assert 128 < first.seen()["most"] <= 150
+    assert first.seen()["most"] == 150
 
 
 def test_the_limit_on_open_files_allows_the_connections(server, connected, policy):

@@ -5,7 +5,7 @@ import os
 import torch
 
 SMALL = 2**21
-"""Weights below which one thread is faster than two on a processor without AVX-512, as in most laptops: with 265,000, SFT read
+"""Weights below which one thread is faster than two on a processor without AVX-512, as in most laptops. With 265,000 SFT read
 9,900 tokens a second with one thread and 6,700 with two, and the demo took 216 s and 269 s. Its operations take
 microseconds, less than waiting for another thread. On an AMD EPYC with AVX-512 the demo takes 187 s and 159 s."""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
