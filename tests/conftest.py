@@ -58,7 +58,7 @@ if sys.getfilesystemencoding() != "utf-8":
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Workers that run beside each other (pytest -n 4) and the commands that they start have one thread each: more would fight.
+# Workers that run beside each other (pytest -n 3) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
