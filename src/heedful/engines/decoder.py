@@ -12,7 +12,7 @@ from heedful.data.batches import collate
 from heedful.devices import upload
 from heedful.distributed.sharding import gathered
 from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
-from heedful.engines.kv_cache import KEYS_AND_VALUES, Prompts, Slots, cache_argument, takes_slots
+from heedful.engines.kv_cache import KEYS_AND_VALUES, PromptPlaces, Slots, cache_argument, takes_slots
 from heedful.engines.one_token import step_of
 from heedful.kernels.cpu.products import pack_linears
 from heedful.kernels.device import HALF, autocast, check_graphs
@@ -99,7 +99,7 @@ class Decoder:
         where = range(len(prompts)) if slots is None else slots
         lengths = [len(prompt) for prompt in prompts]
         self.slots.fill(where, lengths)
-        self.slots.prompts = Prompts([len(prompt) for prompt in place], rows, where, self.model.device)
+        self.slots.prompts = PromptPlaces([len(prompt) for prompt in place], rows, where, self.model.device)
         logits = self._forward(batch.ids, mask.long(), position_ids, self.slots)
         self.slots.prompts = None
         return logits[rows_on_device]

@@ -98,7 +98,7 @@ class SlotLayer(DynamicLayer):
         return 0 if self.slots.prompts is not None else self.slots.length - 1
 
 
-class Prompts:
+class PromptPlaces:
     """Where the tokens of prompts padded on the left go in the cache. Four numbers per token: row and column of the batch,
     slot and position of the cache."""
 
@@ -131,7 +131,7 @@ class Slots(Cache):
         most = -(-longest // block) * block
         self.num_positions = block if self.device.type in GROWS else most
         """Positions that there is memory for."""
-        self.prompts: Prompts | None = None
+        self.prompts: PromptPlaces | None = None
         """Set while prompts are read."""
         self.num_rows, self.length = capacity, block
         """Rows and positions that are read."""
