@@ -332,3 +332,13 @@ def test_the_weights_are_those_of_the_moment(policies):
     with torch.no_grad():
         policy.lm.model.layers[0].self_attn.q_proj.weight.add_(0.1)
     assert (first_logits(policy) - before).abs().max() > 0.01
+
+
+def test_a_row_that_has_ended_stays_at_its_last_position(policies):
+    """While others go on: a position later would be another row's."""
+    slots = kv_cache.Slots(policies["llama"].lm, 2, BLOCK)
+    slots.fill([0, 1], [BLOCK - 1, 3])
+    for _ in range(5):
+        slots.begin_step()
+        slots.end_step()
+    assert slots.positions.tolist() == [BLOCK - 1, 8]
