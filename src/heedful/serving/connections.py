@@ -103,6 +103,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 proxy_headers=False,
+                log_config=None,  # the process's own logging stays as it is
                 log_level="error",  # do not log what clients send
                 access_log=False,
                 server_header=False,
