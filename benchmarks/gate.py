@@ -40,7 +40,7 @@ from workload import END, PAD
 from heedful import GRPOConfig, PPOConfig, core
 from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
 from heedful.algorithms.online.experience import Experience
-from heedful.algorithms.online.update import Update
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.ppo import backward_minibatch
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import Batch
@@ -199,13 +199,11 @@ def our_ppo(
         entropy_coef=0.0,
         **filled(batch),
     )
-    update, critic_update = Update(learner, experience.kl), Update(learner, experience.kl)
-    backward_minibatch(
-        learner, replace(experience, batch=with_end), critic_update, learner.micro_batch, is_warming_up=True
-    )
+    recorder, of_critic = Recorder(learner, experience.kl), Recorder(learner, experience.kl)
+    backward_minibatch(learner, replace(experience, batch=with_end), of_critic, learner.micro_batch, is_warming_up=True)
     learner = replace(learner, critic=None)
-    backward_minibatch(learner, experience, update, learner.micro_batch)
-    sums, critic_sums = update.sums, critic_update.sums
+    backward_minibatch(learner, experience, recorder, learner.micro_batch)
+    sums, critic_sums = recorder.sums, of_critic.sums
     critic.value_head.bias.grad = None  # 4.
     theirs["critic_grad_norm"] = theirs["critic_grad_norm"] / theirs["vf_coef"]  # 3.
     theirs["returns"] = theirs["raw_advantages"] + theirs["values"]
@@ -266,9 +264,9 @@ def our_grpo(
         **filled(batch),
     )
     learner = learner_of(config, policy, policy, None, renderer=Renderer(load_tokenizer(case.policy)))
-    update = Update(learner, experience.kl)
-    backward_minibatch(learner, experience, update, learner.micro_batch)
-    sums = update.sums
+    recorder = Recorder(learner, experience.kl)
+    backward_minibatch(learner, experience, recorder, learner.micro_batch)
+    sums = recorder.sums
     log(case, "grpo", rollouts, sums, None)
     return {
         "old_logprobs": (old_logprobs, mask),

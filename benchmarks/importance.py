@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
-from heedful.algorithms.online.update import Update
 from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.configs.online import GRPOConfig
 from heedful.configs.tools import DemoConfig
@@ -43,7 +43,7 @@ def gradients(config: GRPOConfig, batches: int, seed: int) -> tuple[torch.Tensor
     halves, metrics = torch.zeros(2, sum(p.numel() for p in learner.policy.parameters()), dtype=torch.float64), {}
     for i in range(batches):
         experience = make_experience(learner, rollout(learner, next(learner.prompts)))
-        backward_minibatch(learner, experience, Update(learner, experience.kl), learner.micro_batch)
+        backward_minibatch(learner, experience, Recorder(learner, experience.kl), learner.micro_batch)
         flat = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
         halves[i % 2] += flat.double() / (batches / 2)
         learner.optimizer.zero_grad(set_to_none=True)

@@ -33,7 +33,7 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     import torch
 
     from heedful.configs.options import SamplingOptions
-    from heedful.engines.generate import sample
+    from heedful.engines.generate import generate
     from heedful.kernels.device import resolve_device
     from heedful.models.load import load_policy
     from heedful.types import MicroBatch
@@ -45,7 +45,7 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     generator = torch.Generator().manual_seed(options.seed)
 
     def respond(prompts: list[list[int]]) -> Any:
-        return sample(
+        return generate(
             policy,
             prompts,
             sampling,

@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "exam": {"plot", "evaluate", "engines", "rewards", "models", "kernels", "data", "core"},
     "label": {"data", "serving"},
     "rounds": {"label", "algorithms", "training", "evaluate", "engines", "rewards", "models", "kernels", "data"},
-    "pieces": {"algorithms", "engines", "rewards", "models", "kernels", "data", "core"},
+    "building_blocks": {"algorithms", "engines", "rewards", "models", "kernels", "data", "core"},
     "demo": {
         "plot",
         "algorithms",
@@ -119,7 +119,18 @@ MAY_IMPORT = {
         "report",
     },
     "__main__": {"cli"},
-    "__init__": {"plot", "algorithms", "evaluate", "exam", "demo", "rewards", "engines", "pieces", "models", "types"},
+    "__init__": {
+        "plot",
+        "algorithms",
+        "evaluate",
+        "exam",
+        "demo",
+        "rewards",
+        "engines",
+        "building_blocks",
+        "models",
+        "types",
+    },
 }
 MODULES = {"core", "plot"}
 """Rooms that are public as a whole: `heedful.core`."""

@@ -11,7 +11,7 @@ import torch
 from heedful import Message, PPOConfig, RewardConfig, SFTConfig, make_tiny_model, train_ppo, train_reward, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.models import freeze, load_policy, load_reward_model, load_tokenizer
 from jsonl import write_jsonl
 
@@ -66,7 +66,7 @@ def answers_here(folder: str) -> list[list[int]]:
     """Greedy answers to the questions by heedful's own sampler."""
     renderer = Renderer(load_tokenizer(folder))
     policy = freeze(load_policy(folder, device=CPU, compute_dtype=torch.float32))
-    rollouts = sample(
+    rollouts = generate(
         policy,
         [renderer.prompt_ids((Message("user", q),)) for q in QUESTIONS],
         SamplingOptions(max_new_tokens=24, temperature=0.0),

@@ -11,6 +11,12 @@ from .algorithms.ppo import train_grpo as train_grpo
 from .algorithms.ppo import train_ppo as train_ppo
 from .algorithms.reward_model import train_reward as train_reward
 from .algorithms.sft import train_sft as train_sft
+from .building_blocks import as_responses as as_responses
+from .building_blocks import encode_prompts as encode_prompts
+from .building_blocks import load_rewards as load_rewards
+from .building_blocks import logprobs as logprobs
+from .building_blocks import score as score
+from .building_blocks import values as values
 from .configs.evaluate import AccuracyConfig as AccuracyConfig
 from .configs.evaluate import BestOfNConfig as BestOfNConfig
 from .configs.evaluate import KLConfig as KLConfig
@@ -54,12 +60,6 @@ from .exam.examine import examine as examine
 from .models.merge import merge_model as merge_model
 from .models.policy import Policy as Policy
 from .models.tiny import make_tiny_model as make_tiny_model
-from .pieces import as_responses as as_responses
-from .pieces import encode_prompts as encode_prompts
-from .pieces import load_rewards as load_rewards
-from .pieces import logprobs as logprobs
-from .pieces import score as score
-from .pieces import values as values
 from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
 from .training.callbacks import STOP as STOP

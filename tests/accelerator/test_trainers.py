@@ -35,7 +35,7 @@ from heedful.configs.tools import ChatConfig
 from heedful.data.batches import Batch, collate
 from heedful.data.chat import Renderer
 from heedful.engines import generate, kv_cache
-from heedful.engines.generate import CHECK_EVERY, sample
+from heedful.engines.generate import CHECK_EVERY
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels import weights
 from heedful.models import load_policy, load_tokenizer
@@ -69,7 +69,9 @@ def policy_on(device, folder):
 
 def sampled(policy, options, micro_batch=4):
     generator, limit = torch.Generator().manual_seed(1), MicroBatch(micro_batch)
-    return sample(policy, PROMPTS, options, stop_ids=range(1, 30), pad_id=0, generator=generator, micro_batch=limit)
+    return generate.generate(
+        policy, PROMPTS, options, stop_ids=range(1, 30), pad_id=0, generator=generator, micro_batch=limit
+    )
 
 
 def waits_in_decoding(policy, tokens):

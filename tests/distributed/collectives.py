@@ -79,7 +79,7 @@ def main():
     found["streams"] = ranks.gather(streams)
     found["common again"] = ranks.gather(torch.rand(2).tolist())
     found["put together"] = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]) + 10 * here
-    ranks.put_together(found["put together"], [torch.tensor([here])], torch.tensor([0, 1]))
+    ranks.all_gather_into(found["put together"], [torch.tensor([here])], torch.tensor([0, 1]))
     found["put together"] = found["put together"][:2].tolist()
     found["merged"] = ranks.merged({here: "秩"})
     with ranks.alone():

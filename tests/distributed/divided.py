@@ -25,7 +25,7 @@ from heedful.data.batches import Batch
 from heedful.distributed import ranks
 from heedful.distributed.sharded_files import as_held
 from heedful.distributed.sharding import (
-    Passes,
+    LockstepForwards,
     divided_like,
     gathered,
     gathered_on_first,
@@ -36,7 +36,7 @@ from heedful.distributed.sharding import (
     shard,
     whole_tensor,
 )
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.teacher_forced import token_outputs
 from heedful.engines.vllm import servers, weights
 from heedful.kernels.device import autocast
@@ -135,20 +135,20 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONF
     torch.manual_seed(7)
     optimizer = make_optimizer([(model, 1e-3)], config)
     losses, norms = [], []
-    passes = Passes([model.dummy_loss], [model], sync_every) if is_sharded(model) else None
-    number = int(ranks.largest(len(rows_of_passes))) if passes else len(rows_of_passes)
+    lockstep = LockstepForwards([model.dummy_loss], [model], sync_every) if is_sharded(model) else None
+    number = int(ranks.largest(len(rows_of_passes))) if lockstep else len(rows_of_passes)
     for batch in batches():
         total = torch.zeros((), dtype=torch.float64)
         for i in range(number):
-            if passes:
-                passes.before(is_last=i == number - 1)
+            if lockstep:
+                lockstep.before(is_last=i == number - 1)
             if i < len(rows_of_passes):
                 loss = loss_of(model, *(part[rows_of_passes[i]] for part in batch))
                 loss.backward()
                 total += loss.detach()
             else:
-                passes.nothing()
-        if passes:
+                lockstep.nothing()
+        if lockstep:
             ranks.add([total])
         losses.append(float(total))
         norms.append(optimizer_step(optimizer, [model], max_norm))
@@ -284,7 +284,7 @@ class Casts(TorchDispatchMode):
 
 
 def whole_for_a_time(checkpointing=False, stored=torch.float32):
-    """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in passes in bfloat16."""
+    """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in lockstep in bfloat16."""
     model = policy("qwen3", value_head=False, checkpointing=checkpointing, dtype=torch.bfloat16, stored=stored)
     divide(replace(CONFIG, shard="full"), CPU, model)
     groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
@@ -325,7 +325,7 @@ def copies():
     shard(several, make_mesh(CPU))
     prompts, options = [[7, 8, 9], [10, 11], [12] * 5], SamplingOptions(max_new_tokens=12)
     drawn = [
-        sample(model, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator().manual_seed(9))
+        generate(model, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator().manual_seed(9))
         for model in (one, several)
     ]
     same = [
@@ -506,11 +506,11 @@ def differs():
 
 def for_servers():
     """How often whole weights are put together and written down: before the first batch, and after a step; on all ranks."""
-    model, put_together = policy(), []
+    model, all_gather_into = policy(), []
     shard(model, make_mesh(CPU))
 
     def counted(lm, dtype):
-        put_together.append(1)
+        all_gather_into.append(1)
         return weights.collect(lm, dtype)
 
     config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
@@ -523,7 +523,7 @@ def for_servers():
             with torch.no_grad():
                 held(next(model.lm.parameters())).add_(1.0)
         to.begin(model, [[5, 6]], torch.Generator())
-        found.append([len(put_together), len(list(to.folder.glob("v-*")))])
+        found.append([len(all_gather_into), len(list(to.folder.glob("v-*")))])
     to.close()
     return ranks.gather(found)
 

@@ -25,7 +25,7 @@ class Nearby:
         print("nearby samples for", config.sampler)
 
     def begin(self, policy, prompts, generator):
-        return generate.sample(policy, prompts, self.config, generator=generator, **self.options)
+        return generate.generate(policy, prompts, self.config, generator=generator, **self.options)
 
     def finish(self, ticket, device):
         return ticket.to(device)

@@ -14,7 +14,7 @@ from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
 from heedful.engines import decoder, generate
 from heedful.engines.decoder import SamplingModel
-from heedful.engines.generate import decode, sample
+from heedful.engines.generate import decode
 from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.engines.teacher_forced import token_outputs
@@ -38,7 +38,7 @@ def roll(
     **options,
 ):
     generator = torch.Generator().manual_seed(seed)
-    return sample(
+    return generate.generate(
         policy,
         prompts,
         SamplingOptions(**options),

@@ -22,7 +22,7 @@ from cases import often, pairs_often
 from heedful.configs.options import SamplingOptions
 from heedful.engines import kv_cache
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.generate import decode, sample
+from heedful.engines.generate import decode, generate
 from heedful.engines.kv_cache import BLOCK, takes_slots
 from heedful.kernels.attention import use_attention
 from heedful.models import Policy, byte_tokenizer
@@ -150,7 +150,7 @@ def generate_one(lm, prompt, new_tokens):
 
 
 def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, micro_batch_tokens=None, **options):
-    return sample(
+    return generate(
         policy,
         prompts,
         SamplingOptions(**options),

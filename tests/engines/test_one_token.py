@@ -11,7 +11,7 @@ from cases import often
 from heedful import SFTConfig
 from heedful.configs.options import SamplingOptions
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.one_token import OneToken
 from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
@@ -89,7 +89,7 @@ class Operations(TorchDispatchMode):
 
 def operations(policy, tokens, **options):
     with Operations() as counted:
-        sample(
+        generate(
             policy, [[5 + i, 6, 7] for i in range(8)], SamplingOptions(max_new_tokens=tokens, response_length="fixed"),
             stop_ids=(), pad_id=0, generator=torch.Generator().manual_seed(0), **options,
         )  # fmt: skip

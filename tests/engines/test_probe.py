@@ -24,7 +24,7 @@ from heedful import CheckpointError, SFTConfig, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.engines import probe
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.probe import PROVEN, check_sampling
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.attention import use_attention
@@ -86,7 +86,7 @@ def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
     """With every prompt twice, padding on the left, and rows that are let go on the way."""
     generator = torch.Generator().manual_seed(3)
     options = SamplingOptions(max_new_tokens=24)
-    rollouts = sample(with_states, PROMPTS * 2, options, stop_ids=range(20), pad_id=0, generator=generator)
+    rollouts = generate(with_states, PROMPTS * 2, options, stop_ids=range(20), pad_id=0, generator=generator)
     assert len(set(rollouts.lengths.tolist())) > 1
     again = token_outputs(with_states, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(4, 1000)).logprobs
     torch.testing.assert_close(rollouts.logprobs, again, rtol=0, atol=1e-4)

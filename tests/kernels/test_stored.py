@@ -5,7 +5,7 @@ import torch
 
 from heedful.configs.options import LoRAOptions, SamplingOptions
 from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.kernels.weights import TiedMatrix, in_float32, inference_copy, store_matrices
 from heedful.models import Policy, add_adapters, load_causal_lm, load_policy
 
@@ -102,7 +102,7 @@ def test_stored_matrices_sample_as_float32_weights_do(checkpoints, architecture)
     options = SamplingOptions(max_new_tokens=12, temperature=0.0)
     prompts = [[10, 11, 12], [40], [77, 78, 79, 80, 81]]
     responses = [
-        sample(p, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator()).own_ids()
+        generate(p, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator()).own_ids()
         for p in (stored, policy)
     ]
     assert responses[0] == responses[1]

@@ -7,7 +7,7 @@ import pytest
 
 from heedful.configs.tools import SampleConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.rounds.sample import sample
+from heedful.rounds.sample import sample_answers
 
 FAST = ("--max-new-tokens", "6", "--response-length", "fixed", "--device", "cpu", "--dtype", "float32")
 
@@ -155,6 +155,6 @@ def test_empty_answers_are_left_out_and_counted(tiny, prompts, tmp_path, monkeyp
     tokenizer.save_pretrained(silent)
     settings = {"data": str(prompts), "max_new_tokens": 4, "device": "cpu", "dtype": "float32"}
     output = tmp_path / "回答.jsonl"
-    counts = sample(SampleConfig(models=(tiny("gpt2"), str(silent)), output=output, **settings))
+    counts = sample_answers(SampleConfig(models=(tiny("gpt2"), str(silent)), output=output, **settings))
     assert counts == {"prompts": 12, "answers": 12, "dropped_empty": 12, "dropped_prompts": 0}
     assert all(len(row["responses"]) == 1 for row in rows_of(output))

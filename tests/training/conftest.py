@@ -12,9 +12,9 @@ import torch
 from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, make_tiny_model, train_sft
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.prompts import Prompts
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import entropy_control, kl_control
-from heedful.algorithms.online.update import Update
 from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.core import ScoreNorm
 from heedful.data import BatchOrder
@@ -320,9 +320,9 @@ def gradient(flat_gradient):
         changed = replace(learner, config=replace(learner.config, **changes))
         coefs = {name: changes.get(name, getattr(experience, name)) for name in ("kl_coef", "entropy_coef")}
         priced = replace(experience, **coefs)
-        update = Update(changed, priced.kl)
-        backward_minibatch(changed, priced, update, changed.micro_batch)
-        return flat_gradient(*learner.trained), update.sums.means(1), float(update.approx_kl)
+        recorder = Recorder(changed, priced.kl)
+        backward_minibatch(changed, priced, recorder, changed.micro_batch)
+        return flat_gradient(*learner.trained), recorder.sums.means(1), float(recorder.approx_kl)
 
     return of
 

@@ -24,7 +24,7 @@ from heedful.algorithms import sft
 from heedful.algorithms.online.start import start
 from heedful.data.batches import collate
 from heedful.data.loading import Example
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.teacher_forced import token_outputs
 from heedful.models import load_policy, load_reward_model, load_tokenizer, load_value_model
 from heedful.models.adapters import is_adapter
@@ -289,7 +289,7 @@ def test_sampling_with_gradient_checkpointing_uses_the_cache(tiny, tmp_path, cap
         layer = policy.lm.model.layers[0]
         lengths = []
         hook = layer.register_forward_pre_hook(lambda _module, inputs, seen=lengths: seen.append(inputs[0].shape[1]))
-        rollouts = sample(
+        rollouts = generate(
             policy, [[20, 21, 22]], config, stop_ids=(), pad_id=0, generator=torch.Generator().manual_seed(1)
         )
         hook.remove()

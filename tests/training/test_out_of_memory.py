@@ -24,6 +24,7 @@ from heedful import (
 )
 from heedful.algorithms import ppo
 from heedful.algorithms.online.evaluation import evaluate
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Update
@@ -228,12 +229,13 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
         learner.adaptive.found = None
         for module in learner.trained:
             module.zero_grad()
-        update = Update(learner, experience.kl)
-        update.add({"loss/policy": torch.tensor(3.0)})
+        recorder = Recorder(learner, experience.kl)
+        update = Update(learner, recorder)
+        recorder.add({"loss/policy": torch.tensor(3.0)})
         with memory_of(130, *learner.trained, where=where) as out:
-            for attempt in update.attempts(16):
+            for attempt in update.retry_on_oom(16):
                 with attempt as limit:
-                    backward_minibatch(learner, experience, update, limit)
+                    backward_minibatch(learner, experience, recorder, limit)
         assert out
         assert learner.adaptive.found.rows < 16
         found = flat_gradient(*learner.trained)
@@ -241,11 +243,11 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
         fresh = replace(learner, config=smaller, adaptive=AdaptiveMicroBatch())
         for module in learner.trained:
             module.zero_grad()
-        expected = Update(fresh, experience.kl)
+        expected = Recorder(fresh, experience.kl)
         expected.add({"loss/policy": torch.tensor(3.0)})
         backward_minibatch(fresh, experience, expected, fresh.micro_batch)
         assert torch.equal(found, flat_gradient(*learner.trained))
-        assert update.sums.means(1) == expected.sums.means(1)
+        assert recorder.sums.means(1) == expected.sums.means(1)
 
 
 ONLINE = {

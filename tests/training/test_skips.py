@@ -128,11 +128,11 @@ def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
     overflow(monkeypatch, 1, 2, 3, 4)
     for _ in range(3):
         step()
-    learner.skips.check()
+    learner.non_finite_guard.check()
     again.load_state_dict(copy.deepcopy(learner.state_dict()))
     its_step()
     with pytest.raises(TrainingError, match="4 steps in a row"):
-        again.skips.check()
+        again.non_finite_guard.check()
 
 
 def test_the_command_line_ends_with_status_4(heedful, offline, monkeypatch):
@@ -265,15 +265,15 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
     A ratio of whole responses is the product of its tokens', and has no such limit.
     """
     whole = {"importance_level": "sequence", "advantage": "rloo", "kl_in": "reward"}
-    for distance, is_left_out, changes in ((0.5, False, {}), (4.0, True, {}), (0.9, False, whole)):
+    for distance, is_skipped, changes in ((0.5, False, {}), (4.0, True, {}), (0.9, False, whole)):
         learner = make_learner(online("grpo", ppo_epochs=2, **changes), torch.float32)
         experience = experience_of(learner)
         experience.old_logprobs.sub_(distance)
         before = [p.detach().clone() for p in learner.policy.parameters()]
         metrics = learn(learner, experience).metrics
         stood_still = all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
-        assert stood_still == is_left_out
-        assert ("optimizer/skipped_steps" in metrics) == is_left_out
+        assert stood_still == is_skipped
+        assert ("optimizer/skipped_steps" in metrics) == is_skipped
     sums = MetricSums()
     sums.add({"policy/approx_kl": torch.tensor(10.0), "loss/policy": torch.tensor(1.0)})
     assert broken_numbers(sums, {}, 10.0) == {}
@@ -324,7 +324,7 @@ def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, 
             parameter.fill_(math.nan)
     metrics, _ = step_online(learner)
     assert metrics["optimizer/skipped_steps"] == 2
-    assert learner.skips.in_a_row == 1
+    assert learner.non_finite_guard.in_a_row == 1
     assert math.isfinite(learner.kl.coef)
     with torch.no_grad():
         for parameter, right in zip(module.parameters(), saved, strict=True):

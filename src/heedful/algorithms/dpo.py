@@ -40,14 +40,14 @@ from heedful.data.loading import Example, RankingRows, as_example, encode_rankin
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import item_key
 from heedful.devices import upload
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.errors import CheckpointError, DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
 from heedful.models.tokenizer import check_companion
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, spill_to_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
 from heedful.training.verdict import Yardstick
@@ -100,7 +100,7 @@ def train_dpo(config: DPOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, DPOConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, DPOConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,
@@ -192,7 +192,7 @@ def accumulate(
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(pair.chosen.num_tokens for pair in ordered)
     sums = MetricSums()
-    limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.dummy_loss))
+    limit, step = (limit or config.micro_batch).of_pairs, lockstep_forwards((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))

@@ -39,14 +39,14 @@ from heedful.data.schemas import read_labelled
 from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.distributed import ranks
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
 from heedful.models.tokenizer import check_companion
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, spill_to_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
 from heedful.training.thresholds import UNBALANCED
@@ -101,7 +101,7 @@ def train_kto(config: KTOConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, KTOConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, KTOConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,
@@ -219,7 +219,7 @@ def accumulate(
     kl = mean_of_others(policy, labelled, pad_id, limit)
     num_desirable = sum(one.record.label for one in labelled)
     sums = MetricSums()
-    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.dummy_loss))
+    ordered, step = sorted(labelled, key=lambda one: one.length), lockstep_forwards((policy, policy.dummy_loss))
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.example for one in part], pad_id)
         references = upload(torch.tensor([one.ref for one in part], dtype=logprobs.dtype), logprobs.device)
@@ -250,12 +250,12 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other.length)
     for part in own_micro_batches(
-        ordered, limit, lambda one: (1, one.other.length), passes((policy, policy.dummy_loss))
+        ordered, limit, lambda one: (1, one.other.length), lockstep_forwards((policy, policy.dummy_loss))
     ):
         logprobs = whole_logprobs(policy, [one.other for one in part], pad_id)
         references = torch.tensor([one.ref_other for one in part], dtype=logprobs.dtype)
         total += float((logprobs - upload(references, logprobs.device)).sum())
-    ranks.all_well()
+    ranks.raise_peer_errors()
     return ranks.total(total) / len(labelled)
 
 

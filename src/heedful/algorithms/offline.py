@@ -24,7 +24,7 @@ from heedful.data.loading import EncodedPrompt, Example
 from heedful.data.splits import BatchOrder, HasPrompt
 from heedful.display import counted
 from heedful.distributed import ranks
-from heedful.distributed.sharding import gathered_on_first, is_sharded, passes
+from heedful.distributed.sharding import gathered_on_first, is_sharded, lockstep_forwards
 from heedful.engines.sampler import make_sampler
 from heedful.errors import ConfigError, RefusedError
 from heedful.kernels.waiting import on_device
@@ -165,7 +165,7 @@ def read_once(
 
     @torch.no_grad()
     def read_all(limit: MicroBatch) -> None:
-        limit, step = MicroBatch(rows * limit.rows, limit.tokens), passes((reference, reference.dummy_loss))
+        limit, step = MicroBatch(rows * limit.rows, limit.tokens), lockstep_forwards((reference, reference.dummy_loss))
         for part in own_micro_batches(order, limit, lambda i: (rows, lengths[i]), step):
             found.update(zip(part, read(part), strict=True))
 
@@ -242,7 +242,7 @@ class OfflineLearner:
         steps = config.max_steps or math.ceil(config.epochs * batches.num_items / config.batch_size)
         self.schedule = Schedule(self.optimizer, steps, config)
         self.max_grad_norm = config.max_grad_norm
-        self.skips = NonFiniteGuard(config.folder)
+        self.non_finite_guard = NonFiniteGuard(config.folder)
 
     def learn(
         self,
@@ -275,8 +275,8 @@ class OfflineLearner:
             if not math.isfinite(grad_norm) and self.model.grad_scaler is None:
                 broken = {"gradient norm": grad_norm}
         if broken:
-            self.skips.leave_out(self.schedule.done, 1, broken, [record.source for record in records])
-        self.skips.count([StepResult(grad_norm, bool(broken))])
+            self.non_finite_guard.skip(self.schedule.done, 1, broken, [record.source for record in records])
+        self.non_finite_guard.count([StepResult(grad_norm, bool(broken))])
         seconds = time.perf_counter() - started
         return {
             **metrics,
@@ -313,7 +313,7 @@ class OfflineLearner:
             "schedule": self.schedule.state_dict(),
             "batches": self.batches.state_dict(),
             "random": random_state(self.generator),
-            "skipped_in_a_row": self.skips.in_a_row,
+            "skipped_in_a_row": self.non_finite_guard.in_a_row,
             "room": self.adaptive.state_dict(),
         }
 
@@ -325,7 +325,7 @@ class OfflineLearner:
         self.schedule.load_state_dict(state["schedule"])
         self.batches.load_state_dict(state["batches"])
         set_random_state(self.generator, state["random"])
-        self.skips.in_a_row = state["skipped_in_a_row"]
+        self.non_finite_guard.in_a_row = state["skipped_in_a_row"]
         self.adaptive.load_state_dict(state["room"])
 
 
@@ -471,7 +471,7 @@ def fit(
             if run.needs_update(step):
                 with run.update():
                     run.log(step, learn([train[row] for row in next(learner.batches)]))
-                    learner.skips.check()
+                    learner.non_finite_guard.check()
             if run.samples_due(step):
                 run.show_samples(step, samples())
             if run.evaluation_due(step) and held_out:

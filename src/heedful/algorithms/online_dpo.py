@@ -16,16 +16,17 @@ from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
 from heedful.algorithms.online.metrics import SHOWN, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.algorithms.online.recorder import Learned, Recorder
 from heedful.algorithms.online.rollout import ScoredBatch
-from heedful.algorithms.online.update import Learned, Update, shuffled
+from heedful.algorithms.online.update import Update, shuffled
 from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.batches import own_micro_batches
 from heedful.devices import on_host, upload
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.resolve import AnyRewards
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, spill_to_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
@@ -40,7 +41,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: AnyRewards = (), **object
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
-    with in_files(config, OnlineDPOConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, OnlineDPOConfig, **objects) as (settings, callbacks):
         shown = SHOWN | {"reward/accuracy": "accuracy"}
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=shown)
 
@@ -81,8 +82,8 @@ def make_experience(learner: Learner[OnlineDPOConfig], scored: ScoredBatch) -> D
     """Log-probs of the responses under the reference and, with several optimizer steps per batch, under the policy."""
     batch, old, started = scored.batch, None, time.perf_counter()
     if learner.config.needs_old_pass:
-        old = learner.read(learner.policy, batch, with_entropy=True)
-    ref_logprobs = learner.read(learner.reference, batch).logprobs
+        old = learner.token_outputs(learner.policy, batch, with_entropy=True)
+    ref_logprobs = learner.token_outputs(learner.reference, batch).logprobs
     kl = ref_logprobs.new_zeros(len(ref_logprobs))
     if old is not None:
         kl = core.response_kl(old.logprobs, ref_logprobs, batch.response_mask)
@@ -94,32 +95,34 @@ def learn(learner: Learner[OnlineDPOConfig], experience: DPOExperience) -> Learn
 
     If all groups tie there is no pair, and the policy does not change.
     """
-    config, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
+    config, learning_rate = learner.config, learner.schedule.advance()
+    recorder = Recorder(learner, experience.kl)
+    update = Update(learner, recorder)
     scored = experience.scored
     pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
     if experience.old is None:
-        _read_the_rest(learner, experience, pairs, update)
+        _read_the_rest(learner, experience, pairs, recorder)
     for minibatch in _minibatches(pairs, config, learner.generator):
-        for attempt in update.attempts(len(minibatch)):
+        for attempt in update.retry_on_oom(len(minibatch)):
             with attempt as limit:
-                backward_minibatch(learner, experience, minibatch, update, limit)
+                backward_minibatch(learner, experience, minibatch, recorder, limit)
                 update.mix_in(limit)
         update.step([scored.completions[best].prompt.source for best, _ in minibatch])
-    learner.skips.count(update.steps)
+    learner.non_finite_guard.count(update.steps)
     metrics = rollout_metrics(scored, experience.old, experience.kl, shaped=scored.shaped) | score_metrics(
         scored, config
     )
     metrics |= update.metrics() | {"optimizer/learning_rate": learning_rate}
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics["time/score"] = experience.seconds - scored.sampled.seconds
-    return update.end(metrics, scored.responses.lengths.sum(), scored.sampled.sampled_tokens)
+    return recorder.end(metrics, scored.responses.lengths.sum(), scored.sampled.sampled_tokens)
 
 
 def backward_minibatch(
     learner: Learner[OnlineDPOConfig],
     experience: DPOExperience,
     pairs: Sequence[tuple[int, int]],
-    update: Update,
+    recorder: Recorder,
     limit: MicroBatch,
 ) -> None:
     """Accumulate gradients of the DPO loss over a minibatch's pairs in micro-batches, divided by the number of
@@ -127,18 +130,18 @@ def backward_minibatch(
     lengths = on_host(experience.scored.batch.attention_mask).sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     shortest_first = sorted(pairs, key=longest.__getitem__)
-    step = passes((learner.policy, learner.policy.dummy_loss))
+    step = lockstep_forwards((learner.policy, learner.policy.dummy_loss))
     for part in own_micro_batches(shortest_first, limit.of_pairs, lambda pair: (2, longest[pair]), step):
-        dpo_loss(learner, experience, part, update, num_pairs=len(pairs)).backward()
+        dpo_loss(learner, experience, part, recorder, num_pairs=len(pairs)).backward()
     if experience.old is None:
-        update.share_kl(torch.tensor(pairs, device=experience.scored.batch.ids.device).flatten())
+        recorder.share_kl(torch.tensor(pairs, device=experience.scored.batch.ids.device).flatten())
 
 
 def dpo_loss(
     learner: Learner[OnlineDPOConfig],
     experience: DPOExperience,
     pairs: Sequence[tuple[int, int]],
-    update: Update,
+    recorder: Recorder,
     *,
     num_pairs: int,
 ) -> Tensor:
@@ -149,9 +152,9 @@ def dpo_loss(
     mask, half = here.response_mask, len(pairs)
     outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first)
     if is_first:
-        update.add(_first_pass(outputs, experience, rows, update))
+        recorder.add(_first_pass(outputs, experience, rows, recorder))
     old_logprobs = outputs.logprobs.detach() if experience.old is None else experience.old.logprobs[rows]
-    update.note_ratio(rows, outputs.logprobs, old_logprobs)
+    recorder.record_log_ratio(rows, outputs.logprobs, old_logprobs)
     ours, theirs = (
         torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, experience.ref_logprobs[rows])
     )
@@ -167,7 +170,7 @@ def dpo_loss(
         rejected_tokens=tokens[half:] if config.loss == "ipo" else None,
         num_pairs=num_pairs,
     )
-    update.add(metrics)
+    recorder.add(metrics)
     return loss
 
 
@@ -175,23 +178,23 @@ def _read_the_rest(
     learner: Learner[OnlineDPOConfig],
     experience: DPOExperience,
     pairs: Sequence[tuple[int, int]],
-    update: Update,
+    recorder: Recorder,
 ) -> None:
     """Add the metrics of responses that are in no pair, which the update's passes do not read."""
     paired = {row for pair in pairs for row in pair}
     rest = [row for row in range(len(experience.scored.completions)) if row not in paired]
     if rest:
         rows = torch.tensor(rest, device=experience.scored.batch.ids.device)
-        outputs = learner.read(learner.policy, experience.scored.batch.select(rows), with_entropy=True)
-        update.sums.add_whole(_first_pass(outputs, experience, rows, update))
+        outputs = learner.token_outputs(learner.policy, experience.scored.batch.select(rows), with_entropy=True)
+        recorder.sums.add_whole(_first_pass(outputs, experience, rows, recorder))
 
 
-def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, update: Update) -> Metrics:
+def _first_pass(outputs: TokenOutputs, experience: DPOExperience, rows: Tensor, recorder: Recorder) -> Metrics:
     """Metrics of some rows, from a pass of the policy that sampled. Fills in their KL."""
     mask = experience.scored.batch.response_mask
     kl = core.response_kl(outputs.logprobs.detach(), experience.ref_logprobs[rows], mask[rows])
-    update.set_kl(rows, kl)
-    update.note_first_pass(rows, outputs)
+    recorder.set_kl(rows, kl)
+    recorder.record_first_pass(rows, outputs)
     seen = experience.scored.responses.logprobs[rows]
     return pass_metrics(outputs, seen, kl, mask[rows], num_tokens=mask.sum(), num_responses=len(mask))
 

@@ -23,19 +23,20 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import Rewards, action_mask, estimate_advantages, weigh
+from heedful.algorithms.online.advantages import Rewards, action_mask, apply_importance_weights, estimate_advantages
 from heedful.algorithms.online.experience import Counts, Experience, finite_rows
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
 from heedful.algorithms.online.metrics import SHOWN, experience_metrics
 from heedful.algorithms.online.policy_losses import objective_loss
+from heedful.algorithms.online.recorder import Learned, Recorder
 from heedful.algorithms.online.rollout import ScoredBatch
-from heedful.algorithms.online.update import Learned, Update, critic_norm, minibatches
+from heedful.algorithms.online.update import Update, critic_norm, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.devices import upload
 from heedful.rewards.resolve import AnyRewards
-from heedful.training.from_python import Objects, check_kind, in_files
+from heedful.training.from_python import Objects, check_kind, spill_to_files
 from heedful.training.result import TrainingResult
 from heedful.types import MicroBatch
 
@@ -51,7 +52,7 @@ def train_ppo(config: OnlineConfig, rewards: AnyRewards = (), **objects: Unpack[
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """
-    with in_files(config, PPOConfig, GRPOConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, PPOConfig, GRPOConfig, **objects) as (settings, callbacks):
         return run_online(settings, rewards, callbacks, make_experience=make_experience, learn=learn, shown=SHOWN)
 
 
@@ -68,18 +69,18 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
 
     old = ref_logprobs = kl = None
     if cfg.needs_old_pass:
-        old = learner.read(policy, batch, with_entropy=True, with_states=policy.value_head is not None)
+        old = learner.token_outputs(policy, batch, with_entropy=True, with_states=policy.value_head is not None)
     if cfg.needs_reference:
-        ref_logprobs = learner.read(learner.reference, batch).logprobs
+        ref_logprobs = learner.token_outputs(learner.reference, batch).logprobs
     if old is not None and ref_logprobs is not None:
         kl = core.response_kl(old.logprobs, ref_logprobs, mask)
-    values = learner.read_critic(batch) if learner.critic is not None else None if old is None else old.values
+    values = learner.critic_values(batch) if learner.critic is not None else None if old is None else old.values
 
     # without a pass of both there is no KL in the rewards
     logprobs = torch.zeros_like(scored.responses.logprobs) if old is None else old.logprobs
     references = logprobs if kl is None or ref_logprobs is None else ref_logprobs
     kl_coef = learner.kl.coef if cfg.kl_in == "reward" else 0.0
-    placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)
+    placed = core.spread_scores(scored.shaped, scored.reward_scores.tokens, mask, std=scored.norm.std)
     rewards = Rewards(
         per_token=core.kl_shaped_rewards(placed, logprobs, references, mask, kl_coef=kl_coef, kind=cfg.kl_estimate),
         per_response=scored.shaped - kl_coef * core.response_kl(logprobs, references, mask, kind=cfg.kl_estimate),
@@ -91,7 +92,9 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
     advantages, returns = estimate_advantages(rewards, cfg)
     if cfg.whiten_advantages:
         advantages = core.whiten(advantages, action_mask(mask, cfg))
-    advantages, weight_metrics = weigh(advantages, None if old is None else old.logprobs, scored.responses, cfg)
+    advantages, weight_metrics = apply_importance_weights(
+        advantages, None if old is None else old.logprobs, scored.responses, cfg
+    )
 
     experience = Experience(
         batch=batch,
@@ -125,36 +128,40 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
     learned from. The first, on which the policy has not moved yet, always is. In the first ``critic_warmup_steps`` rollout
     batches only the critic learns, and the KL coefficient stays: a policy that stands still says nothing about it.
     """
-    cfg, update, learning_rate = learner.config, Update(learner, experience.kl), learner.schedule.advance()
+    cfg, learning_rate = learner.config, learner.schedule.advance()
+    recorder = Recorder(learner, experience.kl)
+    update = Update(learner, recorder)
     is_warming_up = learner.schedule.done <= cfg.critic_warmup_steps
     value_metrics, head_steps = learn_values(learner, experience)
 
     epochs = 0 if is_warming_up and learner.critic is None else cfg.ppo_epochs
     for rows in minibatches(experience, epochs, learner):
         minibatch, is_too_far = experience.select(rows), False
-        for attempt in update.attempts(len(rows)):
+        for attempt in update.retry_on_oom(len(rows)):
             with attempt as limit:
-                backward_minibatch(learner, minibatch, update, limit, is_warming_up=is_warming_up)
+                backward_minibatch(learner, minibatch, recorder, limit, is_warming_up=is_warming_up)
                 is_too_far = update.is_above(cfg.approx_kl_limit)
                 if not (is_too_far or is_warming_up):
                     update.mix_in(limit)
         if is_too_far:
-            update.leave_out()
+            update.skip()
             break
         update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
 
-    learner.skips.count(update.steps or head_steps)
+    learner.non_finite_guard.count(update.steps or head_steps)
     metrics = {**experience.metrics, **value_metrics, **update.metrics(), **critic_norm(head_steps, update.steps)}
-    metrics |= {"optimizer/learning_rate": learning_rate} | learner.steer(metrics, is_warming_up=is_warming_up)
+    metrics |= {"optimizer/learning_rate": learning_rate} | learner.update_coefficients(
+        metrics, is_warming_up=is_warming_up
+    )
     if cfg.approx_kl_limit is not None:
         metrics["policy/update_frac"] = update.taken_frac(len(experience.rows))
-    return update.end(metrics, experience.mask.sum(), experience.sampled_tokens)
+    return recorder.end(metrics, experience.mask.sum(), experience.sampled_tokens)
 
 
 def backward_minibatch(
     learner: Learner[OnlineConfig],
     minibatch: Experience,
-    update: Update,
+    recorder: Recorder,
     limit: MicroBatch,
     *,
     is_warming_up: bool = False,
@@ -165,19 +172,19 @@ def backward_minibatch(
     does not change the gradient.
     """
     counts = Counts.of(minibatch, learner.config)
-    for part in minibatch.micro_batches(limit, learner.passes(is_warming_up=is_warming_up)):
+    for part in minibatch.micro_batches(limit, learner.lockstep_forwards(is_warming_up=is_warming_up)):
         if not is_warming_up:
-            policy_loss(learner, part, counts, update).backward()  # now, so that the critic's pass has the memory
+            policy_loss(learner, part, counts, recorder).backward()  # now, so that the critic's pass has the memory
         if learner.critic is not None:
             values = learner.critic(part.batch.ids, part.batch.attention_mask, part.mask)
             loss, metrics = value_loss(values, part, counts, learner.config)
             loss.backward()
-            update.add(metrics)
+            recorder.add(metrics)
     if minibatch.old_logprobs is None:
-        update.share_kl()
+        recorder.share_kl()
 
 
-def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts, update: Update) -> Tensor:
+def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts, recorder: Recorder) -> Tensor:
     """The loss of a micro-batch, after one pass of the policy over it.
 
         L = -J - entropy_coef H + kl_coef KL + value_coef L_V
@@ -197,8 +204,8 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
     old_logprobs = part.old_logprobs
     if old_logprobs is None:  # the policy is still the one that sampled
         old_logprobs = new.logprobs.detach()
-        update.add_first_pass(new, part, counts)
-    update.note_ratio(part.rows, new.logprobs, old_logprobs)
+        recorder.add_first_pass(new, part, counts)
+    recorder.record_log_ratio(part.rows, new.logprobs, old_logprobs)
     loss, metrics = objective_loss(
         new.logprobs, old_logprobs, part.advantages, mask, config=cfg, reduction=counts.reduction
     )
@@ -210,7 +217,7 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
         kl = core.kl_estimate(new.logprobs, part.ref_logprobs, kind=cfg.kl_estimate, old_logprobs=sampled_by)
         penalty = part.kl_coef * counts.reduction.tokens(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
-    update.add(metrics)
+    recorder.add(metrics)
     if learner.pulls_trunk:
         loss = loss + cfg.value_coef * value_loss(new.values, part, counts, cfg)[0]
     return loss

@@ -34,7 +34,7 @@ from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split
 from heedful.data.schemas import read_demonstrations, read_rankings
 from heedful.data.splits import BatchOrder, item_key
 from heedful.distributed import ranks
-from heedful.distributed.sharding import is_sharded, passes
+from heedful.distributed.sharding import is_sharded, lockstep_forwards
 from heedful.errors import DataError
 from heedful.models.heads import disable_dropout
 from heedful.models.load import four_bit, load_reward_model
@@ -43,7 +43,7 @@ from heedful.models.save import save_reward_model
 from heedful.models.shape import check_rows
 from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, spill_to_files
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory
 from heedful.training.metric_sums import MetricSums
@@ -102,7 +102,7 @@ def train_reward(config: RewardConfig, **objects: Unpack[Objects]) -> TrainingRe
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training, and
     RewardError if a held-out score is not finite.
     """
-    with in_files(config, RewardConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, RewardConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         train, held_out = data.train, data.held_out
         return fit(
@@ -278,7 +278,7 @@ def micro_batches(
 ) -> Iterator[list[RankingRows]]:
     """This rank's rankings in micro-batches, similar lengths together, limited by responses. Rankings are not split."""
     ordered = sorted(rankings, key=lambda one: one.mean_length)
-    step = passes((model, model.dummy_loss))
+    step = lockstep_forwards((model, model.dummy_loss))
     return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest), step)
 
 
@@ -367,7 +367,7 @@ def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBa
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
     scores: list[float] = []
     with torch.no_grad():
-        step = passes((model, model.dummy_loss))
+        step = lockstep_forwards((model, model.dummy_loss))
         for part in own_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"])), step):
             scores += model(part).tolist()
     return math.fsum(itertools.chain.from_iterable(ranks.gather(scores))) / len(rows) + model.offset

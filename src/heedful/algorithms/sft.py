@@ -29,11 +29,11 @@ from heedful.data.fitting import max_length
 from heedful.data.learned import remember
 from heedful.data.loading import Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.distributed.ranks import own_random_numbers
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length
 from heedful.models.source import load_config
-from heedful.training.from_python import Objects, in_files
+from heedful.training.from_python import Objects, spill_to_files
 from heedful.training.metric_sums import MetricSums
 from heedful.training.result import TrainingResult
 from heedful.training.verdict import Yardstick
@@ -51,7 +51,7 @@ def train_sft(config: SFTConfig, **objects: Unpack[Objects]) -> TrainingResult:
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
-    with in_files(config, SFTConfig, **objects) as (settings, callbacks):
+    with spill_to_files(config, SFTConfig, **objects) as (settings, callbacks):
         learner, data = start(settings)
         return fit(
             settings,
@@ -125,7 +125,7 @@ def accumulate(
     The loss is divided by the step's token count, so the micro-batch size does not change the gradient. Rows are
     ordered by length, to pad less. ``each`` gets every example's own loss and number of tokens.
     """
-    ordered, step = sorted(examples, key=lambda example: example.length), passes((policy, policy.dummy_loss))
+    ordered, step = sorted(examples, key=lambda example: example.length), lockstep_forwards((policy, policy.dummy_loss))
     num_tokens = sum(example.num_tokens for example in ordered)
     sums = MetricSums()
     for part in own_micro_batches(ordered, limit, lambda example: (1, example.length), step):

@@ -74,9 +74,9 @@ def make_tiny(config: TinyConfig) -> None:
 
 def sample(config: SampleConfig) -> None:
     """Write answers of models into a file and print where they are."""
-    from heedful.rounds.sample import sample as write_answers
+    from heedful.rounds.sample import sample_answers
 
-    counts = write_answers(config)
+    counts = sample_answers(config)
     said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     _print(f"{said}; written to {config.output}")
     _print(f"have them compared:  heedful label import PROJECT --data {config.output}")

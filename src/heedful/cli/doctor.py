@@ -158,7 +158,7 @@ def examine_offline(examination: Examination, config: TrainingOptions) -> None:
     before, started = first_step.weights_before(network), time.perf_counter()
     metrics = page.learn(learner, batch, config)
     seconds = time.perf_counter() - started
-    examination.add(first_step.not_finite(learner.skips))
+    examination.add(first_step.not_finite(learner.non_finite_guard))
     check_move(examination, learner, learner.model, before, metrics)
     examination.measure(seconds, learner.schedule.total_steps, next(learner.model.parameters()).device)
 
@@ -206,7 +206,7 @@ def examine_online(examination: Examination, config: Any) -> None:
         before, started = first_step.weights_before(learner.policy.lm), time.perf_counter()
         learned = page.learn(learner, page.make_experience(learner, rollout(learner, next(learner.prompts))))
         seconds = time.perf_counter() - started
-        examination.add(first_step.not_finite(learner.skips))
+        examination.add(first_step.not_finite(learner.non_finite_guard))
         if not getattr(config, "critic_warmup_steps", 0):
             check_move(examination, learner, learner.policy, before, learned.metrics)
         examination.measure(seconds, config.steps, learner.policy.device)
@@ -283,9 +283,9 @@ def first_passes(learner: Learner[Any], responses: Responses) -> first_step.Firs
     return first_step.FirstPasses(
         mask=batch.response_mask,
         sampler=few.logprobs,
-        old=learner.read(learner.policy, batch).logprobs,
+        old=learner.token_outputs(learner.policy, batch).logprobs,
         new=new.logprobs.detach(),
-        reference=None if learner.reference is None else learner.read(learner.reference, batch).logprobs,
+        reference=None if learner.reference is None else learner.token_outputs(learner.reference, batch).logprobs,
         dtype=learner.policy.compute_dtype,
     )
 

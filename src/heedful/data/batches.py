@@ -20,7 +20,7 @@ from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.types import MicroBatch
 
 if TYPE_CHECKING:  # which loads torch.distributed
-    from heedful.distributed.sharding import Passes
+    from heedful.distributed.sharding import LockstepForwards
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -193,29 +193,32 @@ def in_micro_batches(
 
 
 def own_micro_batches(
-    items: Sequence[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]], passes: "Passes | None" = None
+    items: Sequence[Item],
+    limit: MicroBatch,
+    shape: Callable[[Item], tuple[int, int]],
+    lockstep: "LockstepForwards | None" = None,
 ) -> Iterator[list[Item]]:
     """`in_micro_batches` of this rank's items: about its share of the tokens, in order.
 
-    ``passes`` keeps the ranks in step if their models are sharded (`in_step`).
+    ``lockstep`` keeps the ranks in step if their models are sharded (`in_step`).
     """
     if ranks.size() == 1:
         return in_micro_batches(items, limit, shape)
     shares = ranks.parts([rows * length for rows, length in map(shape, items)], ranks.size())
     divided = [in_micro_batches([items[i] for i in share], limit, shape) for share in shares]
-    return divided[ranks.rank()] if passes is None else in_step([list(parts) for parts in divided], passes)
+    return divided[ranks.rank()] if lockstep is None else in_step([list(parts) for parts in divided], lockstep)
 
 
-def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Item]:
-    """Yield this rank's entry of ``divided`` (micro-batches per rank), with the same number of ``passes`` on all ranks."""
+def in_step(divided: Sequence[Sequence[Item]], lockstep: "LockstepForwards") -> Iterator[Item]:
+    """Yield this rank's entry of ``divided`` (micro-batches per rank), with the same number of ``lockstep`` on all ranks."""
     most = max(map(len, divided))
     with in_lockstep():
         for i in range(most):
-            passes.before(is_last=i == most - 1)
+            lockstep.before(is_last=i == most - 1)
             if i < len(divided[ranks.rank()]):
                 yield divided[ranks.rank()][i]
             else:
-                passes.nothing()
+                lockstep.nothing()
 
 
 def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
@@ -265,23 +268,25 @@ class AdaptiveMicroBatch:
     ) -> Result:
         """Return ``work(micro-batch)``, restarted with half the micro-batch whenever memory runs out in it.
 
-        The arguments are those of `attempts`.
+        The arguments are those of `retry_on_oom`.
         """
         done: list[Result] = []
-        for attempt in self.attempts(limit, rows=rows, undo=undo):
+        for attempt in self.retry_on_oom(limit, rows=rows, undo=undo):
             with attempt as micro_batch:
                 done = [work(micro_batch)]
         return done[0]
 
-    def attempts(self, limit: MicroBatch, *, rows: int, undo: Callable[[], None] = lambda: None) -> Iterator["Attempt"]:
+    def retry_on_oom(
+        self, limit: MicroBatch, *, rows: int, undo: Callable[[], None] = lambda: None
+    ) -> Iterator["Attempt"]:
         """Yield attempts at some work, each with the micro-batch to use, until one fits into memory.
 
-            for attempt in adaptive.attempts(limit, rows=16):
+            for attempt in adaptive.retry_on_oom(limit, rows=16):
                 with attempt as micro_batch:
                     ...
 
         If memory runs out on one of several ranks, all try again. In an attempt, ranks may communicate only after
-        `heedful.distributed.ranks.all_well`.
+        `heedful.distributed.ranks.raise_peer_errors`.
 
         Args:
             limit: the micro-batch of the settings.
@@ -338,7 +343,7 @@ class Attempt:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if error is None:
             try:
-                ranks.all_well()
+                ranks.raise_peer_errors()
             except Exception as failed:  # as if the attempt itself had
                 if not is_out_of_memory(failed):
                     check_present(failed)

@@ -25,7 +25,7 @@ from heedful.label.project import Project
 from heedful.label.records import Item
 from heedful.rounds.judging import Labeller, label_project
 from heedful.rounds.pairs import choose, different_pairs, item_of
-from heedful.rounds.sample import sample
+from heedful.rounds.sample import sample_answers
 
 TRAIN, EVAL = "exported/preferences.train.jsonl", "held-out.jsonl"
 TAKE_BACK_SECONDS = 10.0
@@ -71,7 +71,7 @@ def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path, instructions: str) ->
         Project.create(folder, settings).close()
     answers = folder / "answers.jsonl"
     if not answers.is_file():
-        sample(
+        sample_answers(
             SampleConfig(
                 models=(ppo.model,),
                 data=ppo.data,

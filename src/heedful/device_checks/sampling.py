@@ -13,7 +13,7 @@ from heedful.device_checks.result import RAGGED, LeftOutError, Measurement, Work
 from heedful.devices import device_module
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.device import DtypeName
@@ -28,7 +28,7 @@ def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Responses:
     """Greedy responses to all prompts, of which some end early."""
     options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
     rest: Any = {"pad_id": 0, "generator": torch.Generator(), "micro_batch": MicroBatch(10)}
-    return sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), **rest)
+    return generate(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), **rest)
 
 
 def greedy_sampling(bench: Workbench) -> Measurement:
@@ -36,7 +36,7 @@ def greedy_sampling(bench: Workbench) -> Measurement:
     options, found = SamplingOptions(max_new_tokens=20, temperature=0.0), []
     for device in (None, "cpu"):
         policy = bench.policy(device=device)
-        rollouts = sample(policy, RAGGED[:4], options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
+        rollouts = generate(policy, RAGGED[:4], options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
         found.append(rollouts.own_ids())
     return Measurement(differing(*found), 0, "responses that are not the CPU's")
 
@@ -45,7 +45,7 @@ def sampled_logprobs(bench: Workbench, dtype: DtypeName) -> Measurement:
     """Log-probs of sampled tokens, one token at a time with a cache, against a pass over all of them."""
     policy, options = bench.policy(dtype, spread=0.1), SamplingOptions(max_new_tokens=50)
     generator = torch.Generator().manual_seed(0)
-    found = sample(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), pad_id=0, generator=generator)
+    found = generate(policy, RAGGED, options, stop_ids=tuple(range(3, 60)), pad_id=0, generator=generator)
     return Measurement(_off(policy, found), 1e-4 if dtype == "float32" else 0.05, SCORED)
 
 

@@ -286,7 +286,7 @@ def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
     return everything
 
 
-def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
+def all_gather_into(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
     """Gather rows of a tensor, ``[rows, ...]``, in place; each rank has filled in its own.
 
     ``mine`` are this rank's row indices, in parts; ``among`` those of all ranks (None for all rows).
@@ -363,7 +363,7 @@ class ElsewhereMemoryError(MemoryError):
     """Another rank ran out of memory, so this one repeats the work together with it."""
 
 
-def all_well() -> None:
+def raise_peer_errors() -> None:
     """Call before collectives in work that is repeated if a rank runs out of memory.
 
     Raises ElsewhereMemoryError if one did: that rank calls ``any_of(True)`` instead.

@@ -87,7 +87,7 @@ def shard(
         module: the module whose ``forward`` is called; with full weights, equal on every rank, on any device. Adapters
             must be added before.
         mesh: see `make_mesh`. The shards are on its device.
-        sync_every: when gradients are summed, for `passes`.
+        sync_every: when gradients are summed, for `lockstep_forwards`.
         compute_dtype: autocast's.
         trained: dtype of trained weights that are still in half precision. They are converted unit by unit, so that no rank
             has all of them in it. None leaves their dtypes.
@@ -355,7 +355,7 @@ def exchange(one: Tensor, other: Tensor) -> None:
     its.copy_(kept)
 
 
-class Passes:
+class LockstepForwards:
     """Keeps ranks in step in a loop over micro-batches through sharded models: all make the same number of passes.
 
     Gathering weights is collective, so a rank with fewer micro-batches makes dummy passes.
@@ -386,13 +386,13 @@ class Passes:
                 loss.backward()
 
 
-def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
-    """`Passes` through models, each with its dummy loss; None if none is sharded."""
+def lockstep_forwards(*through: tuple[nn.Module, Callable[[], Tensor]]) -> LockstepForwards | None:
+    """`LockstepForwards` through models, each with its dummy loss; None if none is sharded."""
     divided = [(module, dummy_loss) for module, dummy_loss in through if is_sharded(module)]
     if not divided:
         return None
     root = next((known for module, _ in divided if (known := _DIVIDED.get(module)) is not None), None)
-    return Passes(
+    return LockstepForwards(
         [dummy_loss for _, dummy_loss in divided],
         [module for module, _ in divided],
         "step" if root is None else root.sync_every,

@@ -28,7 +28,7 @@ ROWS = 8
 number."""
 
 
-def sample(
+def generate(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingOptions,
@@ -114,7 +114,7 @@ def sample(
         own = [torch.tensor(ranks.shard_indices(costs), dtype=torch.long, device=policy.device)]
         for numbers in (tokens, logprobs, kept, counts):
             if numbers is not None:
-                ranks.put_together(numbers, own)
+                ranks.all_gather_into(numbers, own)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     truncated = upload(torch.tensor([response[-1] not in stops for response in responses]), policy.device)

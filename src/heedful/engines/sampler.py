@@ -11,7 +11,7 @@ from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.engines.engine import SamplingSource
-from heedful.engines.generate import MICRO_BATCH, sample
+from heedful.engines.generate import MICRO_BATCH, generate
 from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
 from heedful.models.policy import Policy
@@ -51,7 +51,7 @@ class Sampler:
         """Sample one response to each prompt, with the policy's current weights, of this version if they are counted."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
         if self.source is None:
-            responses = sample(
+            responses = generate(
                 policy,
                 [prompt.ids for prompt in prompts],
                 self.options,

@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_of
 from heedful.devices import on_host, upload
 from heedful.distributed import ranks
-from heedful.distributed.sharding import Passes, passes
+from heedful.distributed.sharding import LockstepForwards, lockstep_forwards
 from heedful.kernels.waiting import on_device
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
@@ -16,17 +16,17 @@ from heedful.types import MicroBatch
 
 
 def micro_batches(
-    batch: Batch, limit: MicroBatch, passes: Passes | None = None, *, at_least_one: bool = False
+    batch: Batch, limit: MicroBatch, lockstep: LockstepForwards | None = None, *, at_least_one: bool = False
 ) -> Iterator[tuple[Tensor, Batch]]:
     """Yield micro-batches of at most ``limit``, each with its row indices.
 
     If there are several, rows are sorted by length first (`rows_of`). Each rank yields its own rows, which may be none
-    (with ``at_least_one``, then the first row); ``passes`` synchronises ranks with sharded models.
+    (with ``at_least_one``, then the first row); ``lockstep`` synchronises ranks with sharded models.
     """
     lengths = on_host(batch.attention_mask).sum(dim=1).tolist()
     none = [[0]] if at_least_one else []
     divided = [rows_of(own, lengths, limit) or none for own in ranks.parts(lengths, ranks.size())]
-    for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
+    for part in divided[ranks.rank()] if lockstep is None else in_step(divided, lockstep):
         rows = upload(torch.tensor(part), batch.ids.device)
         yield rows, batch.select(rows)
 
@@ -61,7 +61,9 @@ def token_outputs(
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
         parts = []
-        for rows, here in micro_batches(batch, limit, passes((policy, policy.dummy_loss)), at_least_one=True):
+        for rows, here in micro_batches(
+            batch, limit, lockstep_forwards((policy, policy.dummy_loss)), at_least_one=True
+        ):
             b = here.to(policy.device)
             outputs = policy(
                 b.ids,
@@ -98,7 +100,7 @@ def token_values(
     """Compute a separate value model's values of a batch's responses, ``[batch, time]``, without gradients."""
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
-        parts = micro_batches(batch, limit, passes((value_model, value_model.dummy_loss)), at_least_one=True)
+        parts = micro_batches(batch, limit, lockstep_forwards((value_model, value_model.dummy_loss)), at_least_one=True)
         return [(rows, value_model(part.ids, part.attention_mask, part.response_mask)) for rows, part in parts]
 
     return _in_place((adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)

@@ -10,7 +10,7 @@ import torch
 from heedful import core
 from heedful.display import counted
 from heedful.errors import ConfigError
-from heedful.plot.style import Picture, as_text, current_theme, floats, number, picture, save
+from heedful.plot.style import Picture, as_text, current_theme, floats, format_number, picture, save
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def advantages(
             axes.bar(range(len(bars)), [a if math.isfinite(a) else 0.0 for a in bars], color=colours)
             for t, a in enumerate(bars):
                 if not math.isfinite(a):
-                    axes.text(t, 0, number(a), size=8, ha="center", va="bottom")
+                    axes.text(t, 0, format_number(a), size=8, ha="center", va="bottom")
             axes.axhline(0, color=theme.muted, linewidth=0.8)
             axes.set_title(f"γ = {gamma:g}, λ = {gae_lambda:g}", size=10)
             axes.spines[["top", "right"]].set_visible(False)

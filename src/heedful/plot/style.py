@@ -165,7 +165,7 @@ def text_width(text: str, size: float) -> float:
     return font.get_width_height()[0] / 64
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number briefly: 0 without decimals, two decimals below 100, none from 100 on; nan and inf unchanged."""
     text = "0" if value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     return "0.00" if text == "-0.00" else text.replace("-", "−")

@@ -18,9 +18,9 @@ from heedful.plot.style import (
     as_text,
     current_theme,
     drawable,
+    format_number,
     listed,
     mix,
-    number,
     picture,
     save,
     text_width,
@@ -171,7 +171,7 @@ def _largest(band: Sequence[float | None]) -> float:
 
 
 def _shown(value: float | None) -> str:
-    return "" if value is None else number(value)
+    return "" if value is None else format_number(value)
 
 
 def _token_width(text: str) -> float:

@@ -272,7 +272,7 @@ def card(config: PushConfig, *, base: str | None, stages: Sequence[str], **names
         results=results,
         models=models,
         data={name: digest for name, digest in data.items() if digest != "none"},  # no function was given
-        number=number,
+        number=format_number,
         config_yaml=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000),
         **names,
     )
@@ -280,10 +280,10 @@ def card(config: PushConfig, *, base: str | None, stages: Sequence[str], **names
     return public(f"{text}\n", [*used, *hashes["models"], *hashes["data"]])
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """A number or an interval of numbers, formatted for a table of the card; empty for anything else."""
     if isinstance(value, list | tuple):
-        numbers = [number(one) for one in value]
+        numbers = [format_number(one) for one in value]
         return " to ".join(numbers) if all(numbers) else ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""

@@ -19,7 +19,7 @@ from heedful.report.runs import (
     parents_of,
     seconds_until,
 )
-from heedful.report.svg import COLOURS, draw, is_drawable, number, text
+from heedful.report.svg import COLOURS, draw, format_number, is_drawable, text
 from heedful.training.alarms import ALARMS
 
 MORE = (
@@ -73,7 +73,7 @@ def alarms(runs: Sequence[RunRecord]) -> str:
             text(one.band),
             f"step {one.first}",
             f"{one.count} of {one.steps}",
-            f"{number(one.worst)} (step {one.worst_step})",
+            f"{format_number(one.worst)} (step {one.worst_step})",
             text(one.band.source),
         ]
         for run in runs
@@ -104,7 +104,8 @@ def alarms(runs: Sequence[RunRecord]) -> str:
 
 def _evidence(evidence: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {number(value) if isinstance(value, int | float) else value}" for name, value in evidence.items()
+        f"{name} {format_number(value) if isinstance(value, int | float) else value}"
+        for name, value in evidence.items()
     )
 
 
@@ -249,7 +250,7 @@ def _prompt(sample: Mapping[str, Any]) -> str:
 
 def _card(run: RunRecord, step: int, sample: Mapping[str, Any], *, several: bool) -> str:
     numbers = [
-        f"{name} {number(value)}"
+        f"{name} {format_number(value)}"
         for name, value in sample.items()
         if name not in ("step", "prompt", "response") and isinstance(value, int | float)
     ]

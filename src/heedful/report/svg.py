@@ -35,10 +35,10 @@ def draw(chart: Chart) -> str:
     for value in ticks(y_low, y_high, logarithmic=chart.logarithmic):
         y = frame.y(value)
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_number(value)}</text>')
     for value in ticks(x_low, x_high):
         x = frame.x(value)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{number(value)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{format_number(value)}</text>')
     for where, meaning in chart.marks.items():
         mark = f'<path class="mark" d="M{frame.x(where):.1f} {TOP}V{HEIGHT - BOTTOM}">'
         parts.append(f"{mark}<title>{text(meaning)}</title></path>")
@@ -121,7 +121,7 @@ def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
         labels = line.labels or [""] * len(kept)
         for (x, y), label in zip(kept[:MOST_POINTS], labels, strict=False):
             place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
-            shown = f"{label} {number(x)}: {number(y)}".strip()
+            shown = f"{label} {format_number(x)}: {format_number(y)}".strip()
             parts.append(f'<circle class="dot {colour}" r="3" {place}><title>{text(shown)}</title></circle>')
             if label:
                 side, anchor = (-5, "end") if frame.x(x) > WIDTH - LEFT else (5, "start")  # inside the picture
@@ -130,7 +130,9 @@ def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
     for x, y in line.points:
         if not _fits(y, chart) and line.kind != "outside":
             cross = f"M{frame.x(x) - 3:.1f} {HEIGHT - BOTTOM - 9}l6 6m0 -6l-6 6"
-            parts.append(f'<path class="lost {colour}" d="{cross}"><title>step {number(x)}: not finite</title></path>')
+            parts.append(
+                f'<path class="lost {colour}" d="{cross}"><title>step {format_number(x)}: not finite</title></path>'
+            )
     return parts
 
 
@@ -160,7 +162,7 @@ def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
     return [place * step for place in range(first, last + 1)]
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number in a few characters."""
     return f"{value:.4g}".replace("-", "−").replace("e+0", "e").replace("e−0", "e−")
 
@@ -183,7 +185,7 @@ def _in_words(chart: Chart) -> str:
             continue
         ys = [y for _, y in line.points if math.isfinite(y)]
         if ys:
-            ends = f"from {number(ys[0])} to {number(ys[-1])}"
-            said.append(f"{line.kind} {ends}, lowest {number(min(ys))}, highest {number(max(ys))}")
+            ends = f"from {format_number(ys[0])} to {format_number(ys[-1])}"
+            said.append(f"{line.kind} {ends}, lowest {format_number(min(ys))}, highest {format_number(max(ys))}")
     band = "" if chart.band is None else f"; healthy: {chart.band}"
     return f"{chart.title}: {'; '.join(said) or 'no values'}{band}"

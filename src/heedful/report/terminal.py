@@ -60,10 +60,13 @@ def look(config: LookConfig) -> None:
 def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limit: float) -> None:
     """Print a response: its numbers as a whole, its prompt, then lines of tokens above their numbers."""
     whole = {"score": response.score, "KL": response.kl}
-    said = [f"row {response.row}", *(f"{name} {number(value)}" for name, value in whole.items() if value is not None)]
+    said = [
+        f"row {response.row}",
+        *(f"{name} {format_number(value)}" for name, value in whole.items() if value is not None),
+    ]
     said += [counted(len(response.ids), "token"), "cut" if response.finish == "length" else "ended"]
     said += [
-        f"{name} {number(value)}"
+        f"{name} {format_number(value)}"
         for name, value in response.rewards.items()
         if value is not None and len(response.rewards) > 1
     ]
@@ -71,7 +74,7 @@ def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limi
     _print(screen, response.prompt)
     numbers = response.numbers[by]
     cells = [harmless(one.translate(SHOWN)) or "∅" for one in texts]
-    values = [""] * len(cells) if numbers is None else [number(value) for value in numbers]
+    values = [""] * len(cells) if numbers is None else [format_number(value) for value in numbers]
     widths = [max(cell_len(cell), len(value)) + 1 for cell, value in zip(cells, values, strict=True)]
     for line in wrapped(widths, screen.width):
         above, below = Text(), Text(style="dim")
@@ -85,7 +88,7 @@ def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limi
             screen.print(one, soft_wrap=True)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with its sign in a few characters."""
     if value == 0 or 0.01 <= abs(value) < 100:
         return f"{value:+.2f}"
@@ -139,7 +142,7 @@ def _table(screen: Screen, response: Response, texts: Sequence[str]) -> None:
     _print(screen, f"{'token':>5}  {'text':<{max(wide, 4)}}  " + "  ".join(f"{name:>9}" for name in names))
     for t, cell in enumerate(cells):
         pad = " " * (max(wide, 4) - cell_len(cell))
-        row = "  ".join(f"{number((response.numbers[name] or [])[t]):>9}" for name in names)
+        row = "  ".join(f"{format_number((response.numbers[name] or [])[t]):>9}" for name in names)
         _print(screen, f"{t:>5}  {cell}{pad}  {row}")
 
 

@@ -13,7 +13,7 @@ from heedful.data.learned import ask
 from heedful.data.messages import from_dict
 from heedful.data.splits import HasPrompt
 from heedful.distributed import ranks
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.weights import halve_frozen
@@ -65,7 +65,9 @@ def score_rows(
     found: dict[int, float] = {}
 
     def read(limit: MicroBatch) -> None:
-        for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i]), passes((model, model.dummy_loss))):
+        for chosen in own_micro_batches(
+            order, limit, lambda i: (1, lengths[i]), lockstep_forwards((model, model.dummy_loss))
+        ):
             found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
 
     (adaptive or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(rows))

@@ -61,7 +61,7 @@ from heedful.lock import FolderLock
 from heedful.rewards import Ensemble
 from heedful.rounds.judging import load_judge, scores_of, scores_of_items
 from heedful.rounds.pairs import Pair, Row, choose, compared, disagreement, item_of, new_pairs
-from heedful.rounds.sample import sample, write_rows
+from heedful.rounds.sample import sample_answers, write_rows
 from heedful.training.checkpoints import check_space
 from heedful.training.output_folder import finished
 from heedful.training.result import TrainingResult
@@ -245,7 +245,7 @@ def _sample(config: RoundConfig, notes: RoundNotes, say: Say) -> Note:
     with Project.open(config.project) as project:
         file = notes.folder / "answers.jsonl"
         if not file.exists():
-            sample(
+            sample_answers(
                 _shared(
                     SampleConfig,
                     config,

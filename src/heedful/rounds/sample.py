@@ -67,7 +67,7 @@ class Writer:
     """In tokens; leaves room for an answer."""
 
 
-def sample(config: SampleConfig) -> dict[str, int]:
+def sample_answers(config: SampleConfig) -> dict[str, int]:
     """Write answers to prompts into ``config.output``, and return their counts and the counts of dropped ones.
 
     A line has ``prompt``, ``responses`` (each with ``response`` and ``source``) and the record's other columns. An answer

@@ -61,7 +61,7 @@ class Objects(TypedDict, total=False):
 
 
 @contextlib.contextmanager
-def in_files(
+def spill_to_files(
     config: C,
     *kinds: type,
     model: AnyModel | str | Path | None = None,

@@ -32,7 +32,7 @@ class MetricSums:
         """Sum the ranks' metrics since the last call into the totals. Collective. Returns itself."""
         if ranks.size() == 1:
             return self
-        ranks.all_well()
+        ranks.raise_peer_errors()
         mine, self._mine = self._mine, {}
         numbers = torch.stack([value.double() for value in mine.values()]).tolist() if mine else []
         shares = [(name, number, mine[name].dtype) for name, number in zip(mine, numbers, strict=True)]

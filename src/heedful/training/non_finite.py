@@ -24,7 +24,7 @@ class StepResult(NamedTuple):
 
     norm: float
     """Gradient norm before clipping; not finite if the step was skipped."""
-    is_left_out: bool = False
+    is_skipped: bool = False
     """True if skipped for non-finite numbers. Not for gradients that overflow the current float16 loss scale."""
     critic_norm: float = math.nan
     """Gradient norm of a separate critic; NaN if none was trained."""
@@ -44,7 +44,7 @@ class NonFiniteGuard:
     latest: str = ""
     """Description of the latest skipped update, for messages."""
 
-    def leave_out(self, step: int, update: int, broken: Mapping[str, float], sources: Sequence[str]) -> None:
+    def skip(self, step: int, update: int, broken: Mapping[str, float], sources: Sequence[str]) -> None:
         """Log that an update (from 1) of a step was skipped for the non-finite numbers ``broken``.
 
         ``sources`` are its records as ``file:line``; only the suspects, if known.
@@ -63,8 +63,8 @@ class NonFiniteGuard:
 
     def count(self, updates: Sequence[StepResult]) -> None:
         """Count a step: it counts as skipped if it had updates and all were skipped."""
-        is_left_out = bool(updates) and all(update.is_left_out for update in updates)
-        self.in_a_row = self.in_a_row + 1 if is_left_out else 0
+        is_skipped = bool(updates) and all(update.is_skipped for update in updates)
+        self.in_a_row = self.in_a_row + 1 if is_skipped else 0
 
     def check(self) -> None:
         """Raises TrainingError if too many steps in a row were skipped."""

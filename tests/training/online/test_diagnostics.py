@@ -11,7 +11,7 @@ import torch
 from cases import often
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
 from heedful.algorithms.online.metrics import critic_metrics, with_effective_frac
-from heedful.algorithms.online.update import Update
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.training.metric_sums import MetricSums
 from heedful.training.performance import online_performance
@@ -132,7 +132,7 @@ def test_the_norm_of_a_critic_with_its_own_network(config, make_learner, experie
     settings = config(PPOConfig, critic="separate", ppo_epochs=1)
     learner = make_learner(settings)
     experience = experience_of(learner)
-    backward_minibatch(learner, experience, Update(learner, experience.kl), learner.micro_batch)
+    backward_minibatch(learner, experience, Recorder(learner, experience.kl), learner.micro_batch)
     critic, policy = norm_of(learner.critic), norm_of(learner.policy)
     learner.optimizer.zero_grad(set_to_none=True)
     metrics = learn(learner, experience).metrics

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from heedful import ConfigError, OnlineDPOConfig, core, train_online_dpo
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
-from heedful.algorithms.online.update import Update
 from heedful.algorithms.online_dpo import backward_minibatch, best_and_worst, learn, make_experience
 
 
@@ -75,10 +75,10 @@ def ready(config):
 def gradient(learner, experience, pairs, **changes):
     learner.policy.zero_grad()
     learner.config = replace(learner.config, **changes)
-    update = Update(learner, experience.kl)
-    backward_minibatch(learner, experience, pairs, update, learner.micro_batch)
+    recorder = Recorder(learner, experience.kl)
+    backward_minibatch(learner, experience, pairs, recorder, learner.micro_batch)
     flat = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
-    return flat, update.sums.means(1)
+    return flat, recorder.sums.means(1)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "ipo-sum", "hinge"])

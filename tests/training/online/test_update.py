@@ -9,7 +9,7 @@ import torch
 from heedful import GRPOConfig, TrainingError, core, train_grpo, train_ppo
 from heedful.algorithms import ppo
 from heedful.algorithms.online import update
-from heedful.algorithms.online.update import Update
+from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.values import learn_values
 from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.data.batches import Batch
@@ -107,7 +107,9 @@ def test_a_critics_gradient_while_it_warms_up(
         learner.critic.zero_grad()
         changed = replace(learner.config, micro_batch_size=size, micro_batch_tokens=tokens)
         smaller = replace(learner, config=changed)
-        backward_minibatch(smaller, experience, Update(smaller, experience.kl), smaller.micro_batch, is_warming_up=True)
+        backward_minibatch(
+            smaller, experience, Recorder(smaller, experience.kl), smaller.micro_batch, is_warming_up=True
+        )
         assert all(parameter.grad is None for parameter in learner.policy.parameters())
         found.append(flat_gradient(learner.critic))
     assert distance(found[1], found[0]) < 1e-12
@@ -152,7 +154,7 @@ def test_a_loss_that_is_no_number_leaves_the_weights_as_they_were(config, make_l
         learn(learner, experience)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.lm.parameters(), strict=True))
     with pytest.raises(TrainingError, match=r"4 steps in a row were skipped .* update 4: loss/policy nan"):
-        learner.skips.check()
+        learner.non_finite_guard.check()
 
 
 SIZES = [(1, 8, 1), (1, 4, 2), (3, 2, 12)]
@@ -195,9 +197,9 @@ def learned(make_learner, experience_of, moved):
         experience = moved(experience) if sampled_by_another else experience
         learner, visited = replace(learner, generator=torch.Generator().manual_seed(1)), []
 
-        def noted(learner, minibatch, update, *arguments, **options):
-            backward_minibatch(learner, minibatch, update, *arguments, **options)
-            visited.append(update.approx_kl)
+        def noted(learner, minibatch, recorder, *arguments, **options):
+            backward_minibatch(learner, minibatch, recorder, *arguments, **options)
+            visited.append(recorder.approx_kl)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ppo, "backward_minibatch", noted)

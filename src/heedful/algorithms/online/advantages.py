@@ -152,7 +152,7 @@ def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))
 
 
-def weigh(
+def apply_importance_weights(
     advantages: Tensor, old_logprobs: Tensor | None, responses: Responses, config: OnlineConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """Advantages ``[batch, time]`` times importance weights (``--importance``), and the weights' metrics.

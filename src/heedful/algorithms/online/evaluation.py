@@ -54,7 +54,7 @@ def evaluate(
             responses = responses.select(given.scored)
         scores = given.without_failed().totals
         models = [] if learner.reference is None else [learner.policy, learner.reference]
-        logprobs = [learner.read(model, responses.batch).logprobs for model in models]
+        logprobs = [learner.token_outputs(model, responses.batch).logprobs for model in models]
     kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
     judged: dict[str, float] = {}
     judged_by: dict[str, float] = {}

@@ -13,7 +13,7 @@ from heedful.algorithms.online.advantages import action_mask
 from heedful.configs.online import OnlineConfig
 from heedful.data.batches import Batch, shapes
 from heedful.devices import on_host, upload
-from heedful.distributed.sharding import Passes
+from heedful.distributed.sharding import LockstepForwards
 from heedful.engines.teacher_forced import micro_batches
 from heedful.types import Completion, MicroBatch
 
@@ -113,10 +113,10 @@ class Experience:
             metrics=self.metrics,
         )
 
-    def micro_batches(self, limit: MicroBatch, passes: Passes | None) -> Iterator["Experience"]:
+    def micro_batches(self, limit: MicroBatch, lockstep: LockstepForwards | None) -> Iterator["Experience"]:
         """Micro-batches of at most ``limit``; each rank has its own
         (`heedful.engines.teacher_forced.micro_batches`)."""
-        for rows, _ in micro_batches(self.batch, limit, passes):
+        for rows, _ in micro_batches(self.batch, limit, lockstep):
             yield self if len(rows) == len(self.rows) else self.select(rows)
 
 

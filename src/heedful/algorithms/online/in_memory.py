@@ -84,7 +84,7 @@ def ppo_steps(
             for alarm in alarms.see(step, metrics):
                 if alarm.alarm not in alarms.stop_on:  # the error says those
                     say(alarm.text)
-            learner.skips.check()
+            learner.non_finite_guard.check()
             alarms.check()
             if stops:
                 return

@@ -16,7 +16,7 @@ from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.ptx import PretrainingMix
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batches import AdaptiveMicroBatch, Batch
-from heedful.distributed.sharding import Passes, gathered_on_first, is_sharded, passes
+from heedful.distributed.sharding import LockstepForwards, gathered_on_first, is_sharded, lockstep_forwards
 from heedful.engines.sampler import Sampler
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.errors import CheckpointError
@@ -46,7 +46,7 @@ class Learner(Generic[C_co]):
     """A policy with its critic, reference, optimizer, controllers and random numbers.
 
     ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` do not change; `state_dict` has all the rest but
-    ``ahead``.
+    ``async_sampler``.
     """
 
     config: C_co
@@ -69,8 +69,8 @@ class Learner(Generic[C_co]):
     """Rewards that select among evaluated models (``--selection-rewards``); not trained on."""
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
-    skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
-    ahead: Sampler | None = None
+    non_finite_guard: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None))
+    async_sampler: Sampler | None = None
     """Samples rollout batches, on servers, during earlier updates; None: ``sampler`` does, when they are needed. A resumed
     run samples them anew."""
     adaptive: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
@@ -93,7 +93,7 @@ class Learner(Generic[C_co]):
         """The networks in training."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
-    def read(
+    def token_outputs(
         self, model: Policy | None, batch: Batch, *, with_entropy: bool = False, with_states: bool = False
     ) -> TokenOutputs:
         """A teacher-forced pass of the policy or the reference over responses, without gradients (`token_outputs`)."""
@@ -108,7 +108,7 @@ class Learner(Generic[C_co]):
             with_states=with_states,
         )
 
-    def read_critic(self, batch: Batch) -> torch.Tensor:
+    def critic_values(self, batch: Batch) -> torch.Tensor:
         """Values ``[batch, time]`` of a critic with its own network, without gradients."""
         assert self.critic is not None
         micro_batch = self.config.scoring_micro_batch
@@ -125,16 +125,16 @@ class Learner(Generic[C_co]):
             and config.value_coef > 0
         )
 
-    def passes(self, *, is_warming_up: bool = False) -> Passes | None:
+    def lockstep_forwards(self, *, is_warming_up: bool = False) -> LockstepForwards | None:
         """The passes of a micro-batch, which ranks with sharded models make together."""
         models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
         if not is_warming_up:
             models.append((self.policy, lambda: self.policy.dummy_loss(with_values=self.pulls_trunk)))
         if self.critic is not None:
             models.append((self.critic, self.critic.dummy_loss))
-        return passes(*models)
+        return lockstep_forwards(*models)
 
-    def steer(
+    def update_coefficients(
         self: "Learner[OnlineConfig]", metrics: Mapping[str, float], *, is_warming_up: bool = False
     ) -> dict[str, float]:
         """Update the coefficients of KL penalty and entropy bonus; returns those of this step."""
@@ -192,8 +192,8 @@ class Learner(Generic[C_co]):
             "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
             "prompts": self.prompts.order.state_dict(),
             "random": random_state(self.generator),
-            "skipped_in_a_row": self.skips.in_a_row,
-            "rooms": {name: adaptive.state_dict() for name, adaptive in self.adaptives.items()},
+            "skipped_in_a_row": self.non_finite_guard.in_a_row,
+            "micro_batches": {name: adaptive.state_dict() for name, adaptive in self.adaptives.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -225,6 +225,6 @@ class Learner(Generic[C_co]):
             self.ptx.order.load_state_dict(state["ptx"])
         self.prompts.order.load_state_dict(state["prompts"])
         set_random_state(self.generator, state["random"])
-        self.skips.in_a_row = state["skipped_in_a_row"]
+        self.non_finite_guard.in_a_row = state["skipped_in_a_row"]
         for name, adaptive in self.adaptives.items():
-            adaptive.load_state_dict(state["rooms"].get(name, {}))
+            adaptive.load_state_dict(state["micro_batches"].get(name, {}))

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 from heedful.algorithms.online.evaluation import evaluate, sample_rows, yardstick
 from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.recorder import Learned
 from heedful.algorithms.online.rollout import ScoredBatch, rollout
 from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.algorithms.online.start import start
-from heedful.algorithms.online.update import Learned
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.alarms import Alarms, Limits
@@ -78,10 +78,10 @@ def run_online(
                 with run.update():
                     metrics, kl, token_numbers = learn(learner, experience)
                     write_rollouts(config, step, scored, kl, experience.token_numbers() | token_numbers)
-                    run.log(step, metrics, note=scored.given.note)
+                    run.log(step, metrics, note=scored.reward_scores.note)
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, kl, config))
-                    learner.skips.check()
+                    learner.non_finite_guard.check()
                 del experience  # its states are gone before the next responses are sampled
             if run.evaluation_due(step):
                 shares: list[tuple[float, float]] = []

@@ -93,11 +93,11 @@ def pass_metrics(
 
 def score_metrics(scored: ScoredBatch, config: RolloutConfig) -> dict[str, float]:
     """Mean of each reward if there are several, and metrics of normalisation and clipping if they are on."""
-    given, norm, clip = scored.given, scored.norm, config.score_clip
+    given, norm, clip = scored.reward_scores, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
         metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
-    failed, sampled = len(scored.sampled.given.failed), len(scored.sampled.given.totals)
+    failed, sampled = len(scored.sampled.reward_scores.failed), len(scored.sampled.reward_scores.totals)
     if failed:
         metrics["reward/failed_frac"] = failed / sampled
     if failed and config.compares == "prompt":

@@ -11,7 +11,7 @@ from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
 from heedful.data.loading import Example, encode_demonstrations, read_usable
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import BatchOrder
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.engines.teacher_forced import micro_batches
 from heedful.errors import DataError
 from heedful.models.policy import Policy
@@ -45,7 +45,7 @@ class PretrainingMix:
         chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
-        step = passes((policy, lambda: policy.dummy_loss(with_values=False)))
+        step = lockstep_forwards((policy, lambda: policy.dummy_loss(with_values=False)))
         for _, part in micro_batches(batch.to(policy.device), micro_batch, step):
             logprobs = policy(part.ids, part.attention_mask, part.response_mask, with_values=False).logprobs
             loss, _ = core.sft_loss(logprobs, part.response_mask, num_tokens=num_tokens)

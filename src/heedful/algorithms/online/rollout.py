@@ -32,7 +32,7 @@ class SampledBatch:
     """Responses with their scores, including responses without one. Rows of one prompt are consecutive."""
 
     responses: Responses
-    given: Scores
+    reward_scores: Scores
     seconds: float
     """Duration of sampling."""
     sampled_tokens: int
@@ -54,7 +54,7 @@ class ScoredBatch:
     """
 
     responses: Responses
-    given: Scores
+    reward_scores: Scores
     norm: core.ScoreNorm
     """Normalisation of the scores."""
     shaped: Float[Tensor, " batch"]
@@ -77,14 +77,14 @@ class ScoredBatch:
     @property
     def scores(self) -> list[float]:
         """Raw scores."""
-        return self.given.totals
+        return self.reward_scores.totals
 
 
 def rollout(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> ScoredBatch:
     """Sample a response to each prompt and score it. Drops responses on which a reward failed. Raises RewardError."""
     config, started = learner.config, time.perf_counter()
     sampled = refill_ties(learner, sample_and_score(learner, prompts))
-    responses, given = sampled.responses, sampled.given
+    responses, given = sampled.responses, sampled.reward_scores
     if given.failed:
         rows = _kept(sampled, config)
         responses, given = responses.select(rows), given.select(rows)
@@ -116,7 +116,7 @@ def sample_and_score(
 ) -> SampledBatch:
     """Sample a response to each prompt and score it, with the learner's rewards by default. Raises RewardError."""
     started = time.perf_counter()
-    sampler = learner.ahead or learner.sampler
+    sampler = learner.async_sampler or learner.sampler
     responses = sampler.generate(learner.policy, prompts, learner.generator, version=learner.schedule.done)
     hit("rollout")
     seconds = time.perf_counter() - started
@@ -145,13 +145,13 @@ def _kept(sampled: SampledBatch, config: RolloutConfig) -> list[int]:
 
     Raises RewardError if none is left.
     """
-    rows, size = sampled.given.scored, config.samples_per_prompt
+    rows, size = sampled.reward_scores.scored, config.samples_per_prompt
     if config.compares == "prompt":
-        broken = {row // size for row in sampled.given.failed}
+        broken = {row // size for row in sampled.reward_scores.failed}
         rows = [row for row in rows if row // size not in broken]
     if len(rows) < (2 if config.compares else 1):
         raise RewardError(
-            f"{len(sampled.given.failed)} of {len(sampled.responses)} responses have no score, and no complete group "
+            f"{len(sampled.reward_scores.failed)} of {len(sampled.responses)} responses have no score, and no complete group "
             "is left: a prompt's responses are compared only if all of them have a score; fix the reward"
         )
     return rows
@@ -192,10 +192,10 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
     whole = _chosen(rounds, place, learner) if any(part for part, _ in place) else first
     return replace(
         whole,
-        given=replace(
-            whole.given,
+        reward_scores=replace(
+            whole.reward_scores,
             means=_means(rounds),
-            measured=merge_measured([part.given.measured for part in rounds]),
+            measured=merge_measured([part.reward_scores.measured for part in rounds]),
             note=_notes(rounds),
         ),
         seconds=sum(part.seconds for part in rounds),
@@ -207,10 +207,10 @@ def refill_ties(learner: Learner[RolloutConfig], first: SampledBatch) -> Sampled
 def _tied(learner: Learner[RolloutConfig], sampled: SampledBatch) -> list[bool]:
     """True for groups to replace: all shaped scores are equal, or a response has none."""
     config, responses = learner.config, sampled.responses
-    scores = torch.tensor(sampled.given.totals, device=responses.truncated.device)
+    scores = torch.tensor(sampled.reward_scores.totals, device=responses.truncated.device)
     shaped = shape_scores(scores, responses, learner.score_norm, config)
     tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt).tolist()
-    for row in sampled.given.failed:
+    for row in sampled.reward_scores.failed:
         tied[row // config.samples_per_prompt] = True
     return tied
 
@@ -224,21 +224,21 @@ def _chosen(
         firsts.append(firsts[-1] + len(part.responses))
     rows = [firsts[part] + group * size + i for part, group in place for i in range(size)]
     responses = joined([part.responses for part in rounds], rows, pad_id=learner.sampler.renderer.pad_id)
-    totals = list(chain.from_iterable(part.given.totals for part in rounds))
+    totals = list(chain.from_iterable(part.reward_scores.totals for part in rounds))
     tokens = None
-    if any(part.given.tokens is not None for part in rounds):
+    if any(part.reward_scores.tokens is not None for part in rounds):
         each = chain.from_iterable(
-            part.given.tokens or [[0.0] * len(c.ids) for c in part.responses.completions] for part in rounds
+            part.reward_scores.tokens or [[0.0] * len(c.ids) for c in part.responses.completions] for part in rounds
         )
         everything = [list(numbers) for numbers in each]
         tokens = [everything[row] for row in rows]
-    names = dict.fromkeys(name for part in rounds for name in part.given.parts)
+    names = dict.fromkeys(name for part in rounds for name in part.reward_scores.parts)
     parts = {
-        name: list(chain.from_iterable(p.given.parts.get(name, [None] * len(p.responses)) for p in rounds))
+        name: list(chain.from_iterable(p.reward_scores.parts.get(name, [None] * len(p.responses)) for p in rounds))
         for name in names
     }
-    failed = {first + row for first, part in zip(firsts, rounds, strict=False) for row in part.given.failed}
-    unread = {first + row for first, part in zip(firsts, rounds, strict=False) for row in part.given.unread}
+    failed = {first + row for first, part in zip(firsts, rounds, strict=False) for row in part.reward_scores.failed}
+    unread = {first + row for first, part in zip(firsts, rounds, strict=False) for row in part.reward_scores.unread}
     given = Scores(
         totals=[totals[row] for row in rows],
         tokens=tokens,
@@ -254,15 +254,15 @@ def _means(rounds: Sequence[SampledBatch]) -> dict[str, float]:
     """Mean of each reward over all rounds' responses to which it applies."""
     found: dict[str, list[float]] = {}
     for part in rounds:
-        scored = part.given.scored
-        for name, column in part.given.parts.items():
+        scored = part.reward_scores.scored
+        for name, column in part.reward_scores.parts.items():
             found.setdefault(name, []).extend(score for row in scored if (score := column[row]) is not None)
     return {name: sum(scores) / len(scores) for name, scores in found.items() if scores}
 
 
 def _notes(rounds: Sequence[SampledBatch]) -> str | None:
     """Notes on the rewards of all rounds."""
-    notes = [(number, part.given.note) for number, part in enumerate(rounds) if part.given.note]
+    notes = [(number, part.reward_scores.note) for number, part in enumerate(rounds) if part.reward_scores.note]
     return "; ".join(f"in place of ties: {note}" if number else note for number, note in notes) or None
 
 

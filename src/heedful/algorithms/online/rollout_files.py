@@ -89,7 +89,7 @@ def _table(
     *,
     hide: Callable[[str], str],
 ) -> pa.Table:
-    sampled, given = scored.sampled.responses, scored.sampled.given
+    sampled, given = scored.sampled.responses, scored.sampled.reward_scores
     completions, own, (prompts, *_) = sampled.completions, sampled.mask.cpu().numpy(), sampled.batch.tokens()
     failed = set(given.failed)
     scores = [None if row in failed else total for row, total in enumerate(given.totals)]

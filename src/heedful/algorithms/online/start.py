@@ -176,8 +176,8 @@ def start(
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
-        skips=NonFiniteGuard(config.folder if in_memory is None else None),
-        ahead=_ahead(config, sampler, prompts),
+        non_finite_guard=NonFiniteGuard(config.folder if in_memory is None else None),
+        async_sampler=_async_sampler(config, sampler, prompts),
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
 
@@ -225,7 +225,7 @@ def _make_ready(
     return reference, critic
 
 
-def _ahead(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Sampler | None:
+def _async_sampler(config: RolloutConfig, sampler: Sampler, prompts: Prompts) -> Sampler | None:
     """Asynchronous sampling, if the settings turn it on."""
     if not isinstance(config, OnlineConfig) or not config.async_steps:
         return None

@@ -1,40 +1,24 @@
-"""Mechanics of an update around its maths: out of memory, non-finite numbers, several ranks, metrics."""
+"""Mechanics of an update around its maths: out of memory, non-finite numbers, optimizer steps."""
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from heedful import core
-from heedful.algorithms.online.experience import Counts, Experience, TokenNumbers
+from heedful.algorithms.online.experience import Experience
 from heedful.algorithms.online.learner import Learner
-from heedful.algorithms.online.metrics import pass_metrics, with_effective_frac
+from heedful.algorithms.online.recorder import Recorder
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
-from heedful.data.batches import Attempt
 from heedful.devices import upload
 from heedful.distributed import ranks
 from heedful.faults import hit
-from heedful.models.policy import TokenOutputs
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
 from heedful.training.optimization import mean_norm, optimizer_step, step_metrics
-from heedful.training.performance import online_performance
 from heedful.types import MicroBatch
-
-
-class Learned(NamedTuple):
-    """Result of an update."""
-
-    metrics: dict[str, float]
-    kl: Tensor
-    """KL to the reference per response, ``[batch]``."""
-    token_numbers: dict[str, TokenNumbers]
-    """What the update's own passes gave, by the columns of ``rollouts/``; nothing if these are not kept."""
 
 
 class Update:
@@ -42,112 +26,55 @@ class Update:
 
     Args:
         learner: the learner.
-        kl: KL to the reference per response, ``[batch]``.
+        recorder: records the passes.
     """
 
-    def __init__(self, learner: Learner[RolloutConfig], kl: Tensor) -> None:
+    def __init__(self, learner: Learner[RolloutConfig], recorder: Recorder) -> None:
         hit("pass")
-        self.learner, self.started = learner, time.perf_counter()
-        self.kl = kl.clone()
-        """KL per response; `set_kl` fills in rows that only the update's own pass computes."""
-        self.sums = MetricSums()
+        self.learner, self.recorder = learner, recorder
         self.steps: list[StepResult] = []
-        self.visited = 0
-        """Number of minibatches in the sums."""
-        self.approx_kl: float | Tensor = 0.0
-        """Sum over the minibatch's micro-batches so far, on this rank."""
-        self._before: Metrics = {}
         self._mixed: list[str] = []
-        self._read: list[Tensor] = []
-        self._keeps_numbers = learner.config.rollouts == "all"
-        self._numbers: list[tuple[int, str, TokenNumbers]] = []
-        """What passes gave, each with the number of optimizer steps before it."""
-        self._ratios: list[tuple[int, str, TokenNumbers]] = []
-        """Those of the minibatch that is being learned from."""
 
     @property
     def has_moved(self) -> bool:
         """Whether the policy has changed since sampling."""
         return any(math.isfinite(step.norm) for step in self.steps)
 
-    def attempts(self, rows: int) -> Iterator[contextlib.AbstractContextManager[MicroBatch]]:
+    def retry_on_oom(self, rows: int) -> Iterator[contextlib.AbstractContextManager[MicroBatch]]:
         """Attempts at a minibatch's gradients. Each yields the micro-batch to use, smaller after memory ran out.
 
         Args:
             rows: number of rows (or pairs) of the minibatch.
         """
-        learner, self._before = self.learner, dict(self.sums.totals)
+        learner = self.learner
+        self.recorder.begin_minibatch()
         mixed_before = None if learner.ptx is None else learner.ptx.order.state_dict()
 
         def undo() -> None:
-            learner.optimizer.zero_grad(set_to_none=True)
-            self.sums.reset(self._before)
+            self.skip()
             if learner.ptx is not None and mixed_before is not None:
                 learner.ptx.order.load_state_dict(mixed_before)
 
-        for attempt in learner.adaptive.attempts(learner.config.micro_batch, rows=rows, undo=undo):
-            yield self._attempt(attempt)
-        self.visited += 1
-
-    @contextlib.contextmanager
-    def _attempt(self, attempt: Attempt) -> Iterator[MicroBatch]:
-        self.approx_kl, self._mixed, self._read, self._ratios = 0.0, [], [], []
-        with attempt as limit:
-            yield limit
-            self.sums.add_ranks()
-
-    def add(self, metrics: Metrics) -> None:
-        """Add the metrics of a micro-batch."""
-        self.sums.add(metrics)
-        self.approx_kl = self.approx_kl + metrics.get("policy/approx_kl", 0.0)
-
-    def add_first_pass(self, new: TokenOutputs, part: Experience, counts: Counts) -> None:
-        """Add the metrics and the KL of a micro-batch's pass, if the policy has not changed since sampling."""
-        kl = None
-        if part.ref_logprobs is not None:
-            kl = core.response_kl(new.logprobs.detach(), part.ref_logprobs, part.mask)
-            self.set_kl(part.rows, kl)
-        self.note_first_pass(part.rows, new)
-        seen = part.sampler_logprobs
-        self.add(pass_metrics(new, seen, kl, part.mask, num_tokens=counts.tokens, num_responses=counts.responses))
-
-    def note_first_pass(self, rows: Tensor, new: TokenOutputs) -> None:
-        """Keep what the pass of the policy that sampled gave for some responses, if the settings ask for it."""
-        if self._keeps_numbers:
-            for name, numbers in {"old_logprobs": new.logprobs, "entropy": new.entropy}.items():
-                self._numbers.append((0, name, TokenNumbers(rows.cpu(), numbers.detach().cpu())))
-
-    def note_ratio(self, rows: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> None:
-        """Keep the log-ratio of each token of a pass, if the settings ask for it. A step that is left out drops it."""
-        if self._keeps_numbers:
-            numbers = TokenNumbers(rows.cpu(), (logprobs.detach() - old_logprobs).cpu())
-            self._ratios.append((len(self.steps), "log_ratio", numbers))
-
-    def set_kl(self, rows: Tensor, kl: Tensor) -> None:
-        """Fill in the KL of some responses."""
-        self.kl[rows] = kl
-        self._read.append(rows)
-
-    def share_kl(self, among: Tensor | None = None) -> None:
-        """Share KL values among ranks: of all rows, or of the rows ``among``."""
-        ranks.all_well()
-        ranks.put_together(self.kl, self._read, among)
+        for attempt in learner.adaptive.retry_on_oom(learner.config.micro_batch, rows=rows, undo=undo):
+            self._mixed = []
+            yield self.recorder.attempt(attempt)
 
     def is_above(self, approx_kl_limit: float | None) -> bool:
         """Whether the policy has changed and its approx_kl on the minibatch exceeds a limit."""
         if not self.has_moved or approx_kl_limit is None:
             return False
+        approx_kl = self.recorder.approx_kl
         if ranks.size() > 1:
-            ranks.all_well()
-            return ranks.total(float(self.approx_kl)) > approx_kl_limit
-        return bool(self.approx_kl > approx_kl_limit)
+            ranks.raise_peer_errors()
+            return ranks.total(float(approx_kl)) > approx_kl_limit
+        return bool(approx_kl > approx_kl_limit)
 
     def mix_in(self, limit: MicroBatch) -> None:
         """Add the gradients of demonstrations (``--ptx-data``), if there are any."""
         if self.learner.ptx is not None:
-            self._mixed = self.learner.ptx.accumulate(self.learner.policy, self.sums, limit)
+            self._mixed = self.learner.ptx.accumulate(self.learner.policy, self.recorder.sums, limit)
 
-    def leave_out(self) -> None:
+    def skip(self) -> None:
         """Drop a minibatch's gradients."""
         self.learner.optimizer.zero_grad(set_to_none=True)
 
@@ -158,51 +85,30 @@ class Update:
             sources: sources of its prompts.
             max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
         """
-        learner = self.learner
+        learner, recorder = self.learner, self.recorder
         result = take_step(
             learner,
             learner.trained,
-            self.sums,
-            before=self._before,
+            recorder.sums,
+            before=recorder.sums_before,
             update=len(self.steps) + 1,
             sources=[*sources, *self._mixed],
             max_approx_kl=max_approx_kl,
         )
         self.steps.append(result)
-        self.visited -= result.is_left_out
-        self._numbers += [] if result.is_left_out else self._ratios
+        recorder.end_minibatch(is_skipped=result.is_skipped)
         if learner.average is not None and math.isfinite(result.norm):  # else the step was skipped
             learner.average.update()
 
     def metrics(self) -> dict[str, float]:
         """Means over minibatches, and metrics of the optimizer steps."""
-        return self.sums.means(max(1, self.visited)) | step_metrics([step.norm for step in self.steps])
+        return self.recorder.means() | step_metrics([step.norm for step in self.steps])
 
     def taken_frac(self, responses: int) -> float:
         """Share of planned optimizer steps that were taken, for this number of responses."""
         config = self.learner.config
         planned = config.ppo_epochs * math.ceil(max(1, responses) / config.minibatch_size)
-        return sum(not step.is_left_out for step in self.steps) / planned
-
-    def end(self, metrics: dict[str, float], learned_tokens: Tensor, sampled_tokens: int) -> Learned:
-        """The step's metrics with its seconds and speed, and the KL per response."""
-        metrics = with_effective_frac(metrics) | {"time/update": time.perf_counter() - self.started}
-        device = self.learner.policy.device
-        speed = online_performance(metrics, float(learned_tokens), device, sampled_tokens=sampled_tokens)
-        return Learned(metrics | speed, self.kl, self._token_numbers())
-
-    def _token_numbers(self) -> dict[str, TokenNumbers]:
-        """What the passes of all ranks gave; of several over the same response the last."""
-        if not self._keeps_numbers:
-            return {}
-        parts = sorted((part for of_rank in ranks.gather(self._numbers) for part in of_rank), key=lambda part: part[0])
-        found: dict[str, TokenNumbers] = {}
-        for name in dict.fromkeys(name for _, name, _ in parts):
-            rows = torch.cat([numbers.rows for _, other, numbers in parts if other == name])
-            numbers = torch.cat([numbers.numbers for _, other, numbers in parts if other == name])
-            last = {row: place for place, row in enumerate(rows.tolist())}
-            found[name] = TokenNumbers(torch.tensor(list(last)), numbers[list(last.values())])
-        return found
+        return sum(not step.is_skipped for step in self.steps) / planned
 
 
 def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
@@ -251,7 +157,7 @@ def take_step(
             broken = {"gradient norm": norm}
     if broken:
         sums.reset(before)
-        learner.skips.leave_out(learner.schedule.done, update, broken, sources)
+        learner.non_finite_guard.skip(learner.schedule.done, update, broken, sources)
     return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 

@@ -14,7 +14,7 @@ from heedful.data.batches import in_step
 from heedful.devices import on_host, upload
 from heedful.distributed import ranks
 from heedful.distributed.rank_failures import naming_lost_ranks
-from heedful.distributed.sharding import passes
+from heedful.distributed.sharding import lockstep_forwards
 from heedful.kernels.packing import scatter
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
@@ -44,7 +44,7 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
         return {}, []
     sums, steps, device = MetricSums(), list[StepResult](), experience.rows.device
     nothing, one = torch.zeros(1, head.in_features, device=device), torch.ones(1, 1, dtype=torch.bool, device=device)
-    step = passes((head, lambda: 0.0 * head(nothing, one).sum()))  # for a rank without rows
+    step = lockstep_forwards((head, lambda: 0.0 * head(nothing, one).sum()))  # for a rank without rows
     numbers, readers = on_host(experience.rows).tolist(), [set(read) for read in ranks.gather(list(states))]
     for rows in minibatches(experience, cfg.value_epochs, learner):
         before, counts = dict(sums.totals), Counts.of(experience.select(rows), cfg)
@@ -60,4 +60,4 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
         sums.add_ranks()
         sources = experience.sources(rows)
         steps.append(take_step(learner, [head], sums, before=before, update=len(steps) + 1, sources=sources))
-    return sums.means(max(1, sum(not step.is_left_out for step in steps))), steps
+    return sums.means(max(1, sum(not step.is_skipped for step in steps))), steps
