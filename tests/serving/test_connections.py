@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -284,6 +285,18 @@ def test_the_last_of_an_answer_that_nobody_takes_is_given_up(kept):
         served.later(0.02 * SECONDS)
         assert served.server.limits.open == set()
         assert one.timers == {}
+
+
+def test_the_logging_of_the_process_stays_as_it_is():
+    """Else one server that begins lets another one print for a moment."""
+    logger, handler = logging.getLogger("uvicorn"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        with Served():
+            assert logger.handlers == [handler]
+            assert logging.getLogger("uvicorn.error").level == logging.ERROR
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_body_that_breaks_the_protocol_behind_its_answer_costs_the_connection(caplog):

@@ -7,6 +7,8 @@ sampling and value head work as before.
 
 The experts of a mixture are often a single parameter ``[experts, out, in]`` instead of linear layers. Each of its
 matrices gets its own adapters.
+
+PEFT is imported where adapters are made or read: with bitsandbytes beside it, it takes seconds.
 """
 
 import copy
@@ -14,12 +16,9 @@ import difflib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, LoraModel, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
-from peft.tuners import lora
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -35,6 +34,9 @@ from heedful.kernels.cpu.products import is_plain_linear
 from heedful.kernels.device import HALF
 from heedful.kernels.weights import same_weights
 
+if TYPE_CHECKING:
+    from peft import LoraConfig, LoraModel
+
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
     """Freeze a model and put fresh adapters on its linear layers and experts, in place. A classifier's head stays trainable.
@@ -48,6 +50,8 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
 
     Raises ConfigError if ``lora_targets`` matches no layer, or for ``dropout`` with adapters on experts.
     """
+    from peft import LoraConfig, inject_adapter_in_model
+
     linear, experts = _linear_layers(model), expert_parameters(model)
     targets = _targets(options.lora_targets, [*linear, *experts])
     adapted = [name for name in targets if name in experts]
@@ -82,6 +86,11 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
 
 def can_merge(model: PreTrainedModel) -> bool:
     """Whether a model has adapters, all of them on plain linear layers: not on experts, and not on quantised matrices."""
+    if not has_adapters(model):
+        return False
+    from peft.tuners import lora
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     return bool(layers) and all(
         type(layer) is lora.Linear
@@ -93,6 +102,8 @@ def can_merge(model: PreTrainedModel) -> bool:
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each adapted layer, and its matrix with the adapters added, in float32."""
+    from peft.tuners import lora
+
     for name, layer in model.named_modules():
         if isinstance(layer, lora.Linear):
             with torch.no_grad():
@@ -260,7 +271,7 @@ def trained_rows(folder: Path) -> dict[str, Tensor]:
         return {name.removesuffix(ROWS).rpartition(".")[2]: file.get_tensor(name) for name in names}
 
 
-def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
+def attach_adapter(model: PreTrainedModel, folder: Path) -> "LoraModel":
     """Add saved adapters to a model, in place, and replace the weights that were saved in full.
 
     Args:
@@ -270,6 +281,8 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
 
     Returns PEFT's wrapper, whose ``merge_and_unload`` merges the adapters. Raises CheckpointError if they do not fit.
     """
+    from peft import LoraConfig, LoraModel, set_peft_model_state_dict
+
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         config = LoraConfig.from_pretrained(folder)
@@ -310,7 +323,7 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
     return model
 
 
-def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, folder: Path) -> dict[str, str]:
+def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: "LoraConfig", folder: Path) -> dict[str, str]:
     """Map names in an adapter file to names in ``model``, whose trunk may be one level higher or lower.
 
     Weights of a language model's output head are left out for a model without one. So are duplicates in the file for a
@@ -388,7 +401,7 @@ def _experts(model: PreTrainedModel, names: Iterable[str]) -> list[str] | None:
 
 
 def _replace_weights(
-    model: PreTrainedModel, tensors: dict[str, Tensor], names: dict[str, str], config: LoraConfig, folder: Path
+    model: PreTrainedModel, tensors: dict[str, Tensor], names: dict[str, str], config: "LoraConfig", folder: Path
 ) -> None:
     """Load full weights and embedding rows of an adapter file, with PEFT's semantics.
 
@@ -433,7 +446,7 @@ def _are_equal(rows: list[tuple[list[int], Tensor]]) -> bool:
     return all(ids == rows[0][0] and torch.equal(tensor, rows[0][1]) for ids, tensor in rows)
 
 
-def _was_trained(name: str, config: LoraConfig) -> bool:
+def _was_trained(name: str, config: "LoraConfig") -> bool:
     """Whether a full weight of an adapter file was trained, by its name there."""
     if _is_of_base(name):
         return False
@@ -447,7 +460,7 @@ def _is_of_base(name: str) -> bool:
 
 
 def _fit_vocabulary(
-    model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], config: LoraConfig, folder: Path
+    model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], config: "LoraConfig", folder: Path
 ) -> None:
     """Resize a model's embeddings to the rows of an adapter file. Raises CheckpointError if the file lacks the new
     rows.
@@ -471,7 +484,7 @@ def _fit_vocabulary(
     model.resize_token_embeddings(rows, mean_resizing=False)
 
 
-def _token_ids(own: str, ends: list[str], config: LoraConfig, model: PreTrainedModel, folder: Path) -> list[int]:
+def _token_ids(own: str, ends: list[str], config: "LoraConfig", model: PreTrainedModel, folder: Path) -> list[int]:
     """The tokens of a layer's rows in an adapter file (``trainable_token_indices``). Raises CheckpointError."""
     found, rows = config.trainable_token_indices, len(model.get_parameter(own))
     if isinstance(found, dict):
@@ -526,6 +539,8 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     if not has_adapters(model):
         model.save_pretrained(folder)
         return
+    from peft import get_peft_model_state_dict
+
     tensors = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     tensors |= {name: p for name, p in model.named_parameters() if p.requires_grad and ".lora_" not in name}
     folder.mkdir(parents=True, exist_ok=True)

@@ -52,11 +52,11 @@ def test_tied_groups_are_replaced_and_the_others_stay(begin):
             continue
         seen += 1
         assert all(n <= 5 for n in numbers_of(drawn))
-        assert [len(set(drawn.given.totals[i : i + 4])) > 1 for i in (0, 4, 8)] == [True] * 3
+        assert [len(set(drawn.reward_scores.totals[i : i + 4])) > 1 for i in (0, 4, 8)] == [True] * 3
         for row in range(12):
             if numbers_of(first)[row] <= 5:
                 assert drawn.completions[row] == first.completions[row]
-                assert drawn.given.totals[row] == first.given.totals[row]
+                assert drawn.reward_scores.totals[row] == first.reward_scores.totals[row]
         assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(len(tied) / 3)
         assert drawn.metrics["rollout/unfilled_frac"] == 0
         assert drawn.metrics["rollout/sampled_responses"] >= 12 + 4 * len(tied)
@@ -81,7 +81,7 @@ def test_a_batch_of_several_rounds_is_one_batch(begin):
         assert len(responses[row]) == len(completion.ids) + (not completion.truncated)
         assert int(rollouts.batch.response_mask[row].sum()) == int(rollouts.lengths[row])
         assert bool(rollouts.truncated[row]) == completion.truncated
-        assert drawn.given.totals[row] == float(sum(completion.ids) % 13)
+        assert drawn.reward_scores.totals[row] == float(sum(completion.ids) % 13)
     forced = learner.policy(rollouts.batch.ids, rollouts.batch.attention_mask, rollouts.batch.response_mask)
     torch.testing.assert_close(rollouts.logprobs, forced.logprobs.detach(), rtol=1e-4, atol=1e-4)
 
@@ -112,7 +112,7 @@ def test_places_are_filled_in_part(begin):
     learner = begin(reward, dynamic_sampling_rounds=1)
     found = [refill_ties(learner, sample_and_score(learner, next(learner.prompts))) for _ in range(6)]
     for drawn in found:
-        ties = sum(len(set(drawn.given.totals[i : i + 4])) == 1 for i in (0, 4, 8))
+        ties = sum(len(set(drawn.reward_scores.totals[i : i + 4])) == 1 for i in (0, 4, 8))
         assert drawn.metrics["rollout/unfilled_frac"] == pytest.approx(ties / 3)
     assert len({drawn.metrics["rollout/unfilled_frac"] for drawn in found}) > 1
 
@@ -142,7 +142,7 @@ def test_a_reward_that_fails_on_new_prompts_costs_only_their_place(begin):
     assert learner.rewards.max_failed == 0.1
     drawn = refill_ties(learner, sample_and_score(learner, next(learner.prompts)))
     assert calls[1:] == [12, 12, 12]
-    assert drawn.given.failed == ()
+    assert drawn.reward_scores.failed == ()
     assert drawn.metrics["rollout/refilled_frac"] == 1
 
 
@@ -204,9 +204,9 @@ def test_dense_scores_and_failed_rows_stay_with_their_responses(begin):
     assert set(numbers_of(drawn)) == {2}
     for row, completion in enumerate(drawn.completions):
         is_failed = sum(completion.ids) % 11 == 0
-        assert (row in drawn.given.failed) == is_failed
+        assert (row in drawn.reward_scores.failed) == is_failed
         if not is_failed:
-            assert drawn.given.tokens[row] == [float(i % 7) for i in completion.ids]
+            assert drawn.reward_scores.tokens[row] == [float(i % 7) for i in completion.ids]
 
 
 def test_pairs_come_from_refilled_groups_too(config):

@@ -47,13 +47,13 @@ def test_a_group_with_a_response_that_failed_takes_no_place(config):
     mixed = (*HALF_FAILED, *DIFFERENT, *DIFFERENT)
     _, drawn = one_step(config, ByCall(TIED, mixed), max_failed_rewards=0.9)
     assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(2 / 3)
-    assert drawn.given.failed == ()
+    assert drawn.reward_scores.failed == ()
     _, drawn = one_step(config, ByCall(mixed, DIFFERENT), max_failed_rewards=0.9)
     assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(1 / 3)
-    assert drawn.given.failed == ()
+    assert drawn.reward_scores.failed == ()
     _, drawn = one_step(config, ByCall(mixed, HALF_FAILED), max_failed_rewards=0.9)
     assert drawn.metrics["rollout/unfilled_frac"] == pytest.approx(1 / 3)
-    assert drawn.given.failed == (0, 1)
+    assert drawn.reward_scores.failed == (0, 1)
 
 
 def test_what_rounds_cost_is_counted_though_they_filled_no_place(config, capsys):
@@ -86,7 +86,7 @@ def test_what_was_said_in_each_round_is_said(config):
 
     ways.count = -1
     learner = start(config(GRPOConfig, **SIZES | {"score_clip": 1.0}), [ways]).learner
-    note = refill_ties(learner, sample_and_score(learner, next(learner.prompts))).given.note
+    note = refill_ties(learner, sample_and_score(learner, next(learner.prompts))).reward_scores.note
     assert "returned nan" in note
     assert "in place of ties: " in note
     assert "no reward applies" in note.partition("in place of ties: ")[2]
@@ -100,7 +100,7 @@ def test_means_are_over_the_responses_that_a_reward_applies_to(config):
         return [1.0] * len(completions)
 
     _, drawn = one_step(config, Reward("some", ByCall(first, (0.0,)), weight=0.0), Reward("every", all_one))
-    assert drawn.given.means == {"some": pytest.approx(10 / 13), "every": 1.0}
+    assert drawn.reward_scores.means == {"some": pytest.approx(10 / 13), "every": 1.0}
 
 
 def test_shares_are_of_all_that_they_are_of(config):
@@ -111,7 +111,7 @@ def test_shares_are_of_all_that_they_are_of(config):
     ]
     for second in (TIED, DIFFERENT):
         _, drawn = one_step(config, ByCall(TIED, second, measured=measured))
-        assert drawn.given.measured == {
+        assert drawn.reward_scores.measured == {
             "judge/unusable_frac": 2 / 66,
             "judge/requests": 66.0,
             "time/judge_slowest": 2.0,

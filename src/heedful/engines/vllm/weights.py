@@ -5,11 +5,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +15,11 @@ from heedful.distributed import ranks
 from heedful.distributed.sharding import held, is_sharded, whole_parameters, whole_tensor
 from heedful.engines.vllm.extension.heedful_vllm import added, checksum
 from heedful.errors import SamplerError
+from heedful.models.adapters import has_adapters
 from heedful.models.policy import Policy
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,7 @@ def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
     Tied weights occur once. Floating-point weights are rounded to ``dtype``. Computed lazily, on the model's device; a
     sharded model's are gathered one by one, which is collective.
     """
-    adapted = {
-        f"{name}.base_layer.weight": module for name, module in lm.named_modules() if isinstance(module, LoraLayer)
-    }
+    adapted = dict(_adapted(lm))
     seen: set[int] = set()
     for name, tensor in lm.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
@@ -70,8 +70,22 @@ def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
         yield name.replace(".base_layer.", "."), value.to(dtype) if value.is_floating_point() else value
 
 
+def _adapted(lm: PreTrainedModel) -> Iterator[tuple[str, "LoraLayer"]]:
+    """Layers with adapters by the names of their matrices."""
+    if has_adapters(lm):
+        from peft.tuners.lora import LoraLayer
+
+        for name, module in lm.named_modules():
+            if isinstance(module, LoraLayer):
+                yield f"{name}.base_layer.weight", module
+
+
 def check_adapters(lm: PreTrainedModel) -> None:
     """Raises SamplerError for adapters that cannot be merged one matrix at a time."""
+    if not has_adapters(lm):
+        return
+    from peft.tuners.lora.layer import ParamWrapper
+
     if any(isinstance(module, ParamWrapper) for module in lm.modules()):
         raise SamplerError(
             "--sampler does not support LoRA on experts of a mixture; leave out --sampler, or train other layers "
