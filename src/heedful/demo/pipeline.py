@@ -154,7 +154,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     with make_beginning(config, settings.tiny, resumes=resumes):
         sizes = sizes_of(config.output, settings.ppo.eval_fraction)
         demo = Demo(config, recipe, settings, screen, sizes, STORIES[language_of(config.language)])
-        demo.say("opening")
+        demo.say("opening", instructions=torch.backends.cpu.get_cpu_capability())
         for stage in STAGES:
             stage(demo)
         demo.summary["seconds"] = round(spent + time.perf_counter() - started, 2)
