@@ -1,9 +1,17 @@
 """Every command: its configuration, its function, its line in ``heedful --help``. Nothing is imported until it is used."""
 
+import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.configs.trainers import TRAINERS, imported
+from heedful.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+INSTALLED = "heedful.commands"
+"""Group of the entry points by which other packages add commands: NAME, and a function of its settings."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,55 @@ class Command:
         """The class of its configuration."""
         found: type[Any] = imported(self.config)
         return imported(self.extended)(found) if self.extended else found
+
+    def load(self) -> Any:
+        """The function."""
+        return imported(self.function)
+
+
+class InstalledCommand:
+    """A command of another package: a function whose argument is annotated with its settings, a dataclass of `Settings`.
+
+    Args:
+        point: its entry point.
+    """
+
+    trains = serves = False
+
+    def __init__(self, point: "EntryPoint") -> None:
+        self.point = point
+
+    def settings(self) -> type[Any]:
+        """The class of its settings. Raises ConfigError if there is none, or the package cannot be imported."""
+        from heedful.configs.settings import Settings
+
+        hints = [hint for name, hint in typing.get_type_hints(self.load()).items() if name != "return"]
+        if len(hints) != 1 or not (isinstance(hints[0], type) and issubclass(hints[0], Settings)):
+            raise ConfigError(
+                f"{self.point.value} (entry point {self.point.name} of {INSTALLED}) must take one argument, annotated with a "
+                "subclass of heedful.configs.settings.Settings"
+            )
+        return hints[0]
+
+    def load(self) -> Any:
+        """The function. Raises ConfigError if it cannot be imported."""
+        try:
+            return self.point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.point.value} (entry point {self.point.name} of {INSTALLED}) cannot be imported: {error}"
+            ) from error
+
+
+def installed_commands() -> dict[str, InstalledCommand]:
+    """Commands of other packages, without those that have a name of heedful's own."""
+    from importlib.metadata import entry_points
+
+    return {
+        point.name: InstalledCommand(point)
+        for point in entry_points(group=INSTALLED)
+        if point.name not in COMMANDS and point.name not in GROUPS
+    }
 
 
 COMMANDS = {

@@ -12,13 +12,13 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
 from heedful import __version__
-from heedful.cli.command_table import COMMANDS, GROUPS, SHOWN
+from heedful.cli.command_table import COMMANDS, GROUPS, SHOWN, Command, InstalledCommand, installed_commands
 from heedful.configs.trainers import imported
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import WithoutSecrets, remember_command
@@ -210,12 +210,15 @@ def usage() -> str:
             lines += textwrap.wrap(
                 f"  {name:<{WIDEST_NAME}}  {summary}", 88, subsequent_indent=indent, break_on_hyphens=False
             )
+    others = installed_commands()
+    if others:
+        lines += ["", "of other packages", *(f"  {name:<{WIDEST_NAME}}  {others[name].point.value}" for name in others)]
     lines += ["", "heedful COMMAND --help shows a command's main settings, --help-all every one. A YAML file"]
     return "\n".join([*lines, "uses the same names."])
 
 
 def _run(words: list[str], *, is_program: bool) -> int:
-    """Run a command. ``is_program``: the process serves only this command; see `_load`."""
+    """Run a command. ``is_program``: the process serves only this command; see `_loaded`."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -231,15 +234,16 @@ def _run(words: list[str], *, is_program: bool) -> int:
         if isinstance(found, int):
             return found
         name = found
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS], n=1)
+    others = {} if name in COMMANDS else installed_commands()
+    command: Command | InstalledCommand | None = COMMANDS.get(name) or others.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS, *others], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"heedful: there is no command {name!r}{hint}\nheedful --help lists the commands", file=sys.stderr)
         return 2
     from heedful.configs.parse import parse
     from heedful.configs.settings import answering_command
 
-    command = COMMANDS[name]
     if _is_rank() and not command.trains:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     if command.serves:
@@ -250,8 +254,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
     _let_memory_grow_in_place()
     config = parse(command.settings(), words, prog=f"heedful {name}")
     try:
-        function = _load(command.function, is_program=is_program)
-        done = None if not command.trains else _load("training.output_folder:finished_before")(config)
+        function = _loaded(command.load, is_program=is_program)
+        done = None if not command.trains else imported("training.output_folder:finished_before")(config)
         with answering_command():
             result: Any = function(config) if done is None else None
     except OSError as error:
@@ -259,17 +263,17 @@ def _run(words: list[str], *, is_program: bool) -> int:
             error.filename = str(config.output)  # the system names no file when the disk is full
         raise
     if _is_rank():
-        _load("distributed.ranks:leave")()
+        imported("distributed.ranks:leave")()
     if command.trains and os.environ.get("RANK", "0") == "0":
         summary = result.summary if done is None else done
-        _load("cli.commands:report_training")(config, summary, was_complete=done is not None)
+        imported("cli.commands:report_training")(config, summary, was_complete=done is not None)
     return 0
 
 
 def _left_out(group: str, word: str) -> list[str]:
     """The second word of a command that its third implies: the trainer of a YAML file, or device before its flags."""
     if word.endswith((".yaml", ".yml")):
-        return [_load("configs.plan:trainer_of")(Path(word), group)]
+        return [imported("configs.plan:trainer_of")(Path(word), group)]
     is_device = group == "doctor" and word.partition("=")[0] in ("--device", "--json")
     return ["device"] if is_device else []
 
@@ -331,18 +335,18 @@ def _cpu_info() -> str:
         return ""
 
 
-def _load(reference: str, *, is_program: bool = False) -> Any:
-    """Import ``module:name``.
+def _loaded(load: Callable[[], Any], *, is_program: bool) -> Any:
+    """What ``load`` imports.
 
     Loading torch and transformers creates hundreds of thousands of permanent objects; garbage collection among them would
     take a fifth of the time, so it is off meanwhile and they are frozen afterwards. This is done only if the process runs
     nothing else (``is_program``), because another program's process may have garbage of its own.
     """
     if not is_program or "torch" in sys.modules or not gc.isenabled():
-        return imported(reference)
+        return load()
     gc.disable()
     try:
-        return imported(reference)
+        return load()
     finally:
         gc.freeze()
         gc.enable()
