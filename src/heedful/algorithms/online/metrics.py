@@ -58,7 +58,7 @@ def rollout_metrics(
     if old is not None:
         sampler_logprobs = responses.logprobs
         metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
-    seconds = {"time/rollout": scored.sampled.seconds}
+    seconds = {"time/rollout": scored.sampled.seconds, "time/score": scored.seconds - scored.sampled.seconds}
     return read(metrics) | seconds | scored.sampled.metrics
 
 
