@@ -27,13 +27,7 @@ from heedful.training.optimization import Schedule, make_optimizer
 from jsonl import read_metrics, timeless, write_jsonl
 from trainers import CONFIGS
 
-FACTS = {
-    "你好": "您好！",
-    "2+2?": "4",
-    "hello": "hi there",
-    "name a colour": "blue",
-    "bye": "see you",
-}
+FACTS = {"你好": "您好！", "2+2?": "4", "hello": "hi there", "name a colour": "blue", "bye": "see you"}
 PROMPTS = [
     Prompt("say ab", "p:1"),
     Prompt("一只猫", "p:2"),
@@ -203,9 +197,15 @@ def config(tiny, prompts, tmp_path):
 @pytest.fixture(
     params=[pytest.param(name, marks=pytest.mark.exhaustive if name in COMBINED else ()) for name in VARIANTS]
 )
-def variant(request, config):
+def variant_name(request):
+    """The name of one of `VARIANTS`."""
+    return request.param
+
+
+@pytest.fixture
+def variant(variant_name, config):
     """``variant(**changes)``: the settings of one of `VARIANTS`."""
-    kind, settings = VARIANTS[request.param]
+    kind, settings = VARIANTS[variant_name]
     return lambda **changes: config(kind, **(settings | changes))
 
 
