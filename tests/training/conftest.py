@@ -4,7 +4,7 @@ import inspect
 import os
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -182,7 +182,7 @@ def config(tiny, prompts, tmp_path):
             "eval_fraction": 0.3,
             "steps": 2,
             "rollout_batch_size": 8,
-            "samples_per_prompt": 4 if kind is GRPOConfig else 2,
+            "samples_per_prompt": 4 if issubclass(kind, GRPOConfig) else 2,
             "minibatch_size": 8,
             "max_new_tokens": 12,
             "sample_every": 0,
@@ -207,6 +207,12 @@ def variant(variant_name, config):
     """``variant(**changes)``: the settings of one of `VARIANTS`."""
     kind, settings = VARIANTS[variant_name]
     return lambda **changes: config(kind, **(settings | changes))
+
+
+@pytest.fixture
+def reading_first():
+    """``reading_first(GRPOConfig)``: settings with which the rollout batch is read before its update, whatever they say."""
+    return lambda kind: dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), {"needs_old_pass": True}))
 
 
 def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False):

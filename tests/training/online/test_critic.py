@@ -165,6 +165,14 @@ def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_re
 # -------------------------------------------------------------------------------------------------------- any critic
 
 
+def test_a_separate_critic_starts_from_the_value_model_that_is_named(config, tmp_path):
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=128, seed=5)
+    other = str(tmp_path / "other")
+    for named, begin in ((other, other), (None, config().model)):
+        critic = critic_of(config(critic="separate", value_model=named))
+        assert torch.equal(critic.state_dict()["trunk.wte.weight"], load_causal_lm(begin).transformer.wte.weight)
+
+
 @CRITICS
 def test_dropout_is_off_in_training_mode_too(config, length, critic):
     """gpt2's default is 0.1, and a ratio of two passes under dropout means nothing."""

@@ -5,38 +5,24 @@ import math
 import pytest
 import torch
 
+import heedful
 from cases import often
-from heedful import (
-    A2CConfig,
-    BestOfNConfig,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    Reward,
-    RewardError,
-    ScoresConfig,
-    WinRateConfig,
-    evaluate_best_of_n,
-    evaluate_scores,
-    evaluate_win_rate,
-    train_grpo,
-    train_online_dpo,
-    train_ppo,
-)
+from heedful import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, RewardError, train_grpo, train_ppo
 from heedful.models import load_causal_lm
 from heedful.rewards import Ensemble
 from jsonl import read_metrics
+from trainers import TRAIN
 
 RUNS = {
-    "PPO": (PPOConfig, {}, train_ppo),
-    "PPO in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}, train_ppo),
-    "PPO with a critic of its own": (PPOConfig, {"critic": "separate"}, train_ppo),
-    "A2C per response": (A2CConfig, {"importance_level": "sequence"}, train_ppo),
-    "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}, train_ppo),
-    "GRPO": (GRPOConfig, {}, train_grpo),
-    "RLOO": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}, train_grpo),
-    "REINFORCE": (GRPOConfig, {"advantage": "reinforce", "kl_in": "reward"}, train_grpo),
-    "online DPO": (OnlineDPOConfig, {}, train_online_dpo),
+    "PPO": (PPOConfig, {}),
+    "PPO in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}),
+    "PPO with a critic of its own": (PPOConfig, {"critic": "separate"}),
+    "A2C per response": (A2CConfig, {"importance_level": "sequence"}),
+    "REINFORCE++": (PPOConfig, {"advantage": "reinforce++"}),
+    "GRPO": (GRPOConfig, {}),
+    "RLOO": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}),
+    "REINFORCE": (GRPOConfig, {"advantage": "reinforce", "kl_in": "reward"}),
+    "online DPO": (OnlineDPOConfig, {}),
 }
 
 
@@ -61,9 +47,9 @@ def lines(run):
 @pytest.mark.parametrize("name", often(RUNS, ["PPO", "online DPO"]))
 def test_a_run_goes_on_without_them(config, capsys, name):
     """Its numbers stay numbers, the failure is told once, and every step counts it."""
-    kind, changes, train = RUNS[name]
+    kind, changes = RUNS[name]
     settings = config(kind, max_failed_rewards=0.2, learning_rate=1e-3, **changes)
-    train(settings, rewards=[without({2})])
+    TRAIN[kind](settings, rewards=[without({2})])
     said = capsys.readouterr().err
     assert [line["reward/failed_frac"] for line in lines(settings.output)] == [1 / 8, 1 / 8]
     assert said.count("1 of 8 responses have no score and are left out; reward reward returned nan (float)") == 1
@@ -206,21 +192,21 @@ def test_measurements_leave_them_out_and_count_them(tiny, prompts):
         return lambda completions: [math.nan if i in rows else varied(c) for i, c in enumerate(completions)]
 
     measured = {"model": tiny("gpt2"), "data": prompts, "max_new_tokens": 8, "dtype": "float32", "device": "cpu"}
-    plain = evaluate_scores(ScoresConfig(**measured, num_samples=10), rewards=[nan_at()])
+    plain = heedful.evaluate_scores(heedful.ScoresConfig(**measured, num_samples=10), rewards=[nan_at()])
     scores = [row["score"] for row in plain["samples"]]
-    part = evaluate_scores(ScoresConfig(**measured, num_samples=10), rewards=[nan_at(4)])
+    part = heedful.evaluate_scores(heedful.ScoresConfig(**measured, num_samples=10), rewards=[nan_at(4)])
     assert part["score_mean"] == pytest.approx((sum(scores) - scores[4]) / 9)
     assert [row["score"] for row in part["samples"]] == scores[:4] + scores[5:]
     assert (part["failed"], plain.get("failed")) == (1, None)
     assert "1 of 10 responses have no score" in part["first_failure"]
-    wins = evaluate_win_rate(WinRateConfig(**measured, baseline=measured["model"]), rewards=[nan_at(4)])
+    wins = heedful.evaluate_win_rate(heedful.WinRateConfig(**measured, baseline=measured["model"]), rewards=[nan_at(4)])
     assert (wins["failed"], wins["win_rate"], wins["ties"]) == (1, 0.5, 9)
     assert wins["score_mean"] == wins["baseline_score_mean"] == pytest.approx(part["score_mean"])
-    best = evaluate_best_of_n(BestOfNConfig(**measured, n=2), rewards=[nan_at(3)], judge=[nan_at(8, 9)])
+    best = heedful.evaluate_best_of_n(heedful.BestOfNConfig(**measured, n=2), rewards=[nan_at(3)], judge=[nan_at(8, 9)])
     assert best["failed"] == 2
     assert all(math.isfinite(row["score"]) for row in best["best_of"])
     with pytest.raises(RewardError, match=r"2 of 10 responses have no score, more than --max-failed-rewards 0\.1"):
-        evaluate_scores(ScoresConfig(**measured), rewards=[nan_at(4, 5)])
+        heedful.evaluate_scores(heedful.ScoresConfig(**measured), rewards=[nan_at(4, 5)])
 
 
 HANGS = """

@@ -66,17 +66,16 @@ def test_without_a_filter_nothing_is_recorded_beside_the_log_probs(config, make_
 
 
 @pytest.mark.parametrize(("kind", "importance"), pairs_often(KINDS, IMPORTANCE, OFTEN))
-def test_advantages_are_weighed(config, make_learner, experience_of, kind, importance):
+def test_advantages_are_weighed(config, make_learner, experience_of, reading_first, kind, importance):
     """With the weights of core, after whitening; nothing else of the experience changes."""
     config_class, changes = KINDS[kind]
     level, _, bound = importance.partition("-")
 
-    def learner_with(**options):
+    def learner_with(kind, **options):
         torch.manual_seed(0)  # of the value head
-        return make_learner(config(config_class, **(changes | FILTER | options)), noise=0.02)
+        return make_learner(config(kind, **(changes | FILTER | options)), noise=0.02)
 
-    plain = learner_with()
-    plain = replace(plain, config=NeedsOldPass(plain.config))
+    plain = learner_with(reading_first(config_class))
     asked = [p for p in plain.prompts.prompts for _ in range(plain.config.samples_per_prompt)]
     scored = rollout(replace(plain, generator=torch.Generator().manual_seed(0)), asked)
     mask, old_logprobs = scored.batch.response_mask, make_experience(plain, scored).old_logprobs
@@ -84,16 +83,9 @@ def test_advantages_are_weighed(config, make_learner, experience_of, kind, impor
     ratios = (log_ratio if level == "token" else log_ratio.sum(dim=1, keepdim=True).expand_as(mask)).exp()[mask]
     low, high = (float(ratios.quantile(q)) for q in (0.2, 0.7))  # so that some are beyond each
     bounds = {"importance_high": high} | ({"importance_low": low} if bound == "mask" else {})
-    weighed, plain = experience_of(learner_with(importance=importance, **bounds)), experience_of(plain)
-    found = core.importance_weights(
-        old_logprobs,
-        scored.responses.drawn_logprobs,
-        mask,
-        level=level,
-        bound=bound,
-        low=bounds.get("importance_low", 0.0),
-        high=high,
-    )
+    weighed, plain = experience_of(learner_with(config_class, importance=importance, **bounds)), experience_of(plain)
+    bounded_by = {"level": level, "bound": bound, "low": bounds.get("importance_low", 0.0), "high": high}
+    found = core.importance_weights(old_logprobs, scored.responses.drawn_logprobs, mask, **bounded_by)
     assert 0 < float(found.bounded.float().mean()) < 1
     assert torch.equal(weighed.advantages, plain.advantages * found.weights)
     assert not torch.equal(weighed.advantages, plain.advantages)
@@ -105,18 +97,6 @@ def test_advantages_are_weighed(config, make_learner, experience_of, kind, impor
     assert 0 < weighed.metrics["importance/effective_frac"] <= 1
     assert weighed.metrics["rollout/kept_mass"] == pytest.approx(plain.metrics["rollout/kept_mass"])
     assert 0.5 <= weighed.metrics["rollout/kept_mass"] < 1
-
-
-class NeedsOldPass:
-    """Settings that read the rollout batch before the update, whatever they say."""
-
-    needs_old_pass = True
-
-    def __init__(self, config):
-        self.config = config
-
-    def __getattr__(self, name):
-        return getattr(self.config, name)
 
 
 @pytest.mark.parametrize("kind", often(WHOLE, ["gspo"]))

@@ -5,20 +5,12 @@ import zlib
 import pytest
 import torch
 
-from heedful import (
-    ConfigError,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    RewardError,
-    train_grpo,
-    train_online_dpo,
-    train_ppo,
-)
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_ppo
 from heedful.cli.main import main
 from heedful.demo.judge import gold_judge
 from heedful.rewards import judge
 from jsonl import read_metrics
+from trainers import TRAIN
 
 FAULTS = {"rate_limited": 0.03, "failing": 0.005, "html": 0.005, "garbage": 0.03, "delay": (0.0, 0.05)}
 JUDGED = {"reward_retry_minutes": 1.0}
@@ -32,22 +24,10 @@ def _one_thread():
 @pytest.fixture
 def settings(tiny, gold_prompts, tmp_path):
     """Settings of a run on the gold judge's prompts, with 64 responses a step."""
-    return {
-        "model": tiny("gpt2"),
-        "data": gold_prompts,
-        "output": tmp_path / "run",
-        "eval_fraction": 0.3,
-        "steps": 2,
-        "rollout_batch_size": 64,
-        "minibatch_size": 64,
-        "ppo_epochs": 2,
-        "max_new_tokens": 12,
-        "learning_rate": 1e-3,
-        "sample_every": 0,
-        "eval_every": 0,
-        "dtype": "float32",
-        "device": "cpu",
-    }
+    sizes = {"rollout_batch_size": 64, "minibatch_size": 64, "ppo_epochs": 2, "max_new_tokens": 12, "steps": 2}
+    sizes |= {"eval_fraction": 0.3, "learning_rate": 1e-3, "sample_every": 0, "eval_every": 0}
+    machine = {"dtype": "float32", "device": "cpu"}
+    return {"model": tiny("gpt2"), "data": gold_prompts, "output": tmp_path / "run"} | sizes | machine
 
 
 def by_hash(completions):
@@ -138,10 +118,10 @@ def test_what_a_judge_cannot_say_is_masked_and_counted(settings, chat_server, tm
 
 
 GROUPS = {
-    "GRPO, ranking": (train_grpo, GRPOConfig, {"judge_mode": "ranking", "samples_per_prompt": 4}),
-    "GRPO, pairwise": (train_grpo, GRPOConfig, {"judge_mode": "pairwise", "samples_per_prompt": 3}),
-    "online DPO, pairwise": (train_online_dpo, OnlineDPOConfig, {"judge_mode": "pairwise", "samples_per_prompt": 2}),
-    "PPO, ranking": (train_ppo, PPOConfig, {"judge_mode": "ranking", "samples_per_prompt": 4}),
+    "GRPO, ranking": (GRPOConfig, {"judge_mode": "ranking", "samples_per_prompt": 4}),
+    "GRPO, pairwise": (GRPOConfig, {"judge_mode": "pairwise", "samples_per_prompt": 3}),
+    "online DPO, pairwise": (OnlineDPOConfig, {"judge_mode": "pairwise", "samples_per_prompt": 2}),
+    "PPO, ranking": (PPOConfig, {"judge_mode": "ranking", "samples_per_prompt": 4}),
 }
 
 
@@ -155,8 +135,8 @@ def places(scores):
 @pytest.mark.parametrize("name", GROUPS)
 def test_comparing_modes_give_the_places_of_the_judges_scores(settings, chat_server, tmp_path, name):
     """The server knows the scores, so its verdicts make the places that they have within their group."""
-    train, kind, changes = GROUPS[name]
-    size = changes["samples_per_prompt"]
+    kind, changes = GROUPS[name]
+    train, size = TRAIN[kind], changes["samples_per_prompt"]
     settings |= {"eval_fraction": 0.0, "rollout_batch_size": 6 * size, "minibatch_size": 6 * size}
 
     def placed(completions):

@@ -2,7 +2,7 @@
 what was cut, which is seen all the same: in metrics, tables, files and counts."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +20,6 @@ from heedful import (
     TrainingError,
     core,
     make_tiny_model,
-    train_online_dpo,
     train_ppo,
 )
 from heedful.algorithms import online_dpo
@@ -30,6 +29,7 @@ from heedful.algorithms.online.update import shuffled
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.core import ScoreNorm
 from jsonl import read_jsonl, read_metrics
+from trainers import TRAIN
 
 
 def lines(run):
@@ -71,13 +71,6 @@ def test_evaluations_count_it_as_training_does(config):
     assert lines(settings.output)[0]["reward/shaped_mean"] == -2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GRPOReadingFirst(GRPOConfig):
-    """GRPO that reads the rollout batch before its update, as --mask-truncated does."""
-
-    needs_old_pass = True
-
-
 CASES = {
     "ppo": (PPOConfig, {}),
     "separate": (PPOConfig, {"critic": "separate"}),
@@ -88,10 +81,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", often(CASES, ["separate", "grpo, one update"]))
-def test_nothing_is_learned_from_what_was_cut(some_are_cut, experience_of, gradient, case):
+def test_nothing_is_learned_from_what_was_cut(some_are_cut, experience_of, reading_first, gradient, case):
     """The rest has the advantages that it would have had; the gradient does not see the others at all."""
     kind, changes = CASES[case]
-    reads_first = GRPOReadingFirst if kind is GRPOConfig else kind
+    reads_first = reading_first(kind)
     whole = experience_of(some_are_cut(reads_first, **changes))
     learner = some_are_cut(kind, **changes, mask_truncated=True)
     part = experience_of(learner)
@@ -203,6 +196,7 @@ def test_every_response_is_written_down_with_its_kl(some_end, name):
         assert cut == pytest.approx(metrics["rollout/masked_frac"])
         assert 0 < cut < 1
         assert len({row["kl"] for row in rows}) == 16
+        assert all((row["advantages"] is None) == (row["finish_reason"] == "length") for row in rows)
         assert sum(row["kl"] for row in rows) / 16 == pytest.approx(metrics["reference/kl"], rel=1e-4)
         assert sum(row["length"] for row in rows) / 16 == pytest.approx(metrics["rollout/response_length"])
 
@@ -266,7 +260,7 @@ def test_the_table_of_samples_has_a_response_to_each_of_the_first_prompts(config
     sizes = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1}
     tables = {"rollouts": "all", "sample_every": 1, "num_samples": 3, "eval_fraction": 0.0, "max_failed_rewards": 0.5}
     settings = config(kind, model=apart["policy"], **sizes | tables | changes)
-    (train_online_dpo if kind is OnlineDPOConfig else train_ppo)(settings, [reward])
+    TRAIN[kind](settings, [reward])
     everything = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
     rows = [everything[row] for row in shown]
     assert "length" in {row["finish_reason"] for row in (everything if reward is second_fails else rows)}

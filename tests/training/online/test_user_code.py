@@ -185,13 +185,8 @@ def test_functions_of_one_name_are_each_their_own(settings, ours, tmp_path):
     def counting(number):
         return lambda completions, **_: [number] * len(completions)
 
-    chosen = {
-        "advantage": "dr_grpo",
-        "eval_fraction": 0.5,
-        "rollout_batch_size": 4,
-        "samples_per_prompt": 2,
-        "steps": 1,
-    }
+    chosen = {"advantage": "dr_grpo", "eval_fraction": 0.5, "steps": 1}
+    chosen |= {"rollout_batch_size": 4, "samples_per_prompt": 2}
     up, down = (
         settings(**chosen, policy_loss=scaled(sign), selection_rewards=(counting(sign),), output=tmp_path / str(sign))
         for sign in (1.0, -1.0)
