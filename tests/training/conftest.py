@@ -175,20 +175,10 @@ def config(tiny, prompts, tmp_path):
     """``config(Config, **changes)``: two steps of PPO, or of another online algorithm, on a tiny gpt2."""
 
     def make(kind=PPOConfig, **changes):
-        settings = {
-            "model": tiny("gpt2"),
-            "data": prompts,
-            "output": tmp_path / "run",
-            "eval_fraction": 0.3,
-            "steps": 2,
-            "rollout_batch_size": 8,
-            "samples_per_prompt": 4 if issubclass(kind, GRPOConfig) else 2,
-            "minibatch_size": 8,
-            "max_new_tokens": 12,
-            "sample_every": 0,
-            "eval_every": 0,
-            "dtype": "float32",
-        }
+        settings = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "dtype": "float32"}
+        settings |= {"steps": 2, "rollout_batch_size": 8, "minibatch_size": 8, "max_new_tokens": 12}
+        settings |= {"samples_per_prompt": 4 if issubclass(kind, GRPOConfig) else 2}
+        settings |= {"eval_fraction": 0.3, "eval_every": 0, "sample_every": 0}
         return kind(**(settings | changes))
 
     return make

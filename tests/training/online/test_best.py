@@ -105,20 +105,6 @@ def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
     assert weights[0] == weights[1]
 
 
-def test_a_function_in_python_chooses(config, length):
-    """It gets what a reward function gets, and its name names its metric; the file of settings says where it is from."""
-
-    def shortest(completion_ids, **_):
-        return [-float(len(ids)) for ids in completion_ids]
-
-    settings = config(steps=1, selection_rewards=(shortest,))
-    train_ppo(settings, rewards=[length])
-    (first, *_) = evaluations(settings.output).values()
-    mean = -first["eval/response_length"]  # which counts the stop token, if there is one
-    assert mean <= first["eval/judge_mean"] <= mean + 1
-    assert "python:in Python:shortest" in (settings.output / "config.yaml").read_text(encoding="utf-8")
-
-
 def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
     with pytest.raises(
         ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: a reward used in training"

@@ -173,14 +173,6 @@ def test_a_mistake_in_refilling_is_noticed(name, mistake, request):
         killer(**fixtures)
 
 
-def test_a_batch_of_which_too_much_fails_ends_the_run(begin):
-    """Before anything is refilled, as without dynamic sampling."""
-    reward = ByCall((math.nan,))
-    with pytest.raises(RewardError, match=r"12 of 12 responses have no score, more than --max-failed-rewards 0\.1"):
-        first_batch(begin(reward))
-    assert reward.count == 1
-
-
 def test_dense_scores_and_failed_rows_stay_with_their_responses(begin):
     """Only rows that failed are marked; dense numbers are one for each token."""
 

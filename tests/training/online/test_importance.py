@@ -58,13 +58,6 @@ def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_le
     torch.testing.assert_close(ratio[mask], mass[mask], rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_filter_nothing_is_recorded_beside_the_log_probs(config, make_learner):
-    learner = make_learner(config(GRPOConfig, ppo_epochs=2))
-    rollouts = rollout(learner, next(learner.prompts)).responses
-    assert rollouts.kept_logprobs is None
-    assert rollouts.drawn_logprobs is rollouts.logprobs
-
-
 @pytest.mark.parametrize(("kind", "importance"), pairs_often(KINDS, IMPORTANCE, OFTEN))
 def test_advantages_are_weighed(config, make_learner, experience_of, reading_first, kind, importance):
     """With the weights of core, after whitening; nothing else of the experience changes."""

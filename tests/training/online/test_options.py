@@ -139,20 +139,13 @@ def make(preset, settings):
     unknown = [name for name in settings if name not in fields]
     if unknown:
         raise ConfigError(f"heedful {COMMANDS[config_class]} has no --{unknown[0].replace('_', '-')}")
-    common = {
+    files = {
         "model": str(folder() / "policy"),
         "data": str(folder() / "prompts.jsonl"),
         "output": folder() / "never-written",
-        "steps": 2,
-        "eval_fraction": 0.0,
-        "rollout_batch_size": 6,
-        "minibatch_size": 6,
-        "max_new_tokens": 6,
-        "learning_rate": 0.02,
-        "lr_schedule": "constant",
-        "dtype": "float32",
-        "device": "cpu",
     }
+    common = {"steps": 2, "eval_fraction": 0.0, "rollout_batch_size": 6, "minibatch_size": 6, "max_new_tokens": 6}
+    common |= files | {"learning_rate": 0.02, "lr_schedule": "constant", "dtype": "float32", "device": "cpu"}
     if config_class is not A2CConfig:
         common["ppo_epochs"] = 2
     if own.get("samples_per_prompt", 2) > 1 and config_class is not PPOConfig:

@@ -12,14 +12,14 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
 from cases import often
-from heedful import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
+from heedful import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_ppo
 from heedful.algorithms.online.rollout_files import OF_TOKENS
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer
 from heedful.engines.teacher_forced import token_outputs
 from heedful.models import load_policy, load_tokenizer
 from heedful.types import MicroBatch
-from trainers import ONLINE
+from trainers import ONLINE, TRAIN
 
 COLUMNS = [
     "step", "prompt", "response", "prompt_ids", "response_ids", "logprobs", "score", "rewards", "shaped_score", "kl",
@@ -139,14 +139,6 @@ def test_a_run_that_was_killed_has_every_response_once(config, length, killed, t
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
 
 
-def columns_of(rows):
-    return {name: [row[name] for row in rows] for name in OF_TOKENS}
-
-
-def known(columns):
-    return {name for name, lists in columns.items() if any(one is not None for one in lists)}
-
-
 CASES = {
     "ppo": (PPOConfig, {"ppo_epochs": 2}, set(OF_TOKENS)),
     "one-update": (PPOConfig, {"ppo_epochs": 1, "value_epochs": 1}, set(OF_TOKENS)),
@@ -162,18 +154,13 @@ CASES = {
 @pytest.mark.parametrize("name", often(CASES, ["one-update", "grpo"]))
 def test_each_algorithm_has_the_columns_that_it_knows(name, config, varied):
     kind, changes, columns = CASES[name]
-    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
     settings = config(kind, rollouts="all", eval_fraction=0.0, learning_rate=1e-2, **changes)
-    train(settings, [varied])
+    TRAIN[kind](settings, [varied])
     rows = rows_of(settings.output)
-    found = columns_of(rows)
-    assert known(found) == columns
-    assert ({row["kl"] for row in rows} == {None}) == ("ref_logprobs" not in columns)
-    for column in columns:
-        kept = [(row, one) for row, one in zip(rows, found[column], strict=True) if one is not None]
-        assert len(kept) == len(rows)
-        assert all(len(one) == len(row["response_ids"]) for row, one in kept)
     for row in rows:
+        assert {name for name in OF_TOKENS if row[name] is not None} == columns
+        assert (row["kl"] is None) == ("ref_logprobs" not in columns)
+        assert all(len(row[name]) == len(row["response_ids"]) for name in columns)
         if row["ref_logprobs"] is not None:
             kl = sum(a - b for a, b in zip(row["old_logprobs"], row["ref_logprobs"], strict=True))
             assert kl == pytest.approx(row["kl"], abs=1e-4)
@@ -198,21 +185,16 @@ def test_advantages_follow_from_the_other_columns(config, varied):
     advantages, returns = core.gae(padded("token_rewards"), padded("values"), mask, gamma=1.0, gae_lambda=0.9)
     torch.testing.assert_close(padded("advantages")[mask], core.whiten(advantages, mask)[mask], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(padded("returns")[mask], returns[mask], rtol=1e-5, atol=1e-5)
-    placed = core.kl_shaped_rewards(
-        core.spread_scores(torch.tensor([row["shaped_score"] for row in rows], dtype=torch.float32), None, mask),
-        padded("old_logprobs"),
-        padded("ref_logprobs"),
-        mask,
-        kl_coef=0.3,
-    )
+    scores = torch.tensor([row["shaped_score"] for row in rows], dtype=torch.float32)
+    read = padded("old_logprobs"), padded("ref_logprobs"), mask
+    placed = core.kl_shaped_rewards(core.spread_scores(scores, None, mask), *read, kl_coef=0.3)
     torch.testing.assert_close(padded("token_rewards")[mask], placed[mask], rtol=1e-5, atol=1e-5)
 
 
 def test_five_tokens_by_hand(config, varied):
     """Of step 2: plain transformers on the checkpoint of step 1, a token at a time, and on the reference."""
-    settings = config(
-        rollouts="all", eval_fraction=0.0, save_every=1, save_total_limit=3, learning_rate=1e-2, temperature=0.7
-    )
+    kept = {"save_every": 1, "save_total_limit": 3}
+    settings = config(rollouts="all", eval_fraction=0.0, learning_rate=1e-2, temperature=0.7, **kept)
     train_ppo(settings, [varied])
     row = next(row for row in rows_of(settings.output) if row["step"] == 2 and row["length"] >= 5)
     policies = {"old_logprobs": settings.output / "checkpoints" / "step-000001", "ref_logprobs": Path(settings.model)}
@@ -226,9 +208,8 @@ def test_five_tokens_by_hand(config, varied):
             assert row[column][t] == pytest.approx(float(logprobs[row["response_ids"][t]]), abs=1e-5)
             if column == "old_logprobs":
                 assert row["entropy"][t] == pytest.approx(float(-(logprobs.exp() * logprobs).sum()), abs=1e-5)
-    head = load_policy(
-        str(policies["old_logprobs"]), with_value_head=True, device=torch.device("cpu"), compute_dtype=torch.float32
-    )
+    machine = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    head = load_policy(str(policies["old_logprobs"]), with_value_head=True, **machine)
     batch = collate([row["prompt_ids"]], [row["response_ids"]], pad_id=0)
     values = token_outputs(head.eval(), batch, temperature=0.7, micro_batch=MicroBatch(1)).values[0]
     assert row["values"] == pytest.approx(values.tolist(), abs=1e-5)

@@ -1,4 +1,4 @@
-"""What ends an online run or is said about it: KL beyond a limit, scores that jump. And what a state must have."""
+"""What ends an online run or is said about it: KL beyond a limit, alarms. And what a state must have."""
 
 import copy
 from dataclasses import replace
@@ -38,13 +38,12 @@ def apart(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", often(ONLINE, [PPOConfig]))
-def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind, capsys):
+def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind):
     """After the third step in a row, which is logged; with status 4, and what was learned is kept."""
     far = {"model": apart["policy"], "reference": apart["reference"], "eval_fraction": 0.0, "steps": 4}
     settings = config(kind, **far, max_kl=1.0, learning_rate=1e-6)
-    with pytest.raises(
-        TrainingError, match=r"reference/kl, .* at step 3, has been above --max-kl 1 in 3 steps"
-    ) as caught:
+    said = r"reference/kl, .* at step 3, has been above --max-kl 1 in 3 steps"
+    with pytest.raises(TrainingError, match=said) as caught:
         ONLINE[kind](settings, rewards=[length])
     assert caught.value.status == 4
     lines = read_metrics(settings.output)
@@ -61,20 +60,8 @@ def test_a_limit_of_what_is_not_measured_is_refused(config):
         config(kl_coef=0.0, max_kl=5.0)
 
 
-def test_a_run_tells_of_scores_that_jump(config, capsys):
-    calls = []
-
-    def drifts(completions):
-        calls.append(1)
-        return [1e8 * len(c) if len(calls) == 8 else float(len(c)) for c in completions]
-
-    train_ppo(config(eval_fraction=0.0, steps=8, max_new_tokens=4), rewards=[drifts])
-    said = capsys.readouterr().err
-    assert said.count("times as large as in any step before") == 1
-    assert "step 7: scores-jump: the scores are" in said
-
-
-@pytest.mark.parametrize("kind", often([GRPOConfig, OnlineDPOConfig], [GRPOConfig]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [GRPOConfig, OnlineDPOConfig])
 def test_a_run_whose_policy_has_hardly_moved_says_which_setting_to_raise(config, length, kind, capsys):
     quiet = config(kind, eval_fraction=0.0, steps=STILL_STEPS, learning_rate=1e-9, max_new_tokens=4)
     ONLINE[kind](quiet, rewards=[length])
@@ -92,9 +79,7 @@ def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, caps
     fixed = {"steps": 5, "eval_fraction": 0.0, "response_length": "fixed", "max_new_tokens": 4}
     settings = config(GRPOConfig, **fixed, stop_on=("scores-tied",))
     for step in (3, 4):
-        with pytest.raises(
-            TrainingError, match=r"scores-tied: all responses to each prompt .*docs/alarms.md#scores-tied"
-        ) as caught:
+        with pytest.raises(TrainingError, match=r"scores-tied: all .*docs/alarms.md#scores-tied") as caught:
             train_ppo(settings, rewards=[tied])
         assert caught.value.status == 4
         assert read_metrics(settings.output)[-1]["step"] == step
