@@ -150,11 +150,7 @@ def test_the_machine_says_how_much_memory_it_has():
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [
-        (
-            SFTConfig,
-            {"weights_dtype": "bfloat16", "lora_rank": 4},
-            "--weights-dtype bfloat16 is for trained matrices",
-        ),
+        (SFTConfig, {"weights_dtype": "bfloat16", "lora_rank": 4}, "--weights-dtype bfloat16 is for trained matrices"),
         (SFTConfig, {"optimizer_device": "cpu", "optimizer": "adamw-8bit"}, "--optimizer-device cpu does not go with"),
         (
             PPOConfig,

@@ -14,14 +14,7 @@ import torch
 from torch import nn
 
 from cases import often
-from heedful import (
-    A2CConfig,
-    GRPOConfig,
-    MemoryFullError,
-    OnlineDPOConfig,
-    PPOConfig,
-    train_ppo,
-)
+from heedful import A2CConfig, GRPOConfig, MemoryFullError, OnlineDPOConfig, PPOConfig, train_ppo
 from heedful.algorithms import ppo
 from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.recorder import Recorder

@@ -67,11 +67,7 @@ RUNS = {
     "simpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "simpo"}),
     "orpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "orpo"}),
     "kto": (train_kto, KTOConfig, OFFLINE),
-    "ppo shared": (
-        train_ppo,
-        PPOConfig,
-        {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9},
-    ),
+    "ppo shared": (train_ppo, PPOConfig, {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9}),
     "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
     "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),
     "ppo average": (train_ppo, PPOConfig, {**ONLINE, "ema_decay": 0.5}),

@@ -12,15 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cases import often
-from heedful import (
-    A2CConfig,
-    CheckpointError,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    SFTConfig,
-    TrainingError,
-)
+from heedful import A2CConfig, CheckpointError, GRPOConfig, OnlineDPOConfig, PPOConfig, SFTConfig, TrainingError
 from heedful.algorithms import sft
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import broken_numbers

@@ -6,16 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful import (
-    A2CConfig,
-    DataError,
-    DPOConfig,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    RewardConfig,
-    SFTConfig,
-)
+from heedful import A2CConfig, DataError, DPOConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
