@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, train_kto
-from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, with_others, with_reference
+from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
+from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, start, with_others, with_reference
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.models import load_tokenizer
@@ -192,6 +192,14 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path,
     assert 0 < len(with_bad) < len(lines) == 4
     assert all(("reward/margin" in line) == ("reward/rejected" in line) for line in lines)
     assert all("reward/chosen" in line and line["loss/kto"] > 0 for line in lines)
+
+
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, pairs, tmp_path):
+    make_tiny_model("gpt2", tmp_path / "参考", hidden_size=32, num_layers=2, max_length=128, seed=5)
+    options = {"model": tiny("gpt2"), "data": pairs, "eval_fraction": 0, "batch_size": 4}
+    data = [start(settings(tmp_path, reference=name, **options))[1].train for name in (None, str(tmp_path / "参考"))]
+    own, other = (torch.tensor([[row.ref, row.ref_other] for row in rows]) for rows in data)
+    assert (own - other).abs().min() > 1e-4
 
 
 def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
