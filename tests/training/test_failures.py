@@ -228,21 +228,3 @@ def test_the_command_line_says_where_an_interrupted_run_is(heedful, tiny, prompt
     assert f"the same command resumes from {saved}" in done.err
     assert done.err.endswith(message) or (status == 4 and message in done.err.splitlines()[-1])
     weights(saved)
-
-
-# -------------------------------------------------------------------------------------------------------------- patience
-
-
-def test_a_run_that_stops_early_is_complete(config, tmp_path, capsys):
-    """Scores fall with every call, so the second evaluation after the start is one too many."""
-    calls = []
-
-    def worse(completions):
-        calls.append(1)
-        return [float(-len(calls))] * len(completions)
-
-    summary = train_ppo(config(steps=9, eval_every=1, early_stopping_patience=2, kl_coef=0.0), rewards=[worse])
-    assert (summary["steps"], summary["stopped_early"]) == (2, True)
-    assert {"best", "final", "summary.json"} <= names(tmp_path / "run")
-    assert "stopped at step 2 by early stopping: 2 evaluations in a row without improvement" in capsys.readouterr().err
-    weights(tmp_path / "run" / "final")

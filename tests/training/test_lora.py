@@ -208,15 +208,6 @@ def test_the_reference_is_the_policy_at_the_start(run, tiny, tmp_path, chain):
     assert torch.equal(logprobs(reference), before)
 
 
-def test_another_reference_is_another_model(run, tiny, tmp_path):
-    other = run(SFTConfig, "other")[0] / "final"
-    config = GRPOConfig(model=tiny("qwen3"), reference=str(other), data="d", output=tmp_path, **LORA)
-    policy = load_policy(tiny("qwen3"), **FLOAT32)
-    reference = load_reference(config, resolve(config.model), policy)
-    torch.testing.assert_close(logprobs(reference), logprobs(load_policy(str(other), **FLOAT32)), rtol=0, atol=0)
-    assert float((logprobs(reference) - logprobs(policy)).abs().max()) > 1e-3
-
-
 @pytest.mark.parametrize("kind", [GRPOConfig, DPOConfig])
 def test_a_reference_on_the_cpu_gives_the_same_run(run, kind):
     """On a CPU nothing moves, but the code that moves runs; DPO then loads a reference of its own."""
