@@ -410,7 +410,6 @@ def test_any_file_of_the_model_counts(tiny, sft, tmp_path, killed):
         with pytest.raises(ConfigError, match=r"model has changed since the run began.*--allow-change models"):
             sft(model=str(model))
         path.unlink() if before is None else path.write_bytes(before)
-    assert sft(model=str(model))["steps"] == 3
 
 
 def test_another_revision_on_the_hub():

@@ -195,7 +195,7 @@ def assert_equal_runs(one, other):
 KILLS = int(os.environ.get("HEEDFUL_TEST_KILLS", "100"))
 
 
-@pytest.mark.parametrize("name", often(RUNS, ["sft lora", "ppo separate"]))
+@pytest.mark.parametrize("name", often(RUNS, ["ppo separate"]))
 def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, whole, tmp_path, name):
     assert os.WTERMSIG(with_fault("step.learned:kill@3", lambda: train(name, "cut"))) == signal.SIGKILL
     assert not (tmp_path / "cut" / "summary.json").exists()
