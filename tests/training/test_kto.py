@@ -16,8 +16,6 @@ from heedful.models import load_tokenizer
 from jsonl import read_jsonl, read_metrics
 from plain import log_prob, preference, random_text
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def planted(write):

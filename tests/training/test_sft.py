@@ -13,8 +13,6 @@ from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.types import MicroBatch
 from jsonl import read_jsonl, write_jsonl
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def config(tiny, demonstrations, tmp_path):
