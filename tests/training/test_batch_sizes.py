@@ -5,8 +5,9 @@ import re
 import pytest
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.algorithms.online.start import start
 from jsonl import write_jsonl
-from trainers import ONLINE
+from trainers import CONFIGS, MODULES
 
 SETTING = re.compile(r"--(rollout-batch-size|minibatch-size|samples-per-prompt) (\d+)")
 
@@ -19,12 +20,12 @@ def prompts(path, count):
 def refused(config, length):
     """``refused(kind, **changes)`` is the message of a run that does not start."""
 
-    def start(kind, **changes):
+    def begin(kind, **changes):
         with pytest.raises(ConfigError) as caught:
-            ONLINE[kind](config(kind, **changes), rewards=[length])
+            start(config(kind, **changes), [length])
         return str(caught.value)
 
-    return start
+    return begin
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,6 @@ def refused(config, length):
     [
         (PPOConfig, {"rollout_batch_size": 64, "minibatch_size": 64, "samples_per_prompt": 1}, (64, 1, 64)),
         (PPOConfig, {"rollout_batch_size": 64, "minibatch_size": 16, "samples_per_prompt": 2}, (64, 2, 32)),
-        (GRPOConfig, {"rollout_batch_size": 64, "minibatch_size": 64, "samples_per_prompt": 4}, (64, 4, 16)),
         (GRPOConfig, {"rollout_batch_size": 96, "minibatch_size": 32, "samples_per_prompt": 2}, (96, 2, 48)),
         (OnlineDPOConfig, {"rollout_batch_size": 64, "minibatch_size": 32, "samples_per_prompt": 2}, (64, 2, 32)),
     ],
@@ -47,11 +47,10 @@ def test_one_message_has_all_numbers_and_its_settings_work(refused, config, leng
     assert int(found[2]) + int(found[3]) == 12
     ways = [dict(SETTING.findall(way)) for way in said.partition(". Set ")[2].split(", or ")[:-1]]
     assert len(ways) == 2, said
-    for number, way in enumerate(ways):
+    for way in ways:
         changes = sizes | {name.replace("-", "_"): int(size) for name, size in way.items()} | data
-        short = {"steps": 1, "max_new_tokens": 2, "output": tmp_path / str(number)}
-        done = ONLINE[kind](config(kind, **changes, **short), rewards=[length])
-        assert done["steps"] == 1
+        learner = start(config(kind, **changes), [length]).learner
+        assert len(next(learner.prompts)) == learner.config.rollout_batch_size
 
 
 def test_a_single_prompt_and_too_few_records_of_both_files(refused, tmp_path, demonstrations):
@@ -66,23 +65,22 @@ def test_a_single_prompt_and_too_few_records_of_both_files(refused, tmp_path, de
 
 
 @pytest.mark.parametrize(
-    ("command", "items"), [("sft", "records"), ("reward", "pairs"), ("dpo", "pairs"), ("kto", "responses")]
+    ("name", "items"), [("sft", "records"), ("reward", "pairs"), ("dpo", "pairs"), ("kto", "responses")]
 )
-def test_trainers_on_data_name_a_batch_size_that_works(heedful, tiny, written, tmp_path, command, items):
-    pair = {"chosen": "好的。", "rejected": "不。"}
-    answers = {"sft": {"completion": "好的。"}, "reward": pair, "dpo": pair}
-    rows = [
-        {"prompt": f"{n} 加 1?", **answers.get(command, {"completion": "好的。", "label": n % 2 == 0})}
-        for n in range(30)
-    ]
-    flags = {"model": tiny(), "data": written("题.jsonl", rows), "output": tmp_path / "run", "max_steps": 1}
-    outcome = heedful(command, **flags, batch_size=64, eval_fraction=0.2)
+def test_trainers_on_data_name_a_batch_size_that_works(tiny, tmp_path, name, items):
+    answers = {"sft": {"completion": "好的。"}, "kto": {"completion": "好的。"}}.get(
+        name, {"chosen": "好的。", "rejected": "不。"}
+    )
+    rows = [{"prompt": f"{n} 加 1?", **answers} | ({"label": n % 2 == 0} if name == "kto" else {}) for n in range(30)]
+    data = {"model": tiny(), "data": write_jsonl(tmp_path / "题.jsonl", rows), "output": tmp_path / "run"}
+    with pytest.raises(ConfigError) as caught:
+        MODULES[name].start(CONFIGS[name](**data, batch_size=64, eval_fraction=0.2))
     found = re.search(
         rf"a step learns 64 {items} \(--batch-size\); there are (\d+) {items} to train on, besides (\d+) held out "
         rf"\(--eval-fraction 0.2\). Set --batch-size (\d+), or give more {items}",
-        outcome.message,
+        str(caught.value),
     )
-    assert outcome.status == 2
-    assert found, outcome.message
+    assert found, caught.value
     assert int(found[1]) + int(found[2]) == 30
-    assert heedful(command, **flags, batch_size=found[3], eval_fraction=0.2).status == 0
+    learner, _ = MODULES[name].start(CONFIGS[name](**data, batch_size=int(found[3]), eval_fraction=0.2))
+    assert len(next(learner.batches)) == int(found[3])

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import AutoModelForCausalLM
 
 import heedful
@@ -57,10 +58,8 @@ def is_compiled(policy):
 def prepared(folder, dtype=torch.float32, **options):
     policy, settings = load_policy(str(folder), device=CPU, compute_dtype=dtype), config(folder, **options)
     prepare(policy, settings, base=str(folder))
-    for (
-        name,
-        parameter,
-    ) in policy.named_parameters():  # fresh adapters are 0 in one matrix, and its gradient hides the other
+    # fresh adapters are 0 in one matrix, and its gradient hides the other
+    for name, parameter in policy.named_parameters():
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
     compile_layers(settings, [policy])
@@ -102,12 +101,8 @@ def out_of_memory(monkeypatch, cache):
 
 
 def test_a_switch_is_answered_with_the_choices(folder):
-    for flag, said in [
-        ("--compile", r"--compile"),
-        ("--no-compile", "--no-compile is not a setting of heedful sft; use --compile off"),
-    ]:
-        with pytest.raises(ConfigError, match=said):
-            parse(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", flag], prog="heedful sft")
+    with pytest.raises(ConfigError, match="--no-compile is not a setting of heedful sft; use --compile off"):
+        parse(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", "--no-compile"], prog="heedful sft")
     with pytest.raises(ConfigError, match="--compile must be one of off, on, got True"):
         config(folder, compile=True)
     assert differences({"compile": "off"}, {"compile": "on"}) == {"compile": ("off", "on")}
@@ -174,22 +169,27 @@ def test_a_run_that_cannot_be_compiled_ends_before_it_starts(folder, cache, monk
     assert_equal(learned(policy, 3, 20), learned(plain, 3, 20))
 
 
-CODE = """if True:
-    import os
-    from heedful.training import compilation
+@pytest.mark.parametrize("given", ["", "of torch", "named"])
+def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, monkeypatch, given):
+    """torch's own folder is one for temporary files."""
+    named = {"": "", "of torch": default_cache_dir(), "named": str(tmp_path / "named")}[given]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(CACHE, raising=False)
+    if named:
+        monkeypatch.setenv(CACHE, named)
     compilation._keep_code()
-    print(os.environ[compilation.CACHE])
-"""
+    kept = tmp_path / ("named" if given == "named" else f".cache/heedful/torch-{torch.__version__}")
+    assert os.environ[CACHE] == str(kept)
 
 
-@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_compiled_code_is_kept_in_a_folder_of_the_user(tmp_path, named):
-    """In a process of its own, as torch sets the folder when it is imported."""
+@pytest.mark.exhaustive
+def test_the_folder_that_torch_takes_when_it_is_imported_is_no_persons_choice(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in (CACHE, "XDG_CACHE_HOME")}
-    environment |= {"HOME": str(tmp_path)} | ({CACHE: str(tmp_path / "named")} if named else {})
-    run = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
-    kept = tmp_path / ("named" if named else f".cache/heedful/torch-{torch.__version__}")
-    assert run.stdout.split() == [str(kept)]
+    code = "import os; from heedful.training import compilation as c; c._keep_code(); print(os.environ[c.CACHE])"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=environment | {"HOME": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(tmp_path / f".cache/heedful/torch-{torch.__version__}")]
 
 
 @pytest.mark.parametrize(

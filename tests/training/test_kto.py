@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
-from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, with_others, with_reference
+from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, start, with_others, with_reference
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.models import load_tokenizer
 from jsonl import read_jsonl, read_metrics
 from plain import log_prob, preference, random_text
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -38,15 +36,8 @@ def settings(tmp_path, **changes):
 @pytest.mark.exhaustive
 def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
     """At the start policy and reference are one: every gain is 0, so the loss is half the mean weight, and none is right."""
-    config = settings(
-        tmp_path,
-        model=tiny("qwen3"),
-        data=planted,
-        eval_fraction=0.25,
-        max_steps=20,
-        learning_rate=3e-3,
-        sample_every=0,
-    )
+    options = {"eval_fraction": 0.25, "max_steps": 20, "learning_rate": 3e-3, "sample_every": 0}
+    config = settings(tmp_path, model=tiny("qwen3"), data=planted, **options)
     summary = train_kto(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert first["eval/loss"] == pytest.approx(0.5, rel=1e-4)
@@ -71,12 +62,10 @@ def rows_of(renderer, config, number=7, limit=200):
     return with_others(labelled, labelled, limit, seed=0)[0]
 
 
-@pytest.mark.parametrize(("beta", "weights"), [(0.1, (1.0, 1.0)), (0.5, (1.3, 0.6))])
-def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_gpt2, tmp_path, beta, weights):
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_gpt2, tmp_path):
     """Policy and reference are different models, so nothing cancels, and z0 is not 0 by itself."""
-    config = settings(
-        tmp_path, beta=beta, desirable_weight=weights[0], undesirable_weight=weights[1], micro_batch_size=2
-    )
+    options = {"beta": 0.5, "desirable_weight": 1.3, "undesirable_weight": 0.6}
+    config = settings(tmp_path, micro_batch_size=2, **options)
     (policy, renderer), reference = gpt2, other_gpt2
     for first, second in ((policy, reference), (reference, policy)):
         rows = with_reference(
@@ -91,9 +80,8 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_
         )
         kl = float((others - ref_others).mean())
         expected, wanted = core.kto_loss(
-            logprobs, ref_logprobs, torch.tensor([row.record.label for row in rows]), beta=beta, kl=kl,
-            desirable_weight=weights[0], undesirable_weight=weights[1],
-        )  # fmt: skip
+            logprobs, ref_logprobs, torch.tensor([row.record.label for row in rows]), kl=kl, **options
+        )
         assert metrics["loss/kto"] == pytest.approx(float(expected), rel=1e-4)
         assert metrics["reference/z0"] == pytest.approx(max(0.0, kl), rel=1e-4)
         for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
@@ -101,11 +89,10 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_
         assert abs(kl) > 1e-3
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype, limit):
+def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes):
     config = settings(tmp_path, beta=0.3)
     policy, renderer = gpt2
-    policy.to(dtype)
+    policy.double()
     rows = with_reference(
         policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
     )
@@ -120,9 +107,9 @@ def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, dtype,
         return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
     whole = gradient(8)
-    for size, tokens in ((1, None), (3, None), (8, 1), (8, 200)):
+    for size, tokens in ((3, None), (8, 1), (8, 200)):
         seen = passes(policy)
-        assert float((gradient(size, tokens) - whole).norm() / whole.norm()) < limit
+        assert float((gradient(size, tokens) - whole).norm() / whole.norm()) < 1e-12
         assert all(count == 1 or (count <= size and taken <= (tokens or taken)) for count, taken in seen)
         assert sum(count for count, _ in seen) == 16, "each prompt once with its response, once with another's"
 
@@ -179,37 +166,26 @@ def test_other_responses_are_drawn_equally_often_and_at_once(tiny, tmp_path, mon
 def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):
     """The KL of a pair's prompt is estimated on other prompts' responses, never on its own other one."""
     data = write("pairs", [{"prompt": f"第{i}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)])
-    config = settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1)
-    summary = train_kto(config)
+    options = {"eval_fraction": 0, "batch_size": 4, "max_steps": 1, "num_samples": 4}
+    summary = train_kto(settings(tmp_path, model=tiny("gpt2"), data=data, **options))
     assert summary["data"] == {"records": 24, "train": 24, "held_out": 0, "good": 12, "bad": 12, "of_pairs": 24}
-    assert "each pair counts as a good and a bad response" in " ".join(capsys.readouterr().err.split())
-
-
-def test_labels_out_of_balance_are_said(tiny, write, tmp_path, capsys):
-    records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i % 4 == 0} for i in range(12)]
-    config = settings(
-        tmp_path, model=tiny("gpt2"), data=write("few", records), eval_fraction=0, batch_size=4, max_steps=1
-    )
-    train_kto(config)
     said = " ".join(capsys.readouterr().err.split())
-    assert "3 good and 9 bad responses, weights 1 and 1: --desirable-weight 3 would balance them" in said
-    train_kto(replace(config, desirable_weight=3.0, output=tmp_path / "balanced"))
-    assert "would balance them" not in capsys.readouterr().err
+    assert "each pair counts as a good and a bad response" in said
+    assert "would balance them" not in said
+    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
+    assert len({row["prompt"] for row in rows}) == 4
+    assert {row.get("good", "z")[-1] + row.get("bad", "q")[-1] for row in rows} == {"zq"}
+    assert all("response" in row for row in rows)
 
 
-def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path):
-    """One bad response of thirteen: most batches of four have none, and none of their numbers is missing or 0."""
+def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path, capsys):
+    """One bad response of thirteen: most batches of four have none, and none of their numbers is missing or 0. It is said."""
     records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i > 0} for i in range(13)]
-    config = settings(
-        tmp_path,
-        model=tiny("gpt2"),
-        data=write("one", records),
-        eval_fraction=0,
-        batch_size=4,
-        max_steps=4,
-        sample_every=0,
-    )
-    train_kto(config)
+    options = {"eval_fraction": 0, "batch_size": 4, "max_steps": 4, "sample_every": 0}
+    train_kto(settings(tmp_path, model=tiny("gpt2"), data=write("one", records), **options))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "12 good and 1 bad responses, weights 1 and 1: --undesirable-weight 12 would balance them" in said
+    assert said.count("12 good and 1 bad responses") == said.count("would balance them") == 2, "as a finding, too"
     lines = read_metrics(tmp_path / "run")
     with_bad = [line for line in lines if "reward/rejected" in line]
     assert 0 < len(with_bad) < len(lines) == 4
@@ -217,32 +193,12 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path)
     assert all("reward/chosen" in line and line["loss/kto"] > 0 for line in lines)
 
 
-def test_the_table_shows_the_label(tiny, planted, tmp_path):
-    train_kto(settings(tmp_path, model=tiny("gpt2"), data=planted, eval_fraction=0, max_steps=1, num_samples=4))
-    rows = read_jsonl(tmp_path / "run" / "samples.jsonl")
-    assert len({row["prompt"] for row in rows}) == 4
-    assert {row.get("good", "z")[-1] + row.get("bad", "q")[-1] for row in rows} == {"zq"}
-    assert all("response" in row for row in rows)
-
-
-def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
-    weights = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        config = settings(tmp_path, model=tiny("gpt2"), data=planted, max_steps=2, seed=seed, learning_rate=1e-3)
-        train_kto(replace(config, output=tmp_path / name))
-        weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1] != weights[2]
-
-
-def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tmp_path):
-    other = tmp_path / "参考"
-    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
-    losses = []
-    for name, reference in (("own", None), ("theirs", str(other))):
-        config = settings(tmp_path, model=tiny("gpt2"), data=planted, reference=reference, max_steps=1)
-        losses.append(train_kto(replace(config, output=tmp_path / name))["first_evaluation"]["eval/loss"])
-    assert losses[0] == pytest.approx(0.5, rel=1e-4)
-    assert abs(losses[1] - 0.5) > 1e-4
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, pairs, tmp_path):
+    make_tiny_model("gpt2", tmp_path / "参考", hidden_size=32, num_layers=2, max_length=128, seed=5)
+    options = {"model": tiny("gpt2"), "data": pairs, "eval_fraction": 0, "batch_size": 4}
+    data = [start(settings(tmp_path, reference=name, **options))[1].train for name in (None, str(tmp_path / "参考"))]
+    own, other = (torch.tensor([[row.ref, row.ref_other] for row in rows]) for rows in data)
+    assert (own - other).abs().min() > 1e-4
 
 
 def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
@@ -254,21 +210,8 @@ def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (
-            {"prompt": "a", "completion": "b", "label": 2},
-            ":61: `label` is 2 (integer). Accepted: true or 1 for a good response",
-        ),
-        ({"prompt": "a", "completion": "b", "label": "真"}, ":61: `label` is '真' (string). Accepted: true"),
-        ({"prompt": "a", "completion": " ", "label": True}, ":61: `completion` is empty or only white space"),
-        ({"prompt": "", "completion": "b", "label": True}, ":61: `prompt` is empty or only white space"),
-        (
-            {"prompt": "a", "completion": "b"},
-            ":61: not a labelled response: found `prompt` (string), `completion` (string)",
-        ),
-        ({"prompt": "a", "completion": "b", "liked": False}, "Perhaps: --columns label=liked"),
+        ({"prompt": "a", "completion": "b", "label": 2}, ":61: `label` is 2 (integer). Accepted: true or 1 for a good"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, ":61: `chosen` and `rejected` are equal"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, ":61: `prompt` is empty"),
-        ({"prompt": "a", "responses": ["b", "c"], "ranks": [0, 1]}, "not a labelled response"),
         (
             {"prompt": "a" * 200, "completion": "b", "label": True},
             "1 of 61 labelled responses are longer than 128 tokens",
@@ -283,16 +226,19 @@ def test_records_it_cannot_learn_from_are_named(tiny, write, tmp_path, record, m
     assert not (tmp_path / "run").exists()
 
 
+ALIKE = [{"prompt": f"{i}", "completion": "a"} for i in range(40)]
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
         (
-            [{"prompt": f"{i}", "completion": "a", "label": True} for i in range(40)],
+            [one | {"label": True} for one in ALIKE],
             "`label` is true in all 40 training records, but KTO needs both: add bad responses; `heedful sft`",
         ),
         (
-            [{"prompt": f"{i}", "completion": "a", "label": False} for i in range(40)],
-            "`label` is false in all 40 training records, but KTO needs both: add good responses",
+            [one | {"label": False} for one in ALIKE],
+            "is false in all 40 training records, .* needs both: add good responses",
         ),
         (
             [{"prompt": "同一个", "completion": f"{i}", "label": bool(i % 2)} for i in range(40)],
@@ -301,9 +247,8 @@ def test_records_it_cannot_learn_from_are_named(tiny, write, tmp_path, record, m
     ],
 )
 def test_data_without_a_contrast_are_refused(tiny, write, tmp_path, records, message):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=message):
         train_kto(settings(tmp_path, model=tiny("gpt2"), data=write("one-sided", records), eval_fraction=0))
-    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -17,31 +17,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("seed", range(3))
 def test_ppo_raises_the_share_of_a_letter(tiny, prompts, share_of_a, tmp_path, architecture, critic, seed):
-    summary = train_ppo(
-        PPOConfig(
-            model=tiny(architecture),
-            data=prompts,
-            output=tmp_path / "run",
-            critic=critic,
-            seed=seed,
-            eval_fraction=0.3,
-            steps=100,
-            rollout_batch_size=64,
-            samples_per_prompt=16,
-            minibatch_size=32,
-            micro_batch_size=32,
-            max_new_tokens=12,
-            response_length="fixed",
-            learning_rate=2e-3,
-            value_learning_rate=1e-2,
-            kl_coef=0.0,
-            entropy_coef=0.02,
-            sample_every=0,
-            eval_every=0,
-            dtype="float32",
-        ),
-        rewards=[share_of_a],
-    )
+    config = PPOConfig(
+        model=tiny(architecture), data=prompts, output=tmp_path / "run", critic=critic, seed=seed, eval_fraction=0.3,
+        steps=100, rollout_batch_size=64, samples_per_prompt=16, minibatch_size=32, micro_batch_size=32,
+        max_new_tokens=12, response_length="fixed", learning_rate=2e-3, value_learning_rate=1e-2, kl_coef=0.0,
+        entropy_coef=0.02, sample_every=0, eval_every=0, dtype="float32",
+    )  # fmt: skip
+    summary = train_ppo(config, rewards=[share_of_a])
     first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
     assert last - first >= 0.3
 
@@ -64,14 +46,7 @@ def test_the_first_steps_make_a_model_polite(tmp_path, monkeypatch, seed):
     summary = json.loads(Path("runs/first/ppo/summary.json").read_text(encoding="utf-8"))
     assert summary["last_evaluation"]["eval/eos_frac"] >= 0.9
     assert summary["last_evaluation"]["eval/kl"] < 5 * math.log(2)
-    result = evaluate_win_rate(
-        WinRateConfig(
-            model="runs/first/ppo/final",
-            baseline="runs/first/sft/final",
-            rewards=("model:runs/first/reward/final",),
-            data="recipes/first/preferences.jsonl",
-            max_new_tokens=48,
-            temperature=1.0,
-        )
-    )
+    judged = {"rewards": ("model:runs/first/reward/final",), "data": "recipes/first/preferences.jsonl"}
+    models = {"model": "runs/first/ppo/final", "baseline": "runs/first/sft/final"}
+    result = evaluate_win_rate(WinRateConfig(**models, **judged, max_new_tokens=48, temperature=1.0))
     assert result["win_rate"] >= 0.6

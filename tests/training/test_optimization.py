@@ -147,12 +147,8 @@ def test_metrics_add_up_over_micro_batches_and_average_over_steps():
 
 def test_patience_counts_evaluations_since_the_best():
     patience = EarlyStopping(2, higher_is_better=False)
-    assert [patience.update(value, step) for step, value in enumerate([3.0, 2.0, 2.0, 2.5])] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    found = [patience.update(value, step) for step, value in enumerate([3.0, 2.0, 2.0, 2.5])]
+    assert found == [True, True, False, False]
     assert (patience.best, patience.best_step, patience.exhausted) == (2.0, 1, True)
     endless = EarlyStopping(0, higher_is_better=True)
     for step in range(9):

@@ -13,15 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from cases import often
-from heedful import (
-    A2CConfig,
-    GRPOConfig,
-    MemoryFullError,
-    OnlineDPOConfig,
-    PPOConfig,
-    train_ppo,
-)
+from cases import often, pairs_often
+from heedful import A2CConfig, GRPOConfig, MemoryFullError, OnlineDPOConfig, PPOConfig, train_ppo
 from heedful.algorithms import ppo
 from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.recorder import Recorder
@@ -134,21 +127,17 @@ def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do(error):
     assert caught.value.status == 3
 
 
-def test_other_errors_are_none_of_its_business():
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2"), ValueError("坏了"), MemoryFullError("已满")], ids=str)
+def test_other_errors_are_none_of_its_business(error):
     calls = []
-    for error in (
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        ValueError("坏了"),
-        MemoryFullError("已满"),
-    ):
 
-        def work(_limit, error=error):
-            calls.append(1)
-            raise error
+    def work(_limit):
+        calls.append(1)
+        raise error
 
-        with pytest.raises(type(error), match=str(error)):
-            AdaptiveMicroBatch().run(work, MicroBatch(4), rows=4)
-    assert len(calls) == 3
+    with pytest.raises(type(error), match=str(error)):
+        AdaptiveMicroBatch().run(work, MicroBatch(4), rows=4)
+    assert calls == [1]
 
 
 def test_what_torch_really_raises_is_known():
@@ -166,8 +155,9 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("name", often(MODULES, ["sft", "kto"]))
+@pytest.mark.parametrize(
+    ("name", "where"), pairs_often(MODULES, ["forward", "backward"], [("sft", "forward"), ("kto", "backward")])
+)
 def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     """Bit for bit, with its metrics: nothing of the attempt is left. Dropout draws the same numbers."""
     changes = {"lora_rank": 4, "lora_dropout": 0.3} if name == "sft" else {}
@@ -184,7 +174,7 @@ def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     assert equal(learner.state_dict()["model"], other.state_dict()["model"])
 
 
-@pytest.mark.parametrize("name", often(MODULES, ["reward", "kto"]))
+@pytest.mark.parametrize("name", often(MODULES, ["reward"]))
 def test_a_resumed_run_does_not_run_out_again(offline, name):
     learner, step = begin(offline(name, batch_size=4, micro_batch_size=4))
     most = 30 if name == "kto" else 50
@@ -196,25 +186,6 @@ def test_a_resumed_run_does_not_run_out_again(offline, name):
     with memory_of(most, again.model) as out:
         its_step()
     assert out == []
-
-
-def test_the_command_line_ends_with_status_3(heedful, tiny, demonstrations, tmp_path, monkeypatch):
-    """One row is too much: every pass that is learned from fails."""
-    right = torch.nn.functional.embedding
-
-    def full(*args, **options):
-        if torch.is_grad_enabled():
-            raise ERRORS["cpu"]
-        return right(*args, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "embedding", full)
-    paths = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run"}
-    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=2, dtype="float32", device="cpu")
-    assert done.status == 3
-    assert "heedful: MemoryFullError: out of memory with one row at a time (DefaultCPUAllocator" in done.err
-    assert "heedful plan" in done.err
-    assert "Traceback" not in done.err
-    assert not (tmp_path / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------- online
@@ -345,7 +316,7 @@ def reward_model(tiny, tmp_path):
     return f"model:{tmp_path / 'rm'}"
 
 
-def test_a_reward_model_goes_on_with_fewer_rows(online, reward_model):
+def test_a_reward_model_goes_on_with_fewer_rows_and_the_state_has_all_adaptive_micro_batches(online, reward_model):
     _, learner, _, _ = online("ppo", rewards=(reward_model,), micro_batch_size=8)
     reward = learner.rewards[0].function
     completions = learner.sampler.generate(learner.policy, next(learner.prompts), learner.generator).completions
@@ -357,39 +328,33 @@ def test_a_reward_model_goes_on_with_fewer_rows(online, reward_model):
     assert reward.adaptive.found.rows < 8
     with memory_of(1, reward.model), pytest.raises(MemoryFullError):
         score(learner.rewards, completions)
-
-
-def test_all_adaptive_micro_batches_are_part_of_the_state(online, reward_model):
-    _, learner, _, _ = online("ppo", rewards=(reward_model,))
     names = list(learner.adaptives)
     assert names[:2] == ["learning", "sampling"]
     assert len(names) == 3
     for i, adaptive in enumerate(learner.adaptives.values()):
         adaptive.found = MicroBatch(i + 1, None)
-    _, again, _, _ = online("ppo", rewards=(reward_model,))
-    again.load_state_dict(copy.deepcopy(learner.state_dict()))
-    assert [adaptive.found for adaptive in again.adaptives.values()] == [MicroBatch(i + 1) for i in range(3)]
+    state = copy.deepcopy(learner.state_dict())
+    for adaptive in learner.adaptives.values():
+        adaptive.found = None
+    learner.load_state_dict(state)
+    assert [adaptive.found for adaptive in learner.adaptives.values()] == [MicroBatch(i + 1) for i in range(3)]
 
 
-@pytest.mark.parametrize("name", ["ptx"])
-def test_records_mixed_in_are_the_same_after_an_attempt(online, name):
+def test_records_mixed_in_are_the_same_after_an_attempt(online):
     """Memory runs out in their pass; the minibatch is done again with them, not with the next ones."""
-    _, learner, _, _ = online(name, micro_batch_size=4)
-    _, smaller, _, _ = online(name, micro_batch_size=2)
-    seen = []
+    _, learner, _, _ = online("ptx", micro_batch_size=4)
+    _, smaller, _, _ = online("ptx", micro_batch_size=2)
     with memory_of(80, learner.policy, only_once=True) as out:
-        seen = [timeless(step_online(learner)[0]) for _ in range(2)]
+        assert "loss/ptx" in step_online(learner)[0]
     assert out
     assert learner.ptx.order.state_dict() != {"epoch": 0, "cursor": 0}
-    for _ in range(2):
-        step_online(smaller)
+    step_online(smaller)
     assert learner.ptx.order.state_dict() == smaller.ptx.order.state_dict()
-    assert all("loss/ptx" in metrics for metrics in seen)
 
 
 def test_a_run_that_has_no_room_for_one_row_ends_with_status_3(config, length, monkeypatch):
     """In the middle of a run; what was learned is kept."""
-    settings = config(eval_fraction=0.0, steps=3)
+    settings = config(eval_fraction=0.0, steps=2, rollout_batch_size=4, minibatch_size=4)
     right, steps = ppo.learn, []
 
     def learn_then_no_more(learner, experience):

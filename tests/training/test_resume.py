@@ -10,7 +10,9 @@ import time
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cases import often, pairs_often
 from heedful import (
     ConfigError,
     DPOConfig,
@@ -21,68 +23,37 @@ from heedful import (
     RewardConfig,
     SFTConfig,
     faults,
-    train_dpo,
-    train_grpo,
-    train_kto,
-    train_online_dpo,
-    train_ppo,
-    train_reward,
-    train_sft,
-)
+)  # fmt: skip
 from heedful.training.checkpoints import read_state
 from heedful.training.early_stopping import EarlyStopping
 from jsonl import write_jsonl
+from trainers import TRAIN
 
-ONLINE = {
-    "steps": 4,
-    "save_every": 1,
-    "eval_every": 2,
-    "sample_every": 2,
-    "learning_rate": 1e-2,
-    "save_total_limit": 0,
-    "eval_fraction": 0.3,
-    "rollout_batch_size": 8,
-    "samples_per_prompt": 2,
-    "minibatch_size": 8,
-    "max_new_tokens": 12,
-    "dtype": "float32",
-}
-OFFLINE = {
-    "max_steps": 4,
-    "batch_size": 2,
-    "save_every": 1,
-    "eval_every": 2,
-    "sample_every": 2,
-    "learning_rate": 1e-2,
-    "eval_fraction": 0.4,
-    "dtype": "float32",
-    "save_total_limit": 0,
-}
+OFFLINE = {"max_steps": 4, "batch_size": 2, "save_every": 1, "eval_every": 2, "sample_every": 2, "learning_rate": 1e-2}
+OFFLINE |= {"eval_fraction": 0.4, "dtype": "float32", "save_total_limit": 0}
+ONLINE = {"steps": 4, "save_every": 1, "eval_every": 2, "sample_every": 2, "learning_rate": 1e-2, "save_total_limit": 0}
+ONLINE |= {"eval_fraction": 0.3, "rollout_batch_size": 8, "samples_per_prompt": 2, "minibatch_size": 8}
+ONLINE |= {"max_new_tokens": 12, "dtype": "float32"}
 RUNS = {
-    "sft": (train_sft, SFTConfig, OFFLINE),
-    "sft lora": (train_sft, SFTConfig, {**OFFLINE, "lora_rank": 2, "lora_dropout": 0.2}),
-    "reward": (train_reward, RewardConfig, OFFLINE),
-    "dpo": (train_dpo, DPOConfig, OFFLINE),
-    "dpo nll": (train_dpo, DPOConfig, {**OFFLINE, "length_normalise": True, "nll_coef": 0.5}),
-    "simpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "simpo"}),
-    "orpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "orpo"}),
-    "kto": (train_kto, KTOConfig, OFFLINE),
-    "ppo shared": (
-        train_ppo,
-        PPOConfig,
-        {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9},
-    ),
-    "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
-    "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),
-    "ppo average": (train_ppo, PPOConfig, {**ONLINE, "ema_decay": 0.5}),
-    "ppo mixed": (train_ppo, PPOConfig, {**ONLINE, "ptx_coef": 0.5, "score_norm_samples": 8}),
-    "grpo": (train_grpo, GRPOConfig, ONLINE),
+    "sft": (SFTConfig, OFFLINE),
+    "sft lora": (SFTConfig, {**OFFLINE, "lora_rank": 2, "lora_dropout": 0.2}),
+    "reward": (RewardConfig, OFFLINE),
+    "dpo": (DPOConfig, OFFLINE),
+    "dpo nll": (DPOConfig, {**OFFLINE, "length_normalise": True, "nll_coef": 0.5}),
+    "simpo": (DPOConfig, {**OFFLINE, "loss": "simpo"}),
+    "orpo": (DPOConfig, {**OFFLINE, "loss": "orpo"}),
+    "kto": (KTOConfig, OFFLINE),
+    "ppo shared": (PPOConfig, {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9}),
+    "ppo separate": (PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
+    "ppo lora": (PPOConfig, {**ONLINE, "lora_rank": 2}),
+    "ppo average": (PPOConfig, {**ONLINE, "ema_decay": 0.5}),
+    "ppo mixed": (PPOConfig, {**ONLINE, "ptx_coef": 0.5, "score_norm_samples": 8}),
+    "grpo": (GRPOConfig, ONLINE),
     "dapo": (
-        train_grpo,
         GRPOConfig,
         {**ONLINE, "dynamic_sampling_rounds": 2, "score_clip": 11.0, "overlong_buffer": 4, "target_entropy": 5.565},
     ),
-    "online dpo": (train_online_dpo, OnlineDPOConfig, ONLINE),
+    "online dpo": (OnlineDPOConfig, ONLINE),
 }
 POINTS = list(faults.POINTS)
 OFFLINE_KINDS = (SFTConfig, RewardConfig, DPOConfig, KTOConfig)
@@ -119,13 +90,13 @@ def train_into(tiny, data):
     model = tiny("gpt2")  # made here, so that its saving is no visit of a fault point
 
     def run(folder, name, **changes):
-        function, kind, settings = RUNS[name]
+        kind, settings = RUNS[name]
         settings = {"model": model, "output": folder, **settings, **changes}
         if kind in OFFLINE_KINDS:
-            return function(kind(**({"data": data["demonstrations" if kind is SFTConfig else "pairs"]} | settings)))
+            return TRAIN[kind](kind(**({"data": data["demonstrations" if kind is SFTConfig else "pairs"]} | settings)))
         if "ptx_coef" in settings:
             settings["ptx_data"] = data["texts"]
-        return function(kind(**({"data": data["prompts"]} | settings)), [length])
+        return TRAIN[kind](kind(**({"data": data["prompts"]} | settings)), [length])
 
     return run
 
@@ -216,20 +187,15 @@ def same(a, b):
 
 
 def assert_equal_runs(one, other):
-    for part, (a, b) in zip(
-        ("models", "lines", "summary"), zip(contents(one), contents(other), strict=True), strict=True
-    ):
+    for part, a, b in zip(("models", "lines", "summary"), contents(one), contents(other), strict=True):
         assert a == b, part
     assert same(last_state(one), last_state(other))
 
 
 KILLS = int(os.environ.get("HEEDFUL_TEST_KILLS", "100"))
-OFTEN = {"sft lora", "ppo separate"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.exhaustive) for name in RUNS]
-)
+@pytest.mark.parametrize("name", often(RUNS, ["ppo separate"]))
 def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, whole, tmp_path, name):
     assert os.WTERMSIG(with_fault("step.learned:kill@3", lambda: train(name, "cut"))) == signal.SIGKILL
     assert not (tmp_path / "cut" / "summary.json").exists()
@@ -245,7 +211,7 @@ def test_killed_at_any_point_at_any_visit(train, whole, tmp_path, name, point):
     folder, all_visits = whole(name)
     visits = all_visits.get(point, 0)
     if not visits:
-        is_online = RUNS[name][1] not in OFFLINE_KINDS
+        is_online = RUNS[name][0] not in OFFLINE_KINDS
         never = {"run.aside", "run.moving"}  # nothing is replaced
         never |= {"save.aside"} if is_online else OF_ONLINE_RUNS  # no second best/
         assert point in never, f"a run of {name} should come to {point}"
@@ -299,30 +265,11 @@ def finished(run):
 
 
 SIGNALS = {"int": 130, "term": 143, "hup": 129}
-PLACES = [
-    "generation",
-    "reward.call",
-    "rollout",
-    "reward",
-    "pass",
-    "update.backward",
-    "update.stepped",
-    "step.logged",
-    "evaluation",
-    "evaluated",
-    "save.files",
-]
-QUICK = {("term", "update.stepped")}
+PLACES = ["generation", "reward.call", "rollout", "reward", "pass", "update.backward", "update.stepped", "step.logged"]
+PLACES += ["evaluation", "evaluated", "save.files"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [
-        pytest.param(kind, place, marks=() if (kind, place) in QUICK else pytest.mark.exhaustive)
-        for kind in SIGNALS
-        for place in PLACES
-    ],
-)
+@pytest.mark.parametrize(("kind", "place"), pairs_often(SIGNALS, PLACES, [("term", "update.stepped")]))
 def test_a_request_to_end_is_honoured_anywhere(train, whole, tmp_path, kind, place):
     """A checkpoint is left, the status says which signal it was, and the run goes on bit for bit."""
     folder, visits = whole("ppo shared")
@@ -335,10 +282,10 @@ def test_a_request_to_end_is_honoured_anywhere(train, whole, tmp_path, kind, pla
 
 
 def test_a_second_signal_ends_at_once_and_damages_nothing(train, whole, tmp_path):
-    status = with_fault("update.stepped:term@6,save.state:int@1", lambda: train("ppo shared", "cut"))
+    status = with_fault("update.stepped:term@3,save.state:int@3", lambda: train("sft", "cut"))
     assert os.waitstatus_to_exitcode(status) == 130, "of the second"
-    train("ppo shared", "cut")
-    assert_equal_runs(tmp_path / "cut", whole("ppo shared")[0])
+    train("sft", "cut")
+    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
 
 
 def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):
@@ -350,10 +297,18 @@ def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):
     assert not list((tmp_path / "cut").glob(".*"))
 
 
-def test_settings_that_no_number_depends_on_may_change(train, whole, tmp_path):
-    with_fault("step.learned:kill@3", lambda: train("sft", "cut"))
-    train("sft", "cut", save_total_limit=1, save_every=3, save_minutes=0.0)
+def test_curves_have_no_gap_and_no_double_point(train, whole, tmp_path):
+    """Settings that no number depends on may change, such as how many checkpoints are kept: the oldest go first. And the
+    handlers of signals are what they were."""
+    with_fault("step.logged:kill@3", lambda: train("sft", "cut"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    train("sft", "cut", save_total_limit=2, save_minutes=0.0)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     assert contents(tmp_path / "cut") == contents(whole("sft")[0])
+    assert sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+    events = EventAccumulator(str(tmp_path / "cut" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss/sft")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("eval/loss")] == [0, 2, 4]
 
 
 def test_other_data_under_the_same_name_are_refused(train, data, tmp_path):
@@ -365,23 +320,12 @@ def test_other_data_under_the_same_name_are_refused(train, data, tmp_path):
         train("reward", "run", data=str(changed))
 
 
-def test_going_back_to_an_earlier_checkpoint(train, whole, tmp_path):
-    with_fault("step.learned:kill@4", lambda: train("sft", "cut"))
-    train("sft", "cut", resume=str(tmp_path / "cut" / "checkpoints" / "step-000001"))
-    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
-    assert {path.name for path in (tmp_path / "cut" / "checkpoints").glob("later-*")} == {
-        "later-step-000002",
-        "later-step-000003",
-        "later-best",
-    }
-
-
 @pytest.mark.parametrize("damaged", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_path, damaged, monkeypatch):
-    """best/ of step 3 and final/ are not those of a run that is at step 1; with them goes what patience compares with."""
-    train("sft", "run", eval_every=1)
+def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, whole, tmp_path, damaged, monkeypatch):
+    """best/ and final/ of step 4 are not those of a run that is at step 1; with them goes what patience compares with."""
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    assert json.loads((run / "summary.json").read_text("utf-8"))["best"]["step"] == 3
+    shutil.copytree(whole("sft")[0], run)
+    assert json.loads((run / "summary.json").read_text("utf-8"))["best"]["step"] == 4
     former = [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")]
     again = {"resume": str(checkpoints / "step-000001")}
     if damaged:
@@ -391,25 +335,20 @@ def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_pat
             (checkpoints / f"step-00000{step}" / "model.safetensors").write_bytes(b"")
     faults.plan("step.learned:raise@1")
     with pytest.raises(RuntimeError, match="a fault point"):
-        train("sft", "run", eval_every=1, **again)
+        train("sft", "run", **again)
     faults.plan("")
     assert not (run / "best").exists()
     assert not (run / "final").exists()
+    if not damaged:
+        later = {f"later-{name}" for name in ("step-000002", "step-000003", "step-000004", "best", "final")}
+        assert {path.name for path in checkpoints.glob("later-*")} == later
     aside = [checkpoints / f"later-{name}" / "model.safetensors" for name in ("best", "final")]
     assert [path.read_bytes() for path in aside] == former
     compared, update = [], EarlyStopping.update
     monkeypatch.setattr(EarlyStopping, "update", lambda *a, **k: compared.append(a[0].best) or update(*a, **k))
-    train("sft", "run", eval_every=1)
+    train("sft", "run")
     assert compared[0] is None, "there is no model of a former one"
-    assert [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")] == former
-
-
-def test_the_oldest_checkpoints_go_first(train, tmp_path):
-    """And the handlers of signals are what they were."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    train("sft", "run", save_total_limit=2)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+    assert_equal_runs(run, whole("sft")[0])
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys):
@@ -433,16 +372,6 @@ def test_a_partly_learned_step_is_no_checkpoint(train, whole, tmp_path, capsys):
     assert any(name.endswith("-partial") for name in names)
     train("ppo shared", "cut")
     assert_equal_runs(tmp_path / "cut", folder)
-
-
-def test_curves_have_no_gap_and_no_double_point(train, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with_fault("step.logged:kill@3", lambda: train("sft", "run"))
-    train("sft", "run")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("loss/sft")] == [1, 2, 3, 4]
-    assert [event.step for event in events.Scalars("eval/loss")] == [0, 2, 4]
 
 
 @pytest.mark.exhaustive

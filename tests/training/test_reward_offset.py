@@ -13,6 +13,7 @@ from heedful.data.messages import as_dict
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards.models import ModelReward
 from heedful.rewards.resolve import resolve_rewards
+from heedful.training.provenance import content_hashes
 from jsonl import write_jsonl
 
 CPU = torch.device("cpu")
@@ -59,9 +60,13 @@ def offset_of(folder):
     return json.loads((folder / "heedful.json").read_text(encoding="utf-8"))["offset"]
 
 
-def test_every_saved_model_has_its_own_offset(train, demonstrations):
-    """best/, final/ and checkpoints/: their weights differ, so do their offsets, and 0 is where the mean is in each."""
-    run = train("run", offset_data=demonstrations, save_every=3)
+def test_every_saved_model_has_its_own_offset_and_nothing_else_changes(train, demonstrations, tmp_path):
+    """best/, final/ and checkpoints/: their weights differ, so do their offsets, and 0 is where the mean is in each.
+
+    Training does not know it, other tools read the raw head, and without the flag no offset is written. Rewards and
+    evaluation apply it; the file of demonstrations is written down and protected.
+    """
+    plain, run = train("plain"), train("run", offset_data=demonstrations, save_every=3)
     folders = [run / "best", run / "final", run / "checkpoints" / "step-000003"]
     offsets = [offset_of(folder) for folder in folders]
     assert len({f"{offset:.3f}" for offset in (*offsets, 0.0)}) == 4
@@ -70,27 +75,17 @@ def test_every_saved_model_has_its_own_offset(train, demonstrations):
         found = scores(folder)
         assert float(found.mean()) == pytest.approx(0, abs=1e-5)
         assert float(found.std()) > 1e-3
-
-
-def test_the_offset_is_the_only_thing_that_changes(train, demonstrations):
-    """Training does not know it, other tools read the raw head, and without the flag no offset is written."""
-    plain, shifted = train("plain"), train("shifted", offset_data=demonstrations)
     for folder in ("best", "final"):
         assert "offset" not in json.loads((plain / folder / "heedful.json").read_text(encoding="utf-8"))
-        weights = [(run / folder / "model.safetensors").read_bytes() for run in (plain, shifted)]
+        weights = [(one / folder / "model.safetensors").read_bytes() for one in (plain, run)]
         assert weights[0] == weights[1]
-    torch.testing.assert_close(
-        scores(shifted / "final") + offset_of(shifted / "final"), scores(plain / "final"), rtol=1e-5, atol=1e-5
-    )
-    classifier = AutoModelForSequenceClassification.from_pretrained(shifted / "final", dtype=torch.float32).eval()
-    model, inputs = load(shifted / "final")
+    final, offset = run / "final", offsets[1]
+    torch.testing.assert_close(scores(final) + offset, scores(plain / "final"), rtol=1e-5, atol=1e-5)
+    classifier = AutoModelForSequenceClassification.from_pretrained(final, dtype=torch.float32).eval()
+    model, inputs = load(final)
     row = inputs.encode(*FACTS[0])
     raw = classifier(torch.tensor([row["input_ids"]])).logits[0, 0]
     torch.testing.assert_close(raw - model.offset, model([row])[0], rtol=1e-5, atol=1e-5)
-
-
-def test_rewards_and_evaluation_apply_it(train, demonstrations, tmp_path):
-    final = train("run", offset_data=demonstrations) / "final"
     (reward,) = resolve_rewards([f"model:{final}"], device=CPU, compute_dtype=torch.float32)
     prompts, answers = zip(*FACTS, strict=True)
     given = reward.function(prompts=prompts, completions=answers, truncated=[False, False, True])
@@ -98,18 +93,26 @@ def test_rewards_and_evaluation_apply_it(train, demonstrations, tmp_path):
     data = write_jsonl(tmp_path / "good.jsonl", [{"prompt": p, "chosen": c, "rejected": f"{c}?"} for p, c in FACTS])
     config = AccuracyConfig(reward_model=str(final), data=data, device="cpu", dtype="float32")
     shifted = evaluate_accuracy(config)["score_mean"]
-    offset = offset_of(final)
     (final / "heedful.json").unlink()
     assert evaluate_accuracy(config)["score_mean"] - shifted == pytest.approx(offset, abs=1e-5)
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    assert demonstrations in environment["data"]
+    inside = write_jsonl(run / "示例.jsonl", [{"prompt": "问", "completion": "好"}])
+    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
+        train("run", offset_data=inside, overwrite=True)
 
 
 def test_training_goes_on_from_a_model_with_an_offset(train, demonstrations):
-    """Its scores go on from where they were; a new offset does not count the old one twice."""
-    first = train("first", offset_data=demonstrations)
+    """Its scores go on from where they were; a new offset does not count the old one twice. Two reward models that score
+    differently are not the same parent."""
+    first = train("first", offset_data=demonstrations, max_steps=1)
     kept = train("kept", model=str(first / "final"), max_steps=1)
     assert offset_of(kept / "final") == offset_of(first / "final")
-    renewed = train("renewed", model=str(first / "final"), offset_data=demonstrations)
+    renewed = train("renewed", model=str(first / "final"), offset_data=demonstrations, max_steps=1)
     assert float(scores(renewed / "final").mean()) == pytest.approx(0, abs=1e-5)
+    before = content_hashes([str(first / "final")])
+    (first / "final" / "heedful.json").write_text('{"offset": 5}', encoding="utf-8")
+    assert content_hashes([str(first / "final")]) != before
 
 
 def test_demonstrations_are_read_as_for_sft(train, tmp_path, demonstrations):
@@ -140,8 +143,8 @@ def test_unusable_and_too_long_demonstrations(train, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match=r"2 of 20 records .* more than --max-dropped 0.05"):
         train("run", offset_data=path, unusable="drop", too_long="drop", max_dropped=0.05)
-    dropped = train("dropped", offset_data=path, unusable="drop", too_long="drop")
-    cut = train("cut", offset_data=path, unusable="drop", too_long="truncate")
+    dropped = train("dropped", offset_data=path, unusable="drop", too_long="drop", max_steps=1)
+    cut = train("cut", offset_data=path, unusable="drop", too_long="truncate", max_steps=1)
     counts = [json.loads((run / "summary.json").read_text(encoding="utf-8"))["offset_data"] for run in (dropped, cut)]
     assert counts[0] == {"records": 20, "dropped_unusable": 1, "unusable/empty completion": 1, "dropped_too_long": 1}
     assert counts[1] == {"records": 20, "dropped_unusable": 1, "unusable/empty completion": 1, "truncated": 1}
@@ -150,23 +153,3 @@ def test_unusable_and_too_long_demonstrations(train, tmp_path):
     row = inputs.encode("问", "很" * 99, max_length=128)
     total = 18 * model([inputs.encode("问", "好")])[0] + model([row])[0]
     assert float(total.detach()) == pytest.approx(0, abs=1e-3)
-
-
-def test_the_file_is_written_down_and_protected(train, tmp_path, demonstrations):
-    run = train("run", offset_data=demonstrations)
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    assert demonstrations in environment["data"]
-    inside = write_jsonl(run / "示例.jsonl", [{"prompt": "问", "completion": "好"}])
-    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
-        train("run", offset_data=inside, overwrite=True)
-
-
-def test_the_offset_is_part_of_a_parent_models_hash(train, tmp_path, demonstrations):
-    """Two reward models that score differently are not the same parent."""
-    first = train("first", offset_data=demonstrations)
-    hashes = []
-    for name in ("a", "b"):
-        run = train(name, model=str(first / "final"), max_steps=1)
-        hashes.append(json.loads((run / "environment.json").read_text(encoding="utf-8"))["models"])
-        (first / "final" / "heedful.json").write_text('{"offset": 5}', encoding="utf-8")
-    assert hashes[0] != hashes[1]

@@ -9,7 +9,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from heedful import ConfigError, DataError
+from heedful import DataError
 from heedful.models import load_causal_lm
 from jsonl import read_jsonl, read_metrics
 
@@ -58,15 +58,6 @@ def test_a_run_that_cannot_start_leaves_the_old_one_alone(sft, finished, tmp_pat
     with pytest.raises(DataError):
         sft(overwrite=True, data=str(tmp_path / "missing.jsonl"))
     assert {path: path.is_dir() or path.read_bytes() for path in finished.rglob("*")} == before
-
-
-def test_a_folder_that_is_no_run_is_never_deleted(sft, tmp_path):
-    precious = tmp_path / "thesis"
-    precious.mkdir()
-    (precious / "chapter1.txt").write_text("important", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not from a heedful run"):
-        sft(output=precious, overwrite=True)
-    assert (precious / "chapter1.txt").read_text(encoding="utf-8") == "important"
 
 
 def test_secrets_are_not_written_down(sft, tmp_path, monkeypatch):

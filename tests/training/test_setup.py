@@ -22,6 +22,27 @@ HALF = {"device": CPU, "compute_dtype": torch.bfloat16}
 MATRICES = {"gpt2": "transformer.h.0.mlp.c_fc", "qwen3": "model.layers.0.mlp.up_proj"}
 
 
+def ppo(model, **changes):
+    return PPOConfig(model=model, data="x", output="o", rewards=("rule:digits",), **changes)
+
+
+@pytest.fixture
+def model(tiny):
+    return tiny("qwen3")
+
+
+def scorer(base, folder):
+    """The folder of a reward model, and its tokenizer."""
+    tokenizer = load_tokenizer(base)
+    save_reward_model(load_reward_model(base, tokenizer, seed=0, **HALF), tokenizer, folder)
+    return str(folder), tokenizer
+
+
+@pytest.fixture
+def reward_model(model, tmp_path):
+    return scorer(model, tmp_path / "m")[0]
+
+
 def weights_in_files(module):
     """Names of the tensors that lie in a mapped checkpoint, as those of a model do that was loaded."""
     ranges = []
@@ -32,37 +53,16 @@ def weights_in_files(module):
     return [name for name, t in tensors.items() if any(start <= t.data_ptr() < end for start, end in ranges)]
 
 
-needs_maps = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells mapped files by Linux's /proc")
-
-
-@needs_maps
-def test_a_reference_in_half_precision_holds_no_file_in_memory(tmp_path):
-    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, num_layers=2)
-    policy = load_policy(str(tmp_path / "m"), **HALF)
-    config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells mapped files by Linux's /proc")
+def test_what_is_frozen_in_half_precision_holds_no_file_in_memory(model, reward_model):
+    policy = load_policy(model, **HALF)
     assert weights_in_files(policy)
-    assert not weights_in_files(load_reference(config, resolve(config.model), policy))
+    assert not weights_in_files(load_reference(ppo(model), resolve(model), policy))
+    assert weights_in_files(load_reward_model(reward_model, load_tokenizer(model), **HALF))
+    assert not weights_in_files(load_model_reward(reward_model, micro_batch=MicroBatch(2), **HALF).model)
 
 
-@needs_maps
-def test_a_reward_in_half_precision_holds_no_file_in_memory(tmp_path):
-    make_tiny_model("qwen3", tmp_path / "base", hidden_size=32, num_layers=2)
-    tokenizer = load_tokenizer(str(tmp_path / "base"))
-    save_reward_model(load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
-    assert weights_in_files(load_reward_model(str(tmp_path / "m"), tokenizer, **HALF))
-    assert not weights_in_files(load_model_reward(str(tmp_path / "m"), micro_batch=MicroBatch(2), **HALF).model)
-
-
-@pytest.mark.parametrize("architecture", MATRICES)
-def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, architecture):
-    """Its tied head stays float32: a copy of it would take more memory, not less."""
-    make_tiny_model(architecture, tmp_path / "m", hidden_size=32, num_layers=2)
-    policy = load_policy(str(tmp_path / "m"), **HALF)
-    config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
-    reference = load_reference(config, resolve(config.model), policy)
-    assert reference.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.bfloat16
-    assert policy.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.float32
-    assert reference.lm.get_output_embeddings().weight is reference.lm.get_input_embeddings().weight
+def assert_reference_is_policy(reference, policy):
     batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
     ours, theirs = (
         token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs for m in (reference, policy)
@@ -72,61 +72,53 @@ def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, archi
 
 
 @pytest.mark.parametrize("architecture", MATRICES)
-def test_a_reference_is_rounded_as_a_policy_in_bfloat16_is(tmp_path, architecture):
+def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tiny, architecture):
+    """Its tied head stays float32: a copy of it would take more memory, not less."""
+    model = tiny(architecture)
+    policy = load_policy(model, **HALF)
+    reference = load_reference(ppo(model), resolve(model), policy)
+    assert reference.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.bfloat16
+    assert policy.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.float32
+    assert reference.lm.get_output_embeddings().weight is reference.lm.get_input_embeddings().weight
+    assert_reference_is_policy(reference, policy)
+
+
+@pytest.mark.parametrize("architecture", MATRICES)
+def test_a_reference_is_rounded_as_a_policy_in_bfloat16_is(tiny, architecture):
     """Its embedding too, whose rows no product rounds: before the first update the KL is 0, and every pair of DPO ties."""
-    make_tiny_model(architecture, tmp_path / "m", hidden_size=32, num_layers=2)
-    config = PPOConfig(
-        model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",), weights_dtype="bfloat16"
-    )
+    config = ppo(tiny(architecture), weights_dtype="bfloat16")
     policy = load_trained(config, resolve(config.model), CPU, torch.bfloat16)
-    batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
-    ours, theirs = (
-        token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs
-        for m in (load_reference(config, resolve(config.model), policy), policy)
-    )
-    assert torch.equal(ours, theirs)
-    assert ours.any()
+    assert_reference_is_policy(load_reference(config, resolve(config.model), policy), policy)
 
 
 @pytest.mark.parametrize("changes", [{"lora_rank": 4}, {"weights_dtype": "bfloat16"}], ids=str)
-def test_a_divided_reference_on_a_gpu_is_where_the_policy_starts(tmp_path, monkeypatch, changes):
+def test_a_divided_reference_on_a_gpu_is_where_the_policy_starts(model, monkeypatch, changes):
     """Both wait in main memory for their parts to go to the GPU, and are rounded as that has them: the first KL is 0."""
-    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, num_layers=2)
-    config = PPOConfig(
-        model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",), shard="full", **changes
-    )
+    config = ppo(model, shard="full", **changes)
     monkeypatch.setattr(ranks._World, "size", 2)  # nothing is sent: they are only loaded
     source, gpu = resolve(config.model), torch.device("cuda")
     policy = load_trained(config, source, gpu, torch.bfloat16)
     reference = load_reference(config, source, policy, gpu)
     assert {str(p.device) for p in reference.lm.parameters()} == {"cpu"}
     monkeypatch.undo()
-    batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
-    ours, theirs = (
-        token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs for m in (reference, policy)
-    )
-    assert torch.equal(ours, theirs)
-    assert ours.any()
+    assert_reference_is_policy(reference, policy)
 
 
-def test_reward_models_that_wait_for_a_gpu_are_stored_as_it_has_them(tmp_path):
-    make_tiny_model("qwen3", tmp_path / "base", hidden_size=32, num_layers=2)
-    tokenizer = load_tokenizer(str(tmp_path / "base"))
-    save_reward_model(load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
-    wanted = [f"model:{tmp_path / 'm'}"]
+def test_reward_models_that_wait_for_a_gpu_are_stored_as_it_has_them(reward_model):
     for stored in (torch.float32, torch.bfloat16):
-        (reward,) = load_rewards(wanted, RewardOptions(), micro_batch=MicroBatch(2), stored=stored, **HALF).rewards
-        assert reward.function.model.classifier.get_input_embeddings().weight.dtype == stored
+        loaded = load_rewards(
+            [f"model:{reward_model}"], RewardOptions(), micro_batch=MicroBatch(2), stored=stored, **HALF
+        )
+        model = loaded.rewards[0].function.model
+        assert model.classifier.get_input_embeddings().weight.dtype == stored
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
 def test_a_reward_in_half_precision_gives_the_same_scores(tmp_path, architecture):
     make_tiny_model(architecture, tmp_path / "base", hidden_size=32, num_layers=2)
-    tokenizer = load_tokenizer(str(tmp_path / "base"))
-    fresh = load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF)
-    save_reward_model(fresh, tokenizer, tmp_path / "m")
-    whole = load_reward_model(str(tmp_path / "m"), tokenizer, **HALF)
-    reward = load_model_reward(str(tmp_path / "m"), micro_batch=MicroBatch(2), **HALF)
+    folder, tokenizer = scorer(str(tmp_path / "base"), tmp_path / "m")
+    whole = load_reward_model(folder, tokenizer, **HALF)
+    reward = load_model_reward(folder, micro_batch=MicroBatch(2), **HALF)
     dtypes = {name: p.dtype for name, p in reward.model.classifier.named_parameters()}
     assert torch.bfloat16 in dtypes.values()
     assert {dtype for name, dtype in dtypes.items() if name.startswith(("score", "classifier"))} == {torch.float32}

@@ -13,23 +13,12 @@ from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.types import MicroBatch
 from jsonl import read_jsonl, write_jsonl
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def config(tiny, demonstrations, tmp_path):
     def make(**changes):
-        settings = {
-            "model": tiny("gpt2"),
-            "data": demonstrations,
-            "output": tmp_path / "run",
-            "eval_fraction": 0.0,
-            "batch_size": 5,
-            "max_steps": 120,
-            "learning_rate": 1e-2,
-            "sample_every": 0,
-            "dtype": "float32",
-        }
+        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "eval_fraction": 0.0}
+        settings |= {"batch_size": 5, "max_steps": 120, "learning_rate": 1e-2, "sample_every": 0, "dtype": "float32"}
         return SFTConfig(**(settings | changes))
 
     return make
@@ -68,21 +57,11 @@ def gradient(policy, examples, *limit):
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_micro_batch_size_does_not_change_the_gradient(tiny, dtype, limit):
-    policy = Policy(load_causal_lm(tiny("gpt2")).to(dtype))
-    policy.eval()
-    examples = ragged_examples(8)
-    whole = gradient(policy, examples, 8)
-    for size in (1, 3):
-        split = gradient(policy, examples, size)
-        assert float((split - whole).norm() / whole.norm()) < limit
-
-
-def test_a_limit_of_tokens_does_not_change_the_gradient(tiny, passes):
+def test_micro_batches_do_not_change_the_gradient(tiny, passes):
     policy = Policy(load_causal_lm(tiny("gpt2")).double()).eval()
     examples = ragged_examples(8)
     whole = gradient(policy, examples, 8)
+    assert float((gradient(policy, examples, 3) - whole).norm() / whole.norm()) < 1e-12
     for tokens in (1, 30, 45):
         seen = passes(policy)
         split = gradient(policy, examples, 8, tokens)
@@ -120,19 +99,10 @@ def test_evaluation_is_the_token_mean_of_the_negative_log_likelihood(tiny):
     assert metrics["eval/perplexity"] == pytest.approx(float(torch.tensor(expected / count).exp()), rel=1e-5)
 
 
-def test_same_seed_same_run_bit_for_bit(config, numbers, tmp_path):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        train_sft(config(output=tmp_path / name, seed=seed, max_steps=6, batch_size=2, eval_fraction=0.4))
-    a, b, c = (tmp_path / name for name in "abc")
-    weights = [(run / "final" / "model.safetensors").read_bytes() for run in (a, b, c)]
-    assert weights[0] == weights[1] != weights[2]
-    assert numbers(a) == numbers(b) != numbers(c)
-
-
 def test_a_resolved_config_repeats_its_run(config, numbers, tmp_path):
     from heedful.cli.main import main
 
-    train_sft(config(output=tmp_path / "a", max_steps=5, batch_size=2, weight_decay=0.1, lr_schedule="cosine"))
+    train_sft(config(output=tmp_path / "a", max_steps=2, batch_size=2, weight_decay=0.1, lr_schedule="cosine"))
     assert main(["sft", str(tmp_path / "a" / "config.yaml"), "--output", str(tmp_path / "b")]) == 0
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
 
@@ -150,16 +120,14 @@ def test_plain_text_is_learned_and_perplexity_falls(config, tiny, tmp_path):
 
 def test_stops_after_evaluations_without_improvement_and_keeps_the_best(config, tmp_path, demonstrations):
     """A learning rate far too large: no evaluation improves on the start, so best/ is the start and the run ends early."""
-    summary = train_sft(
-        config(
-            learning_rate=5.0,
-            max_grad_norm=0.0,
-            eval_data=demonstrations,
-            eval_every=1,
-            early_stopping_patience=3,
-            max_steps=50,
-        )
-    )
+    options = {
+        "learning_rate": 5.0,
+        "max_grad_norm": 0.0,
+        "eval_data": demonstrations,
+        "eval_every": 1,
+        "max_steps": 50,
+    }
+    summary = train_sft(config(early_stopping_patience=3, **options))
     assert summary["steps"] == 3
     assert summary["stopped_early"]
     assert summary["best"]["step"] == 0
@@ -168,6 +136,7 @@ def test_stops_after_evaluations_without_improvement_and_keeps_the_best(config, 
     assert all(torch.equal(best[name], start[name]) for name in start)
 
 
+@pytest.mark.exhaustive
 def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
     """With the loss on the prompt, its likelihood rises as well; with the response alone it hardly does."""
     losses = {}
@@ -189,21 +158,11 @@ def test_patience_without_held_out_data_is_refused(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_prompts_near_the_context_are_trained_on_and_not_sampled(config, tmp_path):
-    """A prompt that leaves the table of samples no room is learned from all the same; the run goes on to final/."""
-    long_prompt = {"prompt": "长" * 38, "completion": "好"}  # 114 bytes of 128
-    short_prompt = {"prompt": "短", "completion": "好"}
-    path = tmp_path / "d.jsonl"
-    write_jsonl(path, (long_prompt, short_prompt))
-    train_sft(config(data=str(path), batch_size=2, max_steps=1, sample_every=1))
-    assert [row["prompt"] for row in read_jsonl(tmp_path / "run" / "samples.jsonl")] == ["短"]
-    assert (tmp_path / "run" / "final" / "config.json").is_file()
-
-
-def test_the_table_of_samples_halves_a_short_context_between_prompt_and_response(config, tiny, tmp_path):
-    """Of 20 tokens, 10 are for the response: a prompt of 10 bytes is sampled from, one of 11 is not."""
+def test_prompts_near_the_context_are_trained_on_and_not_sampled(config, tiny, tmp_path):
+    """The table of samples halves a short context: of 20 tokens, 10 are for the response, so that a prompt of 10 bytes is
+    sampled from, and one of 11 is not. It is learned from all the same; the run goes on to final/."""
     prompts = ["a" * 10, "b" * 11]
-    path = tmp_path / "d.jsonl"
-    write_jsonl(path, [{"prompt": one, "completion": "c"} for one in prompts])
-    train_sft(config(model=tiny("qwen3", max_length=20), data=str(path), batch_size=2, max_steps=1, sample_every=1))
+    data = write_jsonl(tmp_path / "d.jsonl", [{"prompt": one, "completion": "c"} for one in prompts])
+    train_sft(config(model=tiny("qwen3", max_length=20), data=data, batch_size=2, max_steps=1, sample_every=1))
     assert [row["prompt"] for row in read_jsonl(tmp_path / "run" / "samples.jsonl")] == prompts[:1]
+    assert (tmp_path / "run" / "final" / "config.json").is_file()

@@ -12,20 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cases import often
-from heedful import (
-    A2CConfig,
-    CheckpointError,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    SFTConfig,
-    TrainingError,
-)
+from heedful import A2CConfig, CheckpointError, GRPOConfig, OnlineDPOConfig, PPOConfig, SFTConfig, TrainingError
 from heedful.algorithms import sft
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import broken_numbers
 from heedful.algorithms.ppo import learn
-from heedful.models.save import check_finite
 from heedful.training.metric_sums import MetricSums
 from jsonl import read_jsonl, read_metrics
 from trainers import MODULES, TRAIN, begin, step_online
@@ -66,7 +57,7 @@ def equal(a, b):
 # -------------------------------------------------------------------------------------------------- trainers from data
 
 
-@pytest.mark.parametrize("name", often(MODULES, ["sft", "kto"]))
+@pytest.mark.parametrize("name", often(MODULES, ["kto"]))
 def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offline, name, monkeypatch, capsys):
     """The run goes on, and the file names the records of just that step."""
     settings = offline(name)
@@ -88,7 +79,7 @@ def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offl
     assert str(settings.output / "skipped.jsonl") in said
 
 
-@pytest.mark.parametrize("name", often(MODULES, ["reward", "dpo"]))
+@pytest.mark.parametrize("name", often(MODULES, ["dpo"]))
 def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, monkeypatch):
     """Weights, moments and Adam's count of steps are bit for bit those before it."""
     settings = offline(name)
@@ -106,20 +97,26 @@ def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, m
     assert learner.state_dict()["skipped_in_a_row"] == 0
 
 
-@pytest.mark.parametrize(("bad", "ends_at"), [((2, 3, 4, 5), 5), ((1, 2, 3, 5, 6), None)])
-def test_too_many_in_a_row_end_the_run(offline, monkeypatch, bad, ends_at):
-    """More than 3: with status 4, after the step is logged; those that are apart never do."""
-    settings = offline("sft", max_steps=6)
-    overflow(monkeypatch, *bad)
-    if ends_at is None:
-        assert sft.train_sft(settings)["steps"] == 6
-        return
+def test_too_many_in_a_row_end_the_run(offline, monkeypatch, capsys):
+    """More than 3: with status 4, after the step is logged, with the weights before them; those that are apart never do."""
+    settings = offline("sft", max_steps=9)
+    overflow(monkeypatch, 2, 4, 5, 6, 7)
     with pytest.raises(TrainingError, match=r"^4 steps in a row .*; 3 in a row are allowed") as caught:
         sft.train_sft(settings)
     assert caught.value.status == 4
     assert str(settings.output / "skipped.jsonl") in str(caught.value)
-    assert [line["step"] for line in read_metrics(settings.output)] == list(range(1, ends_at + 1))
-    assert [line["step"] for line in read_jsonl(settings.output / "skipped.jsonl")] == list(bad)
+    assert "last: step 7, update 1: gradient norm inf" in str(caught.value)
+    saved = settings.output / "checkpoints" / "step-000007"
+    assert (
+        f"stopped by TrainingError after step 7 of 9; the same command resumes from {saved}" in capsys.readouterr().err
+    )
+    assert [line["step"] for line in read_metrics(settings.output)] == [*range(1, 8)]
+    assert [line["step"] for line in read_jsonl(settings.output / "skipped.jsonl")] == [2, 4, 5, 6, 7]
+    monkeypatch.undo()
+    overflow(monkeypatch, 2)
+    sft.train_sft(offline("sft", max_steps=3, output=settings.output.with_name("three")))
+    before = settings.output.with_name("three") / "final" / "model.safetensors"
+    assert (saved / "model.safetensors").read_bytes() == before.read_bytes()
 
 
 def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
@@ -133,16 +130,6 @@ def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
     its_step()
     with pytest.raises(TrainingError, match="4 steps in a row"):
         again.non_finite_guard.check()
-
-
-def test_the_command_line_ends_with_status_4(heedful, offline, monkeypatch):
-    settings = offline("sft")
-    overflow(monkeypatch, 2, 3, 4, 5)
-    paths = {"model": settings.model, "data": settings.data, "output": settings.output}
-    done = heedful("sft", **paths, batch_size=3, eval_fraction=0, max_steps=5, sample_every=0)
-    assert done.status == 4
-    assert "heedful: TrainingError: 4 steps in a row were skipped" in done.err
-    assert "Traceback" not in done.err
 
 
 def test_a_record_with_a_broken_token_is_found(tiny, tmp_path, write):
@@ -209,7 +196,7 @@ def too_large(word):
     return reward
 
 
-@pytest.mark.parametrize("name", often(ONLINE, ["grpo", "online-dpo", "everything"]))
+@pytest.mark.parametrize("name", often(ONLINE, ["online-dpo", "everything"]))
 def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, monkeypatch):
     """Every gradient of a step overflows: policy, critic, average and moments stay, bit for bit."""
     settings = online(name)
@@ -232,9 +219,9 @@ def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, m
 @pytest.mark.parametrize("name", often(["grpo", "ppo"], ["ppo"]))
 def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(online, name, prompts, capsys):
     """Without whitening the other minibatches are learned from; with it no number of the rollout batch is left."""
-    settings = online(name, steps=5, samples_per_prompt=2, minibatch_size=2)
+    settings = online(name, steps=2, samples_per_prompt=2, minibatch_size=2)
     summary = TRAIN[type(settings)](settings, rewards=[too_large("苹果")])
-    assert summary["steps"] == 5
+    assert summary["steps"] == 2
     left_out = read_jsonl(settings.output / "skipped.jsonl")
     assert left_out
     for line in left_out:
@@ -254,9 +241,11 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
 @pytest.mark.parametrize("name", often(["ppo", "grpo", "a2c"], ["ppo"]))
 def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
     """Online DPO would go on: it only ranks, and 1e39 is more than 12."""
-    with pytest.raises(TrainingError, match="4 steps in a row were skipped") as caught:
-        TRAIN[ONLINE[name][0]](online(name, steps=9), rewards=[too_large("")])
+    settings = online(name, steps=9)
+    with pytest.raises(TrainingError, match=r"4 steps in a row were skipped .*last: step 4, update") as caught:
+        TRAIN[ONLINE[name][0]](settings, rewards=[too_large("")])
     assert caught.value.status == 4
+    assert (settings.output / "checkpoints" / "step-000004").is_dir()
 
 
 def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, experience_of):
@@ -287,7 +276,7 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("name", often(MODULES, ["sft", "reward"]))
+@pytest.mark.parametrize("name", often(MODULES, ["reward"]))
 def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, name):
     learner, _ = begin(offline(name))
     learner.save(tmp_path / "whole")
@@ -303,16 +292,11 @@ def test_a_critic_that_is_not_finite_is_not_saved_either(online, length, tmp_pat
     learner.critic.value_head.weight.data[0, 0] = math.nan
     with pytest.raises(CheckpointError, match=r"first: value_head\.weight"):
         learner.save(tmp_path / "model")
+    learner.critic.value_head.weight.requires_grad_(False)
+    learner.save(tmp_path / "model")  # what is frozen is not looked at
 
 
-def test_what_is_frozen_is_not_looked_at():
-    module = torch.nn.Linear(1, 1)
-    module.weight.data.fill_(math.nan)
-    module.weight.requires_grad_(False)
-    check_finite(module)
-
-
-@pytest.mark.parametrize("broken", ["critic", "reference"])
+@pytest.mark.parametrize("broken", often(["critic", "reference"], ["critic"]))
 def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, broken):
     """Every one of them is NaN: nothing is learned, and the price of KL does not become NaN for good."""
     learner = start(online("everything"), [length]).learner

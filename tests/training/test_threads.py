@@ -49,7 +49,7 @@ def test_the_environment_decides(name, monkeypatch):
 
 
 def test_a_command_chooses_and_a_program_keeps_its_own(heedful, sft_into, tmp_path):
-    sft_into(tmp_path / "程序", max_steps=1, eval_every=0)
+    sft_into(tmp_path / "程序", max_steps=1, eval_fraction=0.0)
     assert torch.get_num_threads() == 2
     outcome = heedful("sft", tmp_path / "程序" / "config.yaml", output=tmp_path / "命令")
     assert outcome.status == 0, outcome.err

@@ -3,12 +3,11 @@
 import math
 import random
 import statistics
-from dataclasses import replace
 
 import pytest
 
 import heedful
-from heedful import ConfigError, DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig, TrainingResult
+from heedful import ConfigError, PPOConfig, SFTConfig, TrainingResult
 from heedful.training.verdict import FEWEST, Verdict, Yardstick, judge
 from jsonl import read_metrics, write_jsonl
 
@@ -123,108 +122,54 @@ def test_what_the_terminal_says_of_a_run_that_got_worse(heedful, tiny, written, 
     assert f"look closer:  heedful report {tmp_path / 'run'}" in outcome.out
     assert "do not use final/" in outcome.out
     assert "heedful chat" not in outcome.out
-    again = heedful("ppo", **flags | {"output": tmp_path / "none", "eval_fraction": 0})
-    assert "better or worse is not known: nothing was held out" in again.out
-
-
-OFFLINE = {
-    "sft": (SFTConfig, "eval/loss", {"completion": "好的。"}),
-    "reward": (RewardConfig, "eval/accuracy", {"chosen": "好的。", "rejected": "不。"}),
-    "dpo": (DPOConfig, "eval/accuracy", {"chosen": "好的。", "rejected": "不。"}),
-    "kto": (KTOConfig, "eval/accuracy", {"completion": "好的。"}),
-}
-
-
-def labelled(number):
-    return {"label": True} if number % 2 else {"completion": "不。", "label": False}
-
-
-@pytest.mark.parametrize("name", OFFLINE)
-def test_trainers_on_data_are_judged_by_their_own_metric(name, tiny, tmp_path):
-    kind, metric, answer = OFFLINE[name]
-    rows = [{"prompt": f"{n} 加 1?", **answer} | (labelled(n) if name == "kto" else {}) for n in range(60)]
-    settings = kind(
-        model=tiny(), data=write_jsonl(tmp_path / "题.jsonl", rows), output=tmp_path / "run", eval_fraction=0.5, max_steps=12,
-        batch_size=8, learning_rate=1e-2, micro_batch_size=3, device="cpu", sample_every=0,
-    )  # fmt: skip
-    done = getattr(heedful, f"train_{name}")(settings)
-    found = done.verdict
-    assert found.metric == metric
-    assert found.first == pytest.approx(done["first_evaluation"][metric], rel=1e-5)
-    assert found.last == pytest.approx(done["last_evaluation"][metric], rel=1e-5)
-    assert found.verdict == "better"
-
-
-@pytest.mark.exhaustive
-def test_a_run_that_was_killed_has_the_same_verdict(run, killed, tmp_path):
-    reward = [lambda completion_ids, **_: [float(sum(ids) % 9) for ids in completion_ids]]
-    whole = run(reward, "whole", steps=4, save_every=2)
-    killed("step.learned:kill@4", lambda: run(reward, "cut", steps=4, save_every=2))
-    assert run(reward, "cut", steps=4, save_every=2).verdict == whole.verdict
 
 
 # ------------------------------------------------------------------------------------------------- callbacks that stop
 
 
 @pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
-def test_stop_ends_a_run_with_a_model_and_a_result(config, length, tmp_path, capsys, name):
-    def enough(step, metrics):
-        return heedful.STOP if step == 2 else None
+def test_stop_ends_a_run_with_a_model_and_a_result(config, length, capsys, name):
+    """The step that it ends is evaluated, though no evaluation is due."""
 
-    settings = config(PPOConfig, steps=5, eval_every=1)
+    def enough(step, metrics):
+        return heedful.STOP if step == 1 else None
+
+    settings = config(PPOConfig, steps=5, eval_every=int(name == "on_evaluation"))
     done = heedful.train_ppo(settings, rewards=[length], **{name: enough})
     assert isinstance(done, TrainingResult)
-    assert (done["steps"], done["stopped_early"], done["stopped_by"]) == (2, True, f"{name} (enough)")
+    assert (done["steps"], done["stopped_early"], done["stopped_by"]) == (1, True, f"{name} (enough)")
     assert (done.folder / "final" / "config.json").is_file()
-    assert f"stopped at step 2 by {name} (enough)" in capsys.readouterr().err
-    shorter = heedful.train_ppo(replace(settings, steps=2, output=tmp_path / "two"), rewards=[length])
-    assert shorter["stopped_by"] is None
-
-
-def test_the_step_that_stop_ends_is_evaluated(config, length):
-    done = heedful.train_ppo(
-        config(PPOConfig, steps=9, eval_every=0),
-        rewards=[length],
-        on_step=lambda step, _: heedful.STOP if step == 1 else None,
-    )
+    assert f"stopped at step 1 by {name} (enough)" in capsys.readouterr().err
     assert [line["step"] for line in read_metrics(done.folder, having="eval/score_mean")] == [0, 1]
 
 
-def test_stop_ends_trainers_on_data_and_ppo_steps_too(tiny, tmp_path, length):
+def test_stop_ends_trainers_on_data_and_ppo_steps_too(tiny, length):
     def enough(step, metrics):
-        return heedful.STOP if step == 2 else None
+        return heedful.STOP if step == 1 else None
 
     rows = [{"prompt": f"{n} 加 1?", "completion": "好的。"} for n in range(20)]
     done = heedful.train_sft(
         SFTConfig(max_steps=5, batch_size=4, eval_fraction=0, device="cpu"), model=tiny(), data=rows, on_step=enough
     )
-    assert (done["steps"], done["stopped_by"]) == (2, "on_step (enough)")
+    assert (done["steps"], done["stopped_by"]) == (1, "on_step (enough)")
     policy = heedful.Policy.from_pretrained(tiny(), device="cpu")
     settings = PPOConfig(steps=5, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4)
     prompts = [row["prompt"] for row in rows]
     steps = [step for step, *_ in heedful.ppo_steps(settings, policy, prompts, [length], on_step=enough)]
-    assert steps == [1, 2]
+    assert steps == [1]
+    with pytest.raises(ConfigError, match=r"^on_step \(<lambda>\) returned '够了' at step 1; return heedful\.STOP"):
+        next(heedful.ppo_steps(settings, policy, prompts, [length], on_step=lambda *_: "够了"))
 
 
-@pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
-def test_what_is_not_stop_is_refused(config, length, name):
+def test_what_is_not_stop_is_refused(config, length):
     def enough(step, metrics):
         return True
 
-    settings = config(PPOConfig, steps=2, eval_every=1)
-    first = 1 if name == "on_step" else 0
     said = (
-        rf"^{name} \(enough\) returned True at step {first}; return heedful\.STOP to end the run after this step, else"
+        r"^on_evaluation \(enough\) returned True at step 0; return heedful\.STOP to end the run after this step, else"
     )
     with pytest.raises(ConfigError, match=said):
-        heedful.train_ppo(settings, rewards=[length], **{name: enough})
-
-
-def test_what_is_not_stop_is_refused_by_ppo_steps(tiny, length):
-    policy = heedful.Policy.from_pretrained(tiny(), device="cpu")
-    settings = PPOConfig(steps=2, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4)
-    with pytest.raises(ConfigError, match=r"^on_step \(<lambda>\) returned '够了' at step 1; return heedful\.STOP"):
-        next(heedful.ppo_steps(settings, policy, ["1 加 1?"] * 4, [length], on_step=lambda *_: "够了"))
+        heedful.train_ppo(config(PPOConfig, steps=2, eval_every=1), rewards=[length], on_evaluation=enough)
 
 
 def test_stop_reads_well():
