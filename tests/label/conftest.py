@@ -89,6 +89,17 @@ class Memory:
         return done
 
 
+@pytest.fixture(name="item")
+def _item():
+    """``item(task, prompt, *answers, **fields)`` is an item."""
+
+    def make(task, prompt, *answers, **fields):
+        candidates = tuple(map(Candidate, answers))
+        return Item(item_id(task, prompt, candidates), task, prompt, candidates, **fields)
+
+    return make
+
+
 @pytest.fixture
 def memory():
     """``memory(**settings)`` is a project in memory."""

@@ -7,19 +7,14 @@ import pytest
 from heedful import DataError
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, NotHeldError, Project, export_project, item_id, listing, project_statistics
+from heedful.label import NotHeldError, Project, export_project, listing, project_statistics
 
 FIRST = {"preferred": 0, "strength": 3, "both_bad": False}
 SECOND = {"preferred": 1, "strength": 2, "both_bad": False}
 
 
-def item(task, prompt, *answers, **more):
-    candidates = tuple(map(Candidate, answers))
-    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
-
-
 @pytest.fixture
-def project(tmp_path):
+def project(tmp_path, item):
     with Project.create(tmp_path / "p", ProjectSettings(name="更正", overlap=0, repeats=0)) as made:
         made.add_person("张伟", "annotator")
         made.add_person("Ada", "annotator")
@@ -46,9 +41,8 @@ def ids(project, **asked):
 
 
 def test_the_list_by_person_difference_and_text(labelled):
-    assert ids(labelled) == [("问 狗", "Ada"), ("问 猫", "Ada"), ("问 狗", "张伟"), ("问 猫", "张伟")], (
-        "the newest first"
-    )
+    newest_first = [("问 狗", "Ada"), ("问 猫", "Ada"), ("问 狗", "张伟"), ("问 猫", "张伟")]
+    assert ids(labelled) == newest_first
     assert ids(labelled, person="p2") == [("问 狗", "张伟"), ("问 猫", "张伟")]
     assert ids(labelled, differ=True) == [("问 猫", "Ada"), ("问 猫", "张伟")]
     assert ids(labelled, search="丁", person="p3") == [("问 狗", "Ada")], "in an answer"
@@ -61,18 +55,13 @@ def test_a_correction_counts_and_keeps_what_was_said(labelled):
     before = project_statistics(labelled)
     assert (before["agreement"]["pair"]["share"]["value"], before["corrected"]) == (0.5, 0)
     done = labelled.correct("p1", wrong.event_id, FIRST, nonce="c1", reason="看错了")
-    assert labelled.correct("p1", wrong.event_id, FIRST, nonce="c1", reason="看错了") == done, (
-        "sent twice, recorded once"
-    )
+    twice = labelled.correct("p1", wrong.event_id, FIRST, nonce="c1", reason="看错了")
+    assert twice == done, "recorded once"
     after = project_statistics(labelled)
     assert (after["agreement"]["pair"]["share"]["value"], after["corrected"]) == (1.0, 1)
     (step,) = labelled.corrections(wrong.event_id)
-    assert (step.person, step.content["old"], step.content["answer"], step.content["reason"]) == (
-        "p1",
-        SECOND,
-        FIRST,
-        "看错了",
-    )
+    assert step.person == "p1"
+    assert [step.content[name] for name in ("old", "answer", "reason")] == [SECOND, FIRST, "看错了"]
     assert wrong in labelled.events(), "what was said stays"
     result = export_project(labelled)
     records = [
@@ -90,39 +79,29 @@ def test_a_correction_counts_and_keeps_what_was_said(labelled):
         assert [step.content["old"]["strength"] for step in again.corrections(wrong.event_id)] == [2, 3]
 
 
-def test_what_was_corrected_is_not_undone_by_its_labeller(labelled):
-    last = labelled.labels()[-1].event
-    labelled.correct("p1", last.event_id, SECOND, nonce="c")
-    with pytest.raises(NotHeldError, match="the owner has corrected it"):
-        labelled.undo("p3", "u")
-    assert labelled.labels()[-1].event.content["answer"] == SECOND
-
-
-@pytest.mark.parametrize(
-    ("who", "answer", "fragment"),
-    [
+def test_corrections_that_cannot_be(labelled):
+    label, last = (labelled.labels()[at].event.event_id for at in (0, -1))
+    for who, answer, fragment in (
         ("p2", SECOND, "张伟 is annotator; only owners correct labels of others"),
         ("p1", {"preferred": 2}, "preferred must be one of 0, 1"),
         ("p1", {"rating": 2}, "has no field 'rating'"),
         ("p1", FIRST, "nothing was corrected"),
-    ],
-)
-def test_corrections_that_cannot_be(labelled, who, answer, fragment):
-    label = labelled.labels()[0].event.event_id
-    with pytest.raises(DataError) as caught:
-        labelled.correct(who, label, answer, nonce="c")
-    assert fragment in str(caught.value)
+    ):
+        with pytest.raises(DataError) as caught:
+            labelled.correct(who, label, answer, nonce="c")
+        assert fragment in str(caught.value)
     assert labelled.corrections(label) == []
-
-
-def test_a_label_that_was_taken_back_is_not_corrected(labelled):
-    last = labelled.labels()[-1].event.event_id
     labelled.undo("p3", "u")
     with pytest.raises(DataError, match=r"no counting label has the id .*; it may have been taken back"):
         labelled.correct("p1", last, SECOND, nonce="c")
+    last = labelled.labels()[-1].event
+    labelled.correct("p1", last.event_id, FIRST, nonce="c")
+    with pytest.raises(NotHeldError, match="the owner has corrected it"):
+        labelled.undo("p3", "v")
+    assert labelled.labels()[-1].event.content["answer"] == FIRST
 
 
-def test_texts_ratings_and_rankings_are_corrected_too(project):
+def test_texts_ratings_and_rankings_are_corrected_too(project, item):
     project.add_items([item("ranking", "排", "a", "b", "c"), item("rating", "分", "x"), item("demonstration", "写")])
     say(project, "p2", FIRST, FIRST, {"ranks": [1, 2, 3]}, {"rating": 3, "flags": ["hallucination"]}, {"text": "好"})
     new = [{"ranks": [3, 2, 1]}, {"rating": 7}, {"text": "更好 😀\u2028"}]

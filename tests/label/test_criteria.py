@@ -7,16 +7,11 @@ import pytest
 from heedful import ConfigError, DataError
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project, export_project, item_id, project_statistics
+from heedful.label import Project, export_project, project_statistics
 
 HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"
 HONEST = "{name: 诚实, labels: [no, 部分, 是], required: false}"
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
-
-
-def item(task, prompt, *answers, **more):
-    candidates = tuple(map(Candidate, answers))
-    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
 
 
 @pytest.fixture
@@ -41,12 +36,8 @@ def test_a_project_is_made_with_criteria_and_reads_them_back(tmp_path):
     assert "- name: 诚实\n  labels:\n  - 'no'\n  - 部分\n  - 是\n  required: false\n" in text
     with Project.open(folder) as project:
         helpful, honest = project.settings.criteria_asked
-        assert (helpful.name, helpful.values, helpful.question, helpful.required) == (
-            "helpful",
-            (1, 2, 3, 4, 5),
-            "Does it help?",
-            True,
-        )
+        said = (helpful.name, helpful.values, helpful.question, helpful.required)
+        assert said == ("helpful", (1, 2, 3, 4, 5), "Does it help?", True)
         assert (honest.name, honest.values, honest.required) == ("诚实", ("no", "部分", "是"), False)
         again = project.settings
     by_hand = (
@@ -59,66 +50,61 @@ def test_a_project_is_made_with_criteria_and_reads_them_back(tmp_path):
         assert project.settings == again
 
 
-@pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        ("[{name: a}]", "needs either scale or labels"),
-        ("[{name: a, scale: 1}]", "scale must be a whole number from 2 to 10, got '1'"),
-        ("[{name: a, scale: 5, labels: [x, y]}]", "needs either scale or labels"),
-        ("[{name: a, labels: [x]}]", "labels must be a list of 2 to 10 labels"),
-        ("[{name: a, labels: [x, x]}]", "has the same label twice"),
-        ("[{name: a, labels: [x, [y]]}]", "labels must be a text of 1 to 60 characters on one line"),
-        ("[{name: '', scale: 5}]", "name must be a text of 1 to 60 characters on one line, got ''"),
-        ("[{name: a, scale: 5, weight: 2}]", "has the key 'weight'; a criterion has name, scale, labels"),
-        ("[{name: a, scale: 5, required: maybe}]", "required must be true or false, got 'maybe'"),
-        ("[{name: 好, scale: 5}, {name: 好, scale: 3}]", "--criteria has '好' twice"),
-        ("[helpful]", "is no mapping; write {name: helpful, scale: 5"),
-        ("[{name: a, scale: !!python/tuple [5]}]", "scale must be a whole number"),
-        ("[{[a]: b}]", "nested"),
-    ],
-)
-def test_criteria_that_cannot_be(project, text, fragment):
-    path = project.folder / "project.yaml"
-    project.close()
-    path.write_text(f"name: 猫\noverlap: 0\ncriteria: {text}\n", encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        Project.open(project.folder)
-    assert fragment in str(caught.value)
-    assert "project.yaml:3: " in str(caught.value)
+WRONG = [
+    ("[{name: a}]", "needs either scale or labels"),
+    ("[{name: a, scale: 1}]", "scale must be a whole number from 2 to 10, got '1'"),
+    ("[{name: a, scale: 5, labels: [x, y]}]", "needs either scale or labels"),
+    ("[{name: a, labels: [x]}]", "labels must be a list of 2 to 10 labels"),
+    ("[{name: a, labels: [x, x]}]", "has the same label twice"),
+    ("[{name: a, labels: [x, [y]]}]", "labels must be a text of 1 to 60 characters on one line"),
+    ("[{name: '', scale: 5}]", "name must be a text of 1 to 60 characters on one line, got ''"),
+    ("[{name: a, scale: 5, weight: 2}]", "has the key 'weight'; a criterion has name, scale, labels"),
+    ("[{name: a, scale: 5, required: maybe}]", "required must be true or false, got 'maybe'"),
+    ("[{name: 好, scale: 5}, {name: 好, scale: 3}]", "--criteria has '好' twice"),
+    ("[helpful]", "is no mapping; write {name: helpful, scale: 5"),
+    ("[{name: a, scale: !!python/tuple [5]}]", "scale must be a whole number"),
+    ("[{[a]: b}]", "nested"),
+]
 
 
-@pytest.mark.parametrize(
-    ("criteria", "fragment"),
-    [
-        (None, "criteria must be a list of 2 objects"),
-        ([{"helpful": 4}], "criteria must be a list of 2 objects"),
-        ([{"helpful": 4}, {}], "criteria lacks 'helpful' for an answer; each answer needs helpful"),
-        ([{"helpful": 4}, {"helpful": 6}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got 6"),
-        ([{"helpful": 4}, {"helpful": True}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got True"),
-        ([{"helpful": 4}, {"helpful": 1, "诚实": 1}], "the criterion 诚实 must be one of no, 部分, 是, got 1"),
-        (
-            [{"helpful": 4}, {"helpful": 1, "honest": "是"}],
-            "there is no criterion 'honest'; the project has helpful, 诚实",
-        ),
-    ],
-)
-def test_what_is_said_is_checked(project, criteria, fragment):
+def test_criteria_that_cannot_be(tmp_path):
+    for text, fragment in WRONG:
+        (tmp_path / "project.yaml").write_text(f"name: 猫\noverlap: 0\ncriteria: {text}\n", encoding="utf-8")
+        with pytest.raises(ConfigError) as caught:
+            Project.open(tmp_path)
+        assert fragment in str(caught.value)
+        assert "project.yaml:3: " in str(caught.value)
+
+
+SAID = [
+    (None, "criteria must be a list of 2 objects"),
+    ([{"helpful": 4}], "criteria must be a list of 2 objects"),
+    ([{"helpful": 4}, {}], "criteria lacks 'helpful' for an answer; each answer needs helpful"),
+    ([{"helpful": 4}, {"helpful": 6}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got 6"),
+    ([{"helpful": 4}, {"helpful": True}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got True"),
+    ([{"helpful": 4}, {"helpful": 1, "诚实": 1}], "the criterion 诚实 must be one of no, 部分, 是, got 1"),
+    ([{"helpful": 4}, {"helpful": 1, "honest": "是"}], "there is no criterion 'honest'; the project has helpful, 诚实"),
+]
+
+
+def test_what_is_said_is_checked(project, item, tmp_path):
+    """Imported labels need none; a project without criteria takes none."""
     project.add_items([item("pair", "问", "甲", "乙")])
-    answer = PAIR if criteria is None else {**PAIR, "criteria": criteria}
-    with pytest.raises(DataError) as caught:
-        say(project, "p2", answer)
-    assert fragment in str(caught.value)
+    for criteria, fragment in SAID:
+        answer = PAIR if criteria is None else {**PAIR, "criteria": criteria}
+        with pytest.raises(DataError) as caught:
+            say(project, "p2", answer)
+        assert fragment in str(caught.value)
     assert project.labels() == []
-
-
-def test_a_project_without_criteria_takes_none(tmp_path):
-    with Project.create(tmp_path / "p", ProjectSettings(overlap=0)) as project:
-        project.add_items([item("pair", "问", "甲", "乙")])
+    project.add_labels("p3", [(project.items()[0].item_id, PAIR)])
+    assert "criteria" not in project.labels()[0].event.content["answer"]
+    with Project.create(tmp_path / "without", ProjectSettings(overlap=0)) as other:
+        other.add_items([item("pair", "问", "甲", "乙")])
         with pytest.raises(DataError, match="has no field 'criteria'"):
-            say(project, "p1", {**PAIR, "criteria": [{}, {}]})
+            say(other, "p1", {**PAIR, "criteria": [{}, {}]})
 
 
-def test_criteria_follow_their_answers_from_the_screen_to_the_export(project):
+def test_criteria_follow_their_answers_from_the_screen_to_the_export(project, item):
     """Given by place on the screen, kept by candidate, exported beside the answer; the undone label comes back as it was."""
     project.add_items(
         [item("pair", "问 1", "甲", "乙"), item("ranking", "问 2", "a", "b", "c"), item("rating", "问 3", "x")]
@@ -157,13 +143,7 @@ def test_criteria_follow_their_answers_from_the_screen_to_the_export(project):
     assert records["ratings.jsonl"][0]["completion_criteria"] == {"helpful": 4, "诚实": "no"}
 
 
-def test_an_optional_criterion_may_be_left_out_and_imported_labels_have_none(project):
-    project.add_items([item("pair", "问", "甲", "乙")])
-    project.add_labels("p3", [(project.items()[0].item_id, PAIR)])
-    assert "criteria" not in project.labels()[0].event.content["answer"]
-
-
-def test_statistics_by_criterion(project, capsys):
+def test_statistics_by_criterion(project, item, capsys):
     """Two people, two pairs: helpful is said 5 5, 4 2, 1 1 and 3 3, so three of four answers are equal."""
     project.add_items([item("pair", f"问 {i}", "甲", "乙", needed=2) for i in range(2)])
     for person, values in (("p2", ((5, 4), (1, 3))), ("p3", ((5, 2), (1, 3)))):

@@ -76,25 +76,18 @@ def test_from_a_new_project_to_a_reward_model(command, tiny, tmp_path):
     }
     assert all(one.label for one in read_labelled(str(out / "labelled.train.jsonl")))
 
-    flags = ["--model", tiny("qwen3", max_length=256), "--epochs", "4", "--batch-size", "8", "--learning-rate", "5e-3"]
+    flags = ["--model", tiny("qwen3", max_length=256), "--epochs", "3", "--batch-size", "8", "--learning-rate", "5e-3"]
     flags += ["--data", out / "preferences.train.jsonl", "--eval-data", out / "preferences.eval.jsonl"]
     command("reward", *flags, "--output", tmp_path / "reward", "--dtype", "float32")
     summary = json.loads((tmp_path / "reward" / "summary.json").read_text(encoding="utf-8"))
     assert summary["last_evaluation"]["eval/accuracy"] > 0.9
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["import", "没有", "--data", "x.jsonl"], "没有"),
-        (["export", "没有", "--output", "x"], "没有"),
-        (["stats", "没有"], "没有"),
-    ],
-)
-def test_a_folder_that_is_no_project_is_named(words, said, capsys, tmp_path, monkeypatch):
+def test_a_folder_that_is_no_project_is_named(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["label", *words]) == 2
-    assert said in capsys.readouterr().err
+    for words in (["import", "没有", "--data", "x.jsonl"], ["export", "没有", "--output", "x"], ["stats", "没有"]):
+        assert main(["label", *words]) == 2
+        assert "没有" in capsys.readouterr().err
 
 
 def test_labels_of_a_file_and_what_cannot_be_used(command, capsys, tmp_path):

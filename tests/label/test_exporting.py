@@ -59,10 +59,8 @@ def label_all(project, person, answers):
     """Label as the page does; ``answers`` is by prompt."""
     number = itertools.count()
     while (held := project.next_item(person)) is not None:
-        answer, *flags = answers[
-            held.item.prompt if isinstance(held.item.prompt, str) else held.item.prompt[0]["content"]
-        ]
-        nonce = f"{person}-{next(number)}"
+        prompt, nonce = held.item.prompt, f"{person}-{next(number)}"
+        answer, *flags = answers[prompt if isinstance(prompt, str) else prompt[0]["content"]]
         project.label(person, held.item.item_id, answer, nonce=nonce, seconds=3, flags=flags, comment="")
 
 
@@ -153,9 +151,8 @@ def test_what_each_task_becomes(project):
     assert len(records_of(made, "items.jsonl")) == 11
     assert [one["kind"] for one in records_of(made, "events.jsonl")].count("label") == 11
     assert made.manifest["left_out"] == {"contradictions": 1, "ratings in the middle": 1, "ties": 2}
-    assert [
-        one["margin"] for one in records_of(export_project(project, ExportOptions(0, "large")), "pairs.train.jsonl")[:2]
-    ] == [2, 0]
+    large = records_of(export_project(project, ExportOptions(0, "large")), "pairs.train.jsonl")
+    assert [one["margin"] for one in large[:2]] == [2, 0]
     bare = export_project(project, ExportOptions(0, "none", "leave-out"))
     assert bare.manifest["left_out"]["flagged"] == 1
     assert [one.get("margin") for one in records_of(bare, "preferences.train.jsonl")] == [None] * 3
@@ -190,19 +187,14 @@ def test_turns_of_a_chat():
     assert found[1]["prompt"][1] == {"role": "assistant", "content": "乙"}
     assert found[0]["feedback"]["sources"] == [{"model": "m0"}, {"model": "m1"}]
     assert [len(one["prompt"]) for one in records_of(made, "contradictions.jsonl")] == [5]
-
-
-def test_chats_are_split_by_their_first_message():
+    # they are split by their first message
     labels = [one for i in range(20) for one in turns_of_chat(f"c{i}", (f"问 {i}", "甲乙", 1), ("还有", "丙丁", 0))]
-    made = exported_chats(labels, ExportOptions(eval_fraction=0.5))
-    first = {
-        part: {one["prompt"][0]["content"] for one in records_of(made, f"pairs.{part}.jsonl")}
-        for part in ("train", "eval")
-    }
-    assert first["train"].isdisjoint(first["eval"])
-    assert min(map(len, first.values())) > 3
+    made, parts = exported_chats(labels, ExportOptions(eval_fraction=0.5)), ("train", "eval")
+    train, held = ({one["prompt"][0]["content"] for one in records_of(made, f"pairs.{part}.jsonl")} for part in parts)
+    assert train.isdisjoint(held)
+    assert min(len(train), len(held)) > 3
     prompts = [Prompt(f"问 {i}", "") for i in range(20)]
-    assert {prompt.prompt for prompt in split_by_prompt(prompts, 0.5)[1]} == first["eval"]
+    assert {prompt.prompt for prompt in split_by_prompt(prompts, 0.5)[1]} == held
 
 
 def test_split_by_prompt_and_people_who_only_evaluate(project):
@@ -241,10 +233,8 @@ def test_a_small_project_may_have_an_empty_side_which_is_said(project, fraction,
     made = export_project(project, ExportOptions(eval_fraction=fraction))
     assert made.manifest["files"][f"preferences.{full}.jsonl"]["records"] == 1
     assert f"preferences.{empty}.jsonl" not in made.files
-    assert (
-        f"preferences: all records (1) are in preferences.{full}, none in preferences.{empty}"
-        in made.manifest["notes"][0]
-    )
+    said = f"preferences: all records (1) are in preferences.{full}, none in preferences.{empty}"
+    assert said in made.manifest["notes"][0]
     assert not any("--eval-data" in note for note in made.manifest["notes"])
     assert export_project(project, ALL).manifest["notes"] == []
     with pytest.raises(ConfigError, match="it must be at least 0 and less than 1"):
@@ -288,15 +278,11 @@ def test_every_label_of_an_item_is_a_record(tmp_path):
 
 
 def test_no_margins_are_no_imported_margins_either(project):
-    imported = read_items_text(lines({"prompt": "问\u2028", "chosen": "好", "rejected": "不", "margin": 0.5}))
-    add(project, imported, with_labels=True)
-    margins = {
-        margin: records_of(export_project(project, ExportOptions(0, margin)), "preferences.train.jsonl")[0].get(
-            "margin"
-        )
-        for margin in ("none", "small", "large")
-    }
-    assert margins == {"none": None, "small": 0.5, "large": 0.5}
+    text = lines({"prompt": "问\u2028", "chosen": "好", "rejected": "不", "margin": 0.5})
+    add(project, read_items_text(text), with_labels=True)
+    for margin, expected in {"none": None, "small": 0.5, "large": 0.5}.items():
+        (record,) = records_of(export_project(project, ExportOptions(0, margin)), "preferences.train.jsonl")
+        assert record.get("margin") == expected
 
 
 def test_labels_of_refused_people_are_left_out(project):
@@ -347,11 +333,6 @@ def test_the_same_events_are_the_same_bytes(project):
     assert after.manifest["files"]["preferences.train.jsonl"]["records"] == 4
 
 
-def test_a_project_without_labels_has_items_and_events(project):
-    add_records(project, {"prompt": "a"})
-    assert set(export_project(project).files) == {"items.jsonl", "events.jsonl"}
-
-
 def test_exports_and_statistics_are_of_one_moment(memory):
     """Though another person adds an item and labels it whenever somebody looks at the project."""
     store = memory(overlap=0, repeats=0)
@@ -377,6 +358,7 @@ def test_a_folder_is_replaced_only_if_asked_and_only_an_export(project, tmp_path
         made.write(folder, project.folder)
     add_records(project, {"prompt": NASTY})
     again = export_project(project, ALL)
+    assert set(again.files) == {"items.jsonl", "events.jsonl"}, "without labels"
     again.write(folder, project.folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"} == again.files
     (folder / "旧").mkdir()
@@ -393,8 +375,7 @@ def test_a_folder_is_replaced_only_if_asked_and_only_an_export(project, tmp_path
     made.write(other, project.folder, overwrite=True)
 
 
-@pytest.mark.parametrize("where", [".", "..", "in it", "link"])
-def test_an_export_never_replaces_a_project(project, where, monkeypatch, capsys):
+def test_an_export_never_replaces_a_project(project, monkeypatch, capsys):
     """Neither by its own name, nor one around it, nor by a link to it; and nothing is written into it."""
     add_records(project, {"prompt": NASTY})
     project.close()
@@ -402,11 +383,10 @@ def test_an_export_never_replaces_a_project(project, where, monkeypatch, capsys)
     (folder.parent / "link").symlink_to(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.chdir(folder.parent)
-    output = "link" if where == "link" else f"{folder.name}/{where}"
-    code = main(["label", "export", folder.name, "--output", output, "--overwrite"])
-    assert code == 2
-    assert "overlaps with the project 项目" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    for output in (".", "..", f"{folder.name}/in it", "link"):
+        assert main(["label", "export", folder.name, "--output", output, "--overwrite"]) == 2
+        assert "overlaps with the project 项目" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 TEXT = st.text(min_size=1).filter(str.strip)
@@ -467,13 +447,8 @@ def identified(record):
 def test_a_whole_project_goes_round(project, tmp_path):
     """File -> project -> export -> readers, for every shape that has labels, and items.jsonl into another project."""
     turn = [{"role": "user", "content": NASTY}]
-    call = [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"城": 1}}}],
-        }
-    ]
+    function = {"type": "function", "function": {"name": "f", "arguments": {"城": 1}}}
+    call = [{"role": "assistant", "content": "", "tool_calls": [function]}]
     shapes = {
         "pairs": [
             {"prompt": NASTY, "chosen": NASTY, "rejected": "不\u2028", "margin": 0.5, "truncated": True},

@@ -26,74 +26,37 @@ def one(record, **options):
     return item, imported.answers.get(item.item_id)
 
 
-@pytest.mark.parametrize(
-    ("record", "task", "prompt", "responses", "answer"),
-    [
-        ({"prompt": NASTY}, "demonstration", NASTY, [], None),
-        ({"messages": QUESTION}, "demonstration", QUESTION, [], None),
-        (
-            {"prompt": NASTY, "chosen": "好", "rejected": NASTY},
-            "pair",
-            NASTY,
-            ["好", NASTY],
-            {"preferred": 0, "strength": None, "both_bad": False},
-        ),
-        (
-            {"chosen": [*QUESTION, SAID], "rejected": [*QUESTION, {"role": "assistant", "content": "不"}]},
-            "pair",
-            QUESTION,
-            ["答", "不"],
-            {"preferred": 0, "strength": None, "both_bad": False},
-        ),
-        (
-            {"chosen": "\n\nHuman: 你好\n\nAssistant: 好", "rejected": "\n\nHuman: 你好\n\nAssistant: 不"},
-            "pair",
-            "\n\nHuman: 你好\n\nAssistant:",
-            [" 好", " 不"],
-            {"preferred": 0, "strength": None, "both_bad": False},
-        ),
-        ({"prompt": "a", "responses": ["x", "y"]}, "pair", "a", ["x", "y"], None),
-        ({"prompt": "a", "responses": ["x", "y"], "ranks": [1, 0]}, "ranking", "a", ["x", "y"], {"ranks": [2, 1]}),
-        (
-            {"prompt": "a", "responses": ["x", "y", "z"], "ranks": [7, 3, 7]},
-            "ranking",
-            "a",
-            ["x", "y", "z"],
-            {"ranks": [2, 1, 2]},
-        ),
-        (
-            {"prompt": "a", "responses": ["x", "y"], "ranks": [4, 4]},
-            "ranking",
-            "a",
-            ["x", "y"],
-            {"ranks": [1, 1]},
-        ),
-        (
-            {"prompt": QUESTION, "completion": [SAID], "label": True},
-            "rating",
-            QUESTION,
-            ["答"],
-            {"rating": 7, "flags": []},
-        ),
-        ({"prompt": "a", "completion": "x", "label": False}, "rating", "a", ["x"], {"rating": 1, "flags": []}),
-        ({"prompt": "a", "completion": "x", "rating": 4}, "rating", "a", ["x"], {"rating": 4, "flags": []}),
-    ],
-    ids=lambda value: "",
-)
-def test_each_shape(record, task, prompt, responses, answer):
-    item, found = one(record)
-    assert (item.task, item.prompt) == (task, prompt)
-    assert [candidate.response for candidate in item.candidates] == responses
-    assert found == answer
+HH = {"chosen": "\n\nHuman: 你好\n\nAssistant: 好", "rejected": "\n\nHuman: 你好\n\nAssistant: 不"}
+WHOLE = {"chosen": [*QUESTION, SAID], "rejected": [*QUESTION, {**SAID, "content": "不"}]}
+FIRST = {"preferred": 0, "strength": None, "both_bad": False}
+THREE = {"prompt": "a", "responses": ["x", "y", "z"], "ranks": [7, 3, 7]}
+SHAPES = [
+    ({"prompt": NASTY}, "demonstration", NASTY, [], None),
+    ({"messages": QUESTION}, "demonstration", QUESTION, [], None),
+    ({"prompt": NASTY, "chosen": "好", "rejected": NASTY}, "pair", NASTY, ["好", NASTY], FIRST),
+    (WHOLE, "pair", QUESTION, ["答", "不"], FIRST),
+    (HH, "pair", "\n\nHuman: 你好\n\nAssistant:", [" 好", " 不"], FIRST),
+    ({"prompt": "a", "responses": ["x", "y"]}, "pair", "a", ["x", "y"], None),
+    ({"prompt": "a", "responses": ["x", "y"], "ranks": [1, 0]}, "ranking", "a", ["x", "y"], {"ranks": [2, 1]}),
+    (THREE, "ranking", "a", ["x", "y", "z"], {"ranks": [2, 1, 2]}),
+    ({"prompt": "a", "responses": ["x", "y"], "ranks": [4, 4]}, "ranking", "a", ["x", "y"], {"ranks": [1, 1]}),
+    ({"prompt": QUESTION, "completion": [SAID], "label": True}, "rating", QUESTION, ["答"], {"rating": 7, "flags": []}),
+    ({"prompt": "a", "completion": "x", "label": False}, "rating", "a", ["x"], {"rating": 1, "flags": []}),
+    ({"prompt": "a", "completion": "x", "rating": 4}, "rating", "a", ["x"], {"rating": 4, "flags": []}),
+]
+
+
+def test_each_shape():
+    for record, task, prompt, responses, answer in SHAPES:
+        item, found = one(record)
+        assert (item.task, item.prompt, found) == (task, prompt, answer)
+        assert [candidate.response for candidate in item.candidates] == responses
 
 
 def test_what_sampling_writes():
     """Responses with their sources, how the record was chosen, other columns, and a message that calls a tool."""
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
-    }
+    function = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    call = {"role": "assistant", "content": "", "tool_calls": [function]}
     responses = [{"response": NASTY, "source": {"model": "运行/一", "seed": 3}}, {"response": call}]
     record = {"prompt": QUESTION, "responses": responses, "chosen_by": "active", "id": 7, "tools": [{"name": "f"}]}
     item, _ = one(record, round=3)
@@ -102,19 +65,13 @@ def test_what_sampling_writes():
     assert item.columns == {"id": 7, "tools": [{"name": "f"}]}
 
 
-def test_each_of_several_answers_is_rated_by_itself():
-    imported = read_items_text(
+def test_answers_rated_by_themselves_and_two_records_of_one_item():
+    """The first counts. Null is what Parquet writes for a column that a record does not have."""
+    several = read_items_text(
         lines({"prompt": "a", "responses": ["x", "y", "x"]}), options=ImportOptions(task="rating")
     )
-    assert [(item.task, item.candidates) for item in imported.items] == [
-        ("rating", (Candidate("x"),)),
-        ("rating", (Candidate("y"),)),
-    ]
-    assert imported.repeated == 1
-
-
-def test_of_two_records_of_one_item_the_first_counts():
-    """Null is what Parquet writes for a column that a record does not have."""
+    rated = [(item.task, item.candidates) for item in several.items]
+    assert (rated, several.repeated) == ([("rating", (Candidate("x"),)), ("rating", (Candidate("y"),))], 1)
     record = {"prompt": "a", "completion": "x"}
     records = ({**record, "label": True, "id": 1, "note": None}, {**record, "label": False, "id": 2})
     imported = read_items_text(lines(*records))
@@ -160,70 +117,64 @@ def test_a_label_is_of_the_candidates_of_the_item_that_is_there(project):
     assert add(project, read_items_text(lines(PAIR_TURNED)), with_labels=True)["against"] == 1
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "task"),
-    [
-        ({"prompt": "a", "completion": "x"}, {"task": "correction"}, "correction"),
-        ({"prompt": "a", "completion": "x"}, {"usual": "demonstration"}, "demonstration"),
-        ({"messages": [*QUESTION, SAID]}, {"usual": "rating"}, "rating"),
-        ({"prompt": "a"}, {"usual": "chat"}, "chat"),
-        ({"prompt": "a"}, {"usual": "pair"}, "demonstration"),
-        ({"prompt": "a", "responses": ["x", "y"]}, {"usual": "ranking"}, "ranking"),
-        ({"prompt": "a", "chosen": "x", "rejected": "y"}, {"usual": "ranking"}, "pair"),
-        ({"prompt": "a", "responses": ["x"], "feedback": {"task": "correction"}}, {}, "correction"),
-        ({"prompt": "a", "responses": ["x"], "feedback": {"task": "correction"}}, {"task": "rating"}, "rating"),
-    ],
-)
-def test_who_says_the_task(record, options, task):
+TASKS = [
+    ({"prompt": "a", "completion": "x"}, {"task": "correction"}, "correction"),
+    ({"prompt": "a", "completion": "x"}, {"usual": "demonstration"}, "demonstration"),
+    ({"messages": [*QUESTION, SAID]}, {"usual": "rating"}, "rating"),
+    ({"prompt": "a"}, {"usual": "chat"}, "chat"),
+    ({"prompt": "a"}, {"usual": "pair"}, "demonstration"),
+    ({"prompt": "a", "responses": ["x", "y"]}, {"usual": "ranking"}, "ranking"),
+    ({"prompt": "a", "chosen": "x", "rejected": "y"}, {"usual": "ranking"}, "pair"),
+    ({"prompt": "a", "responses": ["x"], "feedback": {"task": "correction"}}, {}, "correction"),
+    ({"prompt": "a", "responses": ["x"], "feedback": {"task": "correction"}}, {"task": "rating"}, "rating"),
+]
+
+
+def test_who_says_the_task():
     """--task, then what an export wrote, then the project if the columns leave it open, then the columns."""
-    assert one(record, **options)[0].task == task
-
-
-def test_a_completion_may_be_a_demonstration_that_is_done():
+    assert [one(record, **options)[0].task for record, options, _ in TASKS] == [task for *_, task in TASKS]
     assert one({"prompt": "a", "completion": NASTY}, task="demonstration")[1] == {"text": NASTY}
     assert one({"prompt": "a", "completion": NASTY}, task="correction")[1] is None
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "said"),
-    [
-        ({"prompt": "a", "completion": "x"}, {}, "--task rating, --task correction or --task demonstration"),
-        ({"text": "a"}, {}, "--columns prompt=text"),
-        ({"question": "a"}, {}, "Perhaps: --columns instruction=question"),
-        ({"prompt": "a", "responses": ["x", "x"], "ranks": [0, 1]}, {}, "2 answers that are all equal"),
-        ({"prompt": "a", "chosen": "x", "rejected": "x"}, {}, "2 answers that are all equal"),
-        ({"prompt": "a", "responses": list("abcdefghij")}, {}, "10 answers for the task ranking. Accepted: 2 to 9"),
-        (
-            {"prompt": "a", "responses": list("abc")},
-            {"task": "pair"},
-            "3 answers for the task pair. Accepted: 2 for each",
-        ),
-        ({"prompt": "a", "responses": ["x", "y"], "ranks": [0]}, {}, "2 `responses` but 1 `ranks`"),
-        ({"prompt": "a", "responses": ["x", "y"], "ranks": [0, True]}, {}, "a list of integers"),
-        ({"prompt": "a", "responses": "xy"}, {}, "a list of responses"),
-        ({"prompt": "a", "responses": ["x", {"response": "y", "model": "m"}]}, {}, r"{response, source: {...}}"),
-        ({"prompt": "a", "responses": ["x", {"response": "y", "source": "m"}]}, {}, r"{response, source: {...}}"),
-        ({"prompt": "a", "responses": ["x", "y"], "chosen_by": "me"}, {}, "one of import, random, active"),
-        ({"prompt": "a", "completion": "x", "label": 2}, {}, "true or 1 for a good response"),
-        ({"prompt": "a", "completion": "x", "rating": 8}, {}, "1 to 7"),
-        ({"prompt": "a", "tools": [{"name": "f"}]}, {}, "`tools` beside raw text"),
-        ({"prompt": "a", "chosen": "x"}, {}, "`chosen` by itself. Accepted: `chosen` and `rejected` together"),
-        ({"prompt": "a", "rejected": NASTY, "chosen": None}, {}, "`rejected` by itself"),
-        ({"prompt": "a", "responses": ["x", "y"], "rejected": "y"}, {}, "`rejected` by itself"),
-        ({"prompt": " "}, {}, "empty or only white space"),
-        ({"prompt": "a", "chosen": "x", "rejected": "y"}, {"task": "chat"}, "2 answers for the task chat"),
-    ],
-    ids=lambda value: "",
-)
-def test_what_cannot_be_used_is_said_with_its_line(record, options, said):
-    text = lines({"prompt": "好"}, record)
-    with pytest.raises(DataError) as error:
-        read_items_text(text, options=ImportOptions(**options))
-    if "task" not in options:
-        assert str(error.value).startswith("import.jsonl:2: ")
-    kept = read_items_text(text, options=ImportOptions(unusable="drop", **options))
-    assert any(said in str(one) for one in kept.refused), kept.refused
-    assert all(str(one).startswith(("import.jsonl:1: ", "import.jsonl:2: ")) for one in kept.refused)
+WRONG = [
+    ({"prompt": "a", "completion": "x"}, {}, "--task rating, --task correction or --task demonstration"),
+    ({"text": "a"}, {}, "--columns prompt=text"),
+    ({"question": "a"}, {}, "Perhaps: --columns instruction=question"),
+    ({"prompt": "a", "responses": ["x", "x"], "ranks": [0, 1]}, {}, "2 answers that are all equal"),
+    ({"prompt": "a", "chosen": "x", "rejected": "x"}, {}, "2 answers that are all equal"),
+    ({"prompt": "a", "responses": list("abcdefghij")}, {}, "10 answers for the task ranking. Accepted: 2 to 9"),
+    (
+        {"prompt": "a", "responses": list("abc")},
+        {"task": "pair"},
+        "3 answers for the task pair. Accepted: 2 for each",
+    ),
+    ({"prompt": "a", "responses": ["x", "y"], "ranks": [0]}, {}, "2 `responses` but 1 `ranks`"),
+    ({"prompt": "a", "responses": ["x", "y"], "ranks": [0, True]}, {}, "a list of integers"),
+    ({"prompt": "a", "responses": "xy"}, {}, "a list of responses"),
+    ({"prompt": "a", "responses": ["x", {"response": "y", "model": "m"}]}, {}, r"{response, source: {...}}"),
+    ({"prompt": "a", "responses": ["x", {"response": "y", "source": "m"}]}, {}, r"{response, source: {...}}"),
+    ({"prompt": "a", "responses": ["x", "y"], "chosen_by": "me"}, {}, "one of import, random, active"),
+    ({"prompt": "a", "completion": "x", "label": 2}, {}, "true or 1 for a good response"),
+    ({"prompt": "a", "completion": "x", "rating": 8}, {}, "1 to 7"),
+    ({"prompt": "a", "tools": [{"name": "f"}]}, {}, "`tools` beside raw text"),
+    ({"prompt": "a", "chosen": "x"}, {}, "`chosen` by itself. Accepted: `chosen` and `rejected` together"),
+    ({"prompt": "a", "rejected": NASTY, "chosen": None}, {}, "`rejected` by itself"),
+    ({"prompt": "a", "responses": ["x", "y"], "rejected": "y"}, {}, "`rejected` by itself"),
+    ({"prompt": " "}, {}, "empty or only white space"),
+    ({"prompt": "a", "chosen": "x", "rejected": "y"}, {"task": "chat"}, "2 answers for the task chat"),
+]
+
+
+def test_what_cannot_be_used_is_said_with_its_line():
+    for record, options, said in WRONG:
+        text = lines({"prompt": "好"}, record)
+        with pytest.raises(DataError) as error:
+            read_items_text(text, options=ImportOptions(**options))
+        assert "task" in options or str(error.value).startswith("import.jsonl:2: ")
+        kept = read_items_text(text, options=ImportOptions(unusable="drop", **options))
+        assert any(said in str(one) for one in kept.refused), kept.refused
+        assert all(str(one).startswith(("import.jsonl:1: ", "import.jsonl:2: ")) for one in kept.refused)
 
 
 def test_a_broken_line_has_its_number_and_no_folder(tmp_path):

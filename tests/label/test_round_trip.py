@@ -32,16 +32,10 @@ def project(tmp_path):
                 made.add_items([Item(item_id(task, f"问 {i}", candidates), task, f"问 {i}", candidates, needed=2)])
         for person in ("p2", "p3", "p4"):
             while (held := made.next_item(person)) is not None:
-                said = (
-                    {"criteria": [{"有用": 4}] * COUNTS[held.item.task]}
-                    if held.item.task in ("pair", "ranking", "rating")
-                    else {}
-                )
-                nonce = f"{len(made.events())}"
-                comment = f"{person} 的备注"
-                made.label(
-                    person, held.item.item_id, ANSWERS[held.item.task] | said, nonce=nonce, seconds=1, comment=comment
-                )
+                task, nonce, comment = held.item.task, f"{len(made.events())}", f"{person} 的备注"
+                said = {"criteria": [{"有用": 4}] * COUNTS[task]} if task in ("pair", "ranking", "rating") else {}
+                answer = ANSWERS[task] | said
+                made.label(person, held.item.item_id, answer, nonce=nonce, seconds=1, comment=comment)
         yield made
 
 
@@ -67,20 +61,12 @@ def test_the_labels_of_all_come_back(project, tmp_path, capsys):
         text = export_project(copy).files["items.jsonl"].decode()
         assert add(copy, read_items_text(text), with_labels=True)["labels"] == 0, "each is taken once"
         first, second = (
-            {name: one.manifest["files"][name]["records"] for name in one.files if name not in ("events.jsonl",)}
+            {name: one.manifest["files"][name]["records"] for name in one.files if name != "events.jsonl"}
             for one in (export_project(project), export_project(copy))
         )
         assert first == second, "the same records to train on"
-
-
-def test_without_the_flag_there_are_no_labels(project, tmp_path):
-    text = export_project(project).files["items.jsonl"].decode()
-    with Project.create(tmp_path / "again", ProjectSettings()) as copy:
+    with Project.create(tmp_path / "without", ProjectSettings()) as copy:
         add(copy, read_items_text(text))
-        assert copy.labels() == []
-
-
-def test_labels_of_an_export_that_are_none(project):
-    text = export_project(project).files["items.jsonl"].decode().replace('"standing": "active"', '"standing": 7')
+        assert (len(copy.items()), copy.labels()) == (15, []), "without the flag there are no labels"
     with pytest.raises(DataError, match=r"import.jsonl:1: `feedback.labels`, which are not"):
-        read_items_text(text)
+        read_items_text(text.replace('"standing": "removed"', '"standing": 7'))

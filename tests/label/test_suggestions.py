@@ -30,50 +30,46 @@ def project(tmp_path):
         yield made
 
 
-@pytest.mark.parametrize(
-    ("record", "task", "given", "kept"),
-    [
-        (PAIR, None, {"preferred": 1}, {"preferred": 1} | NONE),
-        (PAIR, None, 0, {"preferred": 0} | NONE),
-        (PAIR, None, {"preferred": None, "both_bad": True}, {"preferred": None, "strength": None, "both_bad": True}),
-        (PAIR, None, {"preferred": 0, "strength": 2}, {"preferred": 0, "strength": 2, "both_bad": False}),
-        (THREE, None, {"ranks": [3, 1, 1]}, {"ranks": [2, 1, 1]}),
-        (THREE, None, [2, 0, 1], {"ranks": [3, 1, 2]}),
-        (RATED, "rating", {"rating": 6}, {"rating": 6, "flags": []}),
-        (RATED, "rating", 6, {"rating": 6, "flags": []}),
-        (RATED, "correction", "更好", {"text": "更好"}),
-        ({"prompt": "问"}, None, {"text": "第一\n行"}, {"text": "第一\n行"}),
-    ],
-)
-def test_what_may_be_suggested(record, task, given, kept, capsys):
-    (item,) = read(record | {"suggestion": given}, task=task).items
+TIE = {"preferred": None, "strength": None, "both_bad": True}
+MAY = [
+    (PAIR, None, {"preferred": 1}, {"preferred": 1} | NONE),
+    (PAIR, None, 0, {"preferred": 0} | NONE),
+    (PAIR, None, {"preferred": None, "both_bad": True}, TIE),
+    (PAIR, None, {"preferred": 0, "strength": 2}, {"preferred": 0, "strength": 2, "both_bad": False}),
+    (THREE, None, {"ranks": [3, 1, 1]}, {"ranks": [2, 1, 1]}),
+    (THREE, None, [2, 0, 1], {"ranks": [3, 1, 2]}),
+    (RATED, "rating", {"rating": 6}, {"rating": 6, "flags": []}),
+    (RATED, "rating", 6, {"rating": 6, "flags": []}),
+    (RATED, "correction", "更好", {"text": "更好"}),
+    ({"prompt": "问"}, None, {"text": "第一\n行"}, {"text": "第一\n行"}),
+]
+MAY_NOT = [
+    (PAIR, None, {"preferred": 2}, "preferred must be one of 0, 1, or null for a tie, got 2"),
+    (PAIR, None, "乙", "preferred must be one of 0, 1, or null for a tie, got '乙'"),
+    (PAIR, None, {}, "the answer to a pair lacks 'preferred'"),
+    (PAIR, None, {"rating": 3}, "the answer to a pair has no field 'rating'; it has preferred, strength, both_bad"),
+    (THREE, None, [1, 2], "ranks must be a list of 3 ranks"),
+    (THREE, None, [1, 2, "c"], "a rank must be one of 1, 2, 3, got 'c'"),
+    (RATED, "rating", 8, "rating must be one of 1, 2, 3, 4, 5, 6, 7, got 8"),
+    (RATED, "correction", "答", "the text equals the original answer"),
+    ({"prompt": "问"}, None, 3, "text must be a string, got 3"),
+    ({"prompt": "问"}, "chat", "好", "a chat takes no suggestion"),
+    (THREE, "rating", 3, "one `suggestion` for 3 items"),
+]
+
+
+def test_what_may_be_suggested_and_what_may_not(capsys):
+    for record, task, given, kept in MAY:
+        (item,) = read(record | {"suggestion": given}, task=task).items
+        assert (item.suggestion, item.columns) == (kept, {})
+        (plain,) = read(record | {"suggestion": None}, task=task).items
+        assert (plain.suggestion, plain.item_id) == (None, item.item_id), "no other item, whatever is suggested"
     assert "suggestion" not in capsys.readouterr().err, "it is read, and no column that only stays"
-    assert (item.suggestion, item.columns) == (kept, {})
-    (plain,) = read(record | {"suggestion": None}, task=task).items
-    assert (plain.suggestion, plain.item_id) == (None, item.item_id), "no other item, whatever is suggested"
-
-
-@pytest.mark.parametrize(
-    ("record", "task", "given", "fragment"),
-    [
-        (PAIR, None, {"preferred": 2}, "preferred must be one of 0, 1, or null for a tie, got 2"),
-        (PAIR, None, "乙", "preferred must be one of 0, 1, or null for a tie, got '乙'"),
-        (PAIR, None, {}, "the answer to a pair lacks 'preferred'"),
-        (PAIR, None, {"rating": 3}, "the answer to a pair has no field 'rating'; it has preferred, strength, both_bad"),
-        (THREE, None, [1, 2], "ranks must be a list of 3 ranks"),
-        (THREE, None, [1, 2, "c"], "a rank must be one of 1, 2, 3, got 'c'"),
-        (RATED, "rating", 8, "rating must be one of 1, 2, 3, 4, 5, 6, 7, got 8"),
-        (RATED, "correction", "答", "the text equals the original answer"),
-        ({"prompt": "问"}, None, 3, "text must be a string, got 3"),
-        ({"prompt": "问"}, "chat", "好", "a chat takes no suggestion"),
-        (THREE, "rating", 3, "one `suggestion` for 3 items"),
-    ],
-)
-def test_what_may_not(record, task, given, fragment):
-    with pytest.raises(DataError) as caught:
-        read(record, record | {"suggestion": given}, task=task)
-    assert "import.jsonl:2: " in str(caught.value)
-    assert fragment in str(caught.value)
+    for record, task, given, fragment in MAY_NOT:
+        with pytest.raises(DataError) as caught:
+            read(record, record | {"suggestion": given}, task=task)
+        assert "import.jsonl:2: " in str(caught.value)
+        assert fragment in str(caught.value)
 
 
 def test_the_same_item_with_another_suggestion(project):
@@ -127,30 +123,21 @@ def test_a_suggestion_follows_the_order_of_the_screen(project):
         assert answer.get("ranks", [1, 3, 2]) == [1, 3, 2]
 
 
-@pytest.mark.parametrize(
-    ("record", "task", "given", "followed", "not_followed"),
-    [
-        (RATED, "rating", 6, [{"rating": 6, "flags": ["hallucination"]}], [{"rating": 5, "flags": []}]),
-        (
-            PAIR,
-            None,
-            {"preferred": None},
-            [{"preferred": None} | NONE],
-            [
-                {"preferred": None, "strength": None, "both_bad": True},
-                {"preferred": 0, "strength": 1, "both_bad": False},
-            ],
-        ),
-        (THREE, None, [1, 1, 1], [{"ranks": [1, 1, 1]}], [{"ranks": [1, 1, 2]}]),
-        (RATED, "correction", "一\n二", [{"text": "一\n二"}, {"text": "一\r\n二"}], [{"text": "一\n二。"}]),
-        ({"prompt": "问"}, None, "好", [{"text": "好"}], [{"text": "好 "}]),
-    ],
-)
-def test_the_server_says_whether_it_was_followed(project, record, task, given, followed, not_followed):
-    prompts = [f"问 {i}" for i in range(len(followed + not_followed))]
-    add(project, read(*(record | {"prompt": one, "suggestion": given} for one in prompts), task=task))
-    assert [send(project, "p2", one) for one in followed] == [True] * len(followed)
-    assert [send(project, "p2", one) for one in not_followed] == [False] * len(not_followed)
+SENT = [
+    (RATED, "rating", 6, [{"rating": 6, "flags": ["hallucination"]}], [{"rating": 5, "flags": []}]),
+    (PAIR, None, {"preferred": None}, [TIE | NONE], [TIE, {"preferred": 0, "strength": 1, "both_bad": False}]),
+    (THREE, None, [1, 1, 1], [{"ranks": [1, 1, 1]}], [{"ranks": [1, 1, 2]}]),
+    (RATED, "correction", "一\n二", [{"text": "一\n二"}, {"text": "一\r\n二"}], [{"text": "一\n二。"}]),
+    ({"prompt": "问"}, None, "好", [{"text": "好"}], [{"text": "好 "}]),
+]
+
+
+def test_the_server_says_whether_it_was_followed(project):
+    for at, (record, task, given, followed, not_followed) in enumerate(SENT):
+        prompts = [f"问 {at} {i}" for i in range(len(followed + not_followed))]
+        add(project, read(*(record | {"prompt": one, "suggestion": given} for one in prompts), task=task))
+        assert [send(project, "p2", one) for one in followed] == [True] * len(followed)
+        assert [send(project, "p2", one) for one in not_followed] == [False] * len(not_followed)
 
 
 def test_labels_without_a_page_or_a_suggestion_say_nothing(project):
@@ -166,11 +153,16 @@ def test_labels_without_a_page_or_a_suggestion_say_nothing(project):
     assert project_statistics(project)["suggestion_followed"] is None
 
 
-def test_undo_and_redo_know_it(project):
-    add(project, read(RATED | {"suggestion": 6}, task="rating"))
+def test_undo_redo_and_an_owners_correction_know_it(project):
+    add(project, read(RATED | {"suggestion": 6}, RATED | {"prompt": "另", "suggestion": 6}, task="rating"))
     assert send(project, "p2", {"rating": 6, "flags": []}) is True
     assert project.undo("p2", "undo")[1].draft["answer"] == {"rating": 6, "flags": []}
     assert project.redo("p2", "redo")[0].content["suggestion_followed"] is True
+    (label,) = project.labels()
+    project.correct("p1", label.event.event_id, {"rating": 2}, nonce="c", reason="错")
+    (one,) = records(project, "ratings")
+    assert (one["rating"], one["suggestion_followed"]) == (2, True), "what the person did stays"
+    assert send(project, "p2", {"rating": 6, "flags": []}) is True
     project.undo("p2", "undo-2")
     assert send(project, "p2", {"rating": 2, "flags": []}) is False
 
@@ -217,19 +209,8 @@ def test_statistics_say_the_share_of_each_person(project, capsys):
     assert main(["label", "stats", str(project.folder)]) == 0
     said = capsys.readouterr().out
     assert "Suggestions followed: 66.7 %" in said
-    assert [line.rstrip().endswith("suggestions followed") for line in said.splitlines() if line.startswith("id ")] == [
-        True
-    ]
-    assert ["75.0 % (" in line for line in said.splitlines() if line.startswith("p2")] == [True]
-
-
-def test_an_owners_correction_leaves_what_the_person_did(project):
-    add(project, read(RATED | {"suggestion": 6}, task="rating"))
-    send(project, "p2", {"rating": 6, "flags": []})
-    (label,) = project.labels()
-    project.correct("p1", label.event.event_id, {"rating": 2}, nonce="c", reason="错")
-    (one,) = records(project, "ratings")
-    assert (one["rating"], one["suggestion_followed"]) == (2, True)
+    (head,), (row,) = ([line for line in said.splitlines() if line.startswith(name)] for name in ("id ", "p2"))
+    assert (head.rstrip().endswith("suggestions followed"), "75.0 % (" in row) == (True, True)
 
 
 def test_by_the_commands(tmp_path, capsys):

@@ -4,27 +4,12 @@ import json
 
 import pytest
 
-from heedful import DataError
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import (
-    Candidate,
-    ExportOptions,
-    Item,
-    NotHeldError,
-    Project,
-    export_project,
-    item_id,
-    project_statistics,
-)
+from heedful.label import ExportOptions, NotHeldError, Project, export_project, project_statistics
 from heedful.label.importing import add, read_items
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
-
-
-def item(task, prompt, *answers, **more):
-    candidates = tuple(map(Candidate, answers))
-    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
 
 
 def write(path, *prompts):
@@ -54,7 +39,7 @@ def left(project, person="p2"):
     prompts = []
     while (held := project.next_item(person)) is not None:
         prompts.append(held.item.prompt)
-        project.label(person, held.item.item_id, PAIR, nonce=f"{len(project.events())}", seconds=1)
+        say(project, person)
     return prompts
 
 
@@ -63,9 +48,7 @@ def test_an_import_is_withdrawn_and_put_back(project):
         say(project)
     (wrong, good) = project.batches()
     assert [wrong["batch"], wrong["items"], wrong["labels"]] == ["2 wrong.jsonl", 2, 1]
-    assert [good["batch"], good["items"], good["labels"]] == ["1 好.jsonl", 3, 3], (
-        "what was there already is of the first"
-    )
+    assert [good["batch"], good["items"], good["labels"]] == ["1 好.jsonl", 3, 3], "what was there is of the first"
     assert project.withdraw("p1", batch="2", reason="错了") == 2
     assert project.withdraw("p1", batch="2") == 0, "a second time changes nothing"
     assert project.events()[-1].content["reason"] == "错了"
@@ -112,7 +95,7 @@ def test_what_was_labelled_and_withdrawn_is_not_given_back_by_undo(project):
     assert [one.item.prompt for one in project.labels()] == ["一"]
 
 
-def test_hidden_repeats_screening_and_held_out_people_leave_withdrawn_items_out(tmp_path):
+def test_hidden_repeats_screening_and_held_out_people_leave_withdrawn_items_out(tmp_path, item):
     settings = ProjectSettings(overlap=0, repeats=0.5, screening_items=2)
     with Project.create(tmp_path / "p", settings) as project:
         screening = [item("rating", f"筛 {i}", "x", screening=True) for i in range(3)]
@@ -143,13 +126,6 @@ def test_an_item_that_was_withdrawn_is_not_imported_again(project, tmp_path):
     assert len(project.labels(also_withdrawn=True)) == 1
 
 
-def test_what_is_not_there(project):
-    with pytest.raises(DataError, match=r"there is no import '7' in this project; it has 1 好.jsonl, 2 wrong.jsonl"):
-        project.withdraw("p1", batch="7")
-    with pytest.raises(DataError, match="there is no item 'x'"):
-        project.withdraw("p1", items=["x"])
-
-
 def test_the_command(project, capsys):
     folder = str(project.folder)
     single = project.items()[0].item_id
@@ -167,5 +143,7 @@ def test_the_command(project, capsys):
         "2 items put back; labels are kept.",
     ]
     assert main(["label", "withdraw", folder, "--batch", "9"]) == 2
-    assert "there is no import '9'" in capsys.readouterr().err
+    assert "there is no import '9' in this project; it has 1 好.jsonl, 2 wrong.jsonl" in capsys.readouterr().err
+    assert main(["label", "withdraw", folder, "--items", "x"]) == 2
+    assert "there is no item 'x'" in capsys.readouterr().err
     assert main(["label", "withdraw", folder, "--back"]) == 2

@@ -11,27 +11,24 @@ def choose(owner, path, content):
     return owner.page.locator("#banner")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("wrong", "byte", "line"),
-    [
-        ('{"prompt": "问 😀"}\n{"prompt": "'.encode() + b'caf\xe9"}\n', 39, 2),
-        (b"\xff\xfe{\x00", 1, 1),
-        ('{"prompt": "问'.encode()[:-1], 13, 1),
-    ],
+WRONG = (
+    ('{"prompt": "问 😀"}\n{"prompt": "'.encode() + b'caf\xe9"}\n', 39, 2),
+    (b"\xff\xfe{\x00", 1, 1),
+    ('{"prompt": "问'.encode()[:-1], 13, 1),
 )
-def test_text_that_is_not_utf_8_is_refused_with_its_place(serve, tmp_path, wrong, byte, line):
-    served = serve()
-    owner = served.labeller("Mei", "owner", "/import")
+
+
+@pytest.mark.exhaustive
+def test_text_that_is_not_utf_8_is_refused_with_its_place(serve, tmp_path):
+    owner = serve().labeller("Mei", "owner", "/import")
     good = '\ufeff{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}\n'.encode()
-    choose(owner, tmp_path / "good.jsonl", good)
-    owner.page.locator("#result section").first.wait_for()
-    banner = choose(owner, tmp_path / "名.jsonl", wrong)
-    banner.get_by_text("UTF-8").wait_for()
-    said = banner.text_content()
-    assert "名.jsonl" in said
-    assert f"byte {byte} in line {line} is" in said
-    assert owner.page.locator("#result section").count() == 0, "nothing of the file before can be added by mistake"
+    for wrong, byte, line in WRONG:
+        choose(owner, tmp_path / "good.jsonl", good)
+        owner.page.locator("#result section").first.wait_for()
+        banner = choose(owner, tmp_path / "名.jsonl", wrong)
+        banner.get_by_text(f"byte {byte} in line {line} is").wait_for()
+        assert "名.jsonl" in banner.text_content()
+        assert owner.page.locator("#result section").count() == 0, "nothing of the file before can be added by mistake"
 
 
 def test_files_are_looked_at_refused_and_added(serve, tmp_path):

@@ -180,30 +180,6 @@ def test_undo_that_is_held_down_takes_one_label_back_and_redo_puts_it_there_agai
     assert len(mei.labels) == 5
 
 
-def test_a_key_or_button_that_is_held_down_counts_once(serve, item):
-    mei = serve([item("ranking", f"p{i}", "a", "b") for i in range(6)]).labeller()
-
-    def hold(key, times):
-        for _ in range(times):  # what a keyboard sends while a key is held down
-            mei.page.keyboard.down(key)
-            mei.page.wait_for_timeout(20)
-        mei.page.keyboard.up(key)
-        mei.page.wait_for_timeout(100)
-
-    mei.press("ArrowDown", "ArrowDown", "=")
-    before = mei.item
-    hold("Enter", 20)
-    mei.page.wait_for_function("before => document.getElementById('main').dataset.item !== before", arg=before)
-    assert len(mei.labels) == 1
-    for _ in range(4):
-        mei.press("ArrowDown", "ArrowDown", "=")
-        mei.then_next("Enter")
-    for key, least in (("Enter", 4), ("Space", 3)):
-        mei.page.get_by_role("button", name="Undo").focus()
-        hold(key, 20)
-        assert len(mei.labels) >= least
-
-
 AZERTY = {"Digit1": "&", "Digit2": "é", "Digit3": '"', "Digit4": "'", "Digit5": "(", "Digit6": "-", "Digit7": "è"}
 
 
@@ -213,6 +189,7 @@ def dispatch(mei, key, code, **more):
     mei.page.evaluate("init => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', init))", event)
 
 
+@pytest.mark.exhaustive
 def test_digits_are_keys_by_their_place(serve, item):
     """A French keyboard writes other characters there, a Persian one other digits, a keypad has codes of its own."""
     mei = serve([item("pair", "p", "甲", "乙"), item("rating", "q", "答"), item("ranking", "r", *"甲乙丙")]).labeller()
@@ -239,21 +216,3 @@ def test_digits_are_keys_by_their_place(serve, item):
     assert mei.page.locator(".rank").all_text_contents() == ["1", "1", "3"]
     mei.then_next("Enter")
     assert [label["answer"].get("strength", label["answer"].get("rating")) for label in mei.labels] == [4, 3, None]
-
-
-@pytest.mark.parametrize(
-    ("task", "answers", "has", "lacks"),
-    [
-        ("pair", 2, "Choose an answer", ["Quality", "move a line", "Go to the text field"]),
-        ("ranking", 3, "move a line", ["Quality", "Choose an answer", "Go to the text field"]),
-        ("rating", 1, "Quality", ["Choose an answer", "move a line", "Go to the text field"]),
-        ("demonstration", 0, "Go to the text field", ["Choose an answer", "move a line", "Quality"]),
-    ],
-)
-def test_the_help_has_the_keys_of_the_task(serve, item, task, answers, has, lacks):
-    mei = serve([item(task, "题", *[f"答{i}" for i in range(answers)])]).labeller()
-    mei.press("Escape", "?")  # a text field has the focus
-    shown = mei.page.locator("dialog .keys").inner_text()
-    assert has in shown
-    assert "Undo" in shown
-    assert [one for one in [*lacks, "Go to the criteria"] if one in shown] == []

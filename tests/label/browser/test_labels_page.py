@@ -30,6 +30,7 @@ def rows(owner):
     return owner.page.locator("tbody tr")
 
 
+@pytest.mark.exhaustive
 def test_the_list_is_filtered_and_paged(served):
     owner = served.labeller("Mei", "owner", "/labels")
     owner.page.get_by_text("62 labels", exact=True).wait_for()
@@ -93,18 +94,3 @@ def test_labels_are_corrected(served):
         "[3, 1, 3]",
         "更好",
     ]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_and_a_narrow_screen(axe, served, scheme):
-    label = next(one for one in served.project.labels() if one.item.task == "pair")
-    served.project.correct("p1", label.event.event_id, SECOND, nonce="nonce-12345", reason="x" * 300)
-    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
-    owner = served.labeller("Mei", "owner", "/labels", **phone)
-    for path in ("/labels", f"/labels?item={label.item.item_id}"):
-        owner.open(path)
-        assert axe(owner.page) == [], path
-        assert owner.page.evaluate("document.scrollingElement.scrollWidth") <= 360, path
-    owner.page.get_by_role("button", name="Correct").first.click()
-    assert axe(owner.page) == [], "the dialog"

@@ -61,18 +61,3 @@ def test_shown_taken_over_and_sent(mei):
     assert "75.0 %" in owner.page.locator(".tile", has_text="Suggestions followed").text_content()
     owner.open(f"/labels?item={mei.served.project.items()[0].item_id}")
     assert "Suggested: Answer 2 is better" in owner.page.locator("#main").text_content()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("scheme", "name"), [("light", "Suggested"), ("dark", "建议")])
-def test_axe_and_a_narrow_screen(axe, mei, scheme, name):
-    page = mei.page
-    page.evaluate("zh => zh && localStorage.setItem('heedful.language', JSON.stringify('zh'))", scheme == "dark")
-    page.emulate_media(color_scheme=scheme)
-    for _ in range(4):
-        mei.open()
-        page.get_by_role("region", name=name).wait_for()
-        assert axe(page) == []
-        page.set_viewport_size({"width": 360, "height": 740})
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
-        mei.served.project.skip(mei.person.person_id, mei.item, "", [], f"skip-{mei.item}")

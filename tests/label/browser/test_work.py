@@ -21,6 +21,7 @@ def order(mei):
     return [(int(row.get_attribute("data-place")), int(row.locator(".rank").text_content())) for row in rows.all()]
 
 
+@pytest.mark.exhaustive
 def test_ranking_by_dragging(serve, item):
     """Long answers are folded meanwhile."""
     long = "\n".join(f"行 {i}" for i in range(400))
@@ -67,7 +68,7 @@ def test_two_tabs_label_one_item_once(serve, item):
     assert [label["answer"]["strength"] for label in mei.labels] == [1, 1]
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seconds", [0.3, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_offline(serve, item, seconds):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
     mei = served.labeller()
@@ -168,6 +169,7 @@ def test_drafts_survive_a_reload_and_another_browser(serve, item):
     assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "5\nBetter"]
 
 
+@pytest.mark.exhaustive
 def test_undo_keeps_what_was_just_typed(serve, item):
     """Sooner than the draft would have been saved. Redo does not throw away what was changed since."""
     mei = serve([item("demonstration", f"题 {i}") for i in range(3)]).labeller()
@@ -189,6 +191,7 @@ def test_undo_keeps_what_was_just_typed(serve, item):
     assert [label["answer"]["text"] for label in mei.labels] == ["一", "变了"]
 
 
+@pytest.mark.exhaustive
 def test_the_back_button_is_harmless(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(3)])
     mei = served.labeller()
@@ -204,6 +207,7 @@ def test_the_back_button_is_harmless(serve, item):
     assert [label["answer"]["strength"] for label in mei.labels] == [1, 2]
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_ends_says_so_first(serve, item):
     """The last label can be taken back for a while; then the page asks for nothing, and says nothing of a lost connection."""
     served = serve([item("pair", "p", "a", "b")], until_done=600.0)
@@ -250,3 +254,42 @@ def test_an_order_that_nobody_made_is_not_recorded_as_made(serve, item, renewed)
     mei.page.wait_for_function("document.getElementById('main').dataset.item")
     mei.page.wait_for_timeout(100)
     assert len(mei.labels) == 1
+
+
+@pytest.mark.exhaustive
+def test_a_message_waits_for_a_model_that_is_loading(serve, item):
+    served = serve([item("chat", "我要提前搬走 😀")], policy="loads")
+    mei = served.labeller()
+    sent = []
+    mei.page.on("request", lambda request: request.url.endswith("/api/chat") and sent.append(request.post_data_json))
+    mei.press("Control+Enter")
+    mei.page.locator("#banner").get_by_text("The model is loading").wait_for()
+    while len(sent) < 2:
+        mei.page.wait_for_timeout(20)
+    (served.project.folder / "policy.yaml.loads").unlink()
+    mei.page.get_by_role("button", name="Answer 1 is better").wait_for()
+    assert not mei.page.locator("#banner").is_visible()
+    assert len({body["nonce"] for body in sent}) == 1
+
+
+@pytest.mark.exhaustive
+def test_a_message_that_is_never_answered_is_not_sent_without_end(serve, item):
+    """The person is told, still has the words, and may send others."""
+    served = serve([item("chat", "")], policy=True)
+    mei = served.labeller()
+    sent = []
+    mei.page.on("request", lambda request: request.url.endswith("/api/chat") and sent.append(request.post_data_json))
+    box = mei.page.get_by_label("Your message")
+    box.fill("fail")
+    mei.press("Control+Enter")
+    said = mei.page.locator("#banner").get_by_text("The model did not answer this message")
+    while not said.is_visible():
+        mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")  # as "Try now" does
+        mei.page.wait_for_timeout(50)
+    assert "The server's owner can see the reason. Change it" in said.text_content()
+    assert (len(sent), len({body["nonce"] for body in sent})) == (4, 1)
+    assert box.input_value() == "fail"
+    box.fill("换一个问题 😀")
+    mei.press("Control+Enter")
+    mei.page.get_by_role("button", name="Answer 1 is better").wait_for()
+    assert not mei.page.locator("#banner").is_visible()

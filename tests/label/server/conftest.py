@@ -3,19 +3,23 @@
 import asyncio
 import http.client
 import json
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label import Candidate, Item, Project, item_id
 from heedful.label.server.app import Application
+from heedful.label.server.policy import PolicyWorker
 from heedful.label.server.request import Site
 from heedful.label.server.run import make_server
 from heedful.label.server.security import access_of
 from heedful.serving.connections import bound
 
+PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 SECRET = "runs/secret-policy/final"
 """What wrote the answers; it must never reach a browser before a label."""
 
@@ -112,11 +116,11 @@ class Client:
 class Served:
     """A project behind a running server."""
 
-    def __init__(self, project, *, worker=None, buffer=None, rules=None, allowed_hosts=(), public_url=None):
+    def __init__(self, project, *, worker=None, rules=None, allowed_hosts=(), public_url=None):
         self.project = project
         self.folder = project.folder
         access = access_of(project.folder, "127.0.0.1", allowed_hosts, public_url)
-        self.app = Application(Site(project, access, worker, buffer), rules)
+        self.app = Application(Site(project, access, worker), rules)
         self.site = self.app.site
         self.server = make_server(self.app)
         self.socket = bound("127.0.0.1", 0)
@@ -181,10 +185,31 @@ def _pair_item():
     return pair_item
 
 
+@pytest.fixture(name="until")
+def _until():
+    """``until(condition)`` waits for it."""
+
+    def wait(condition):
+        end = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.01)
+
+    return wait
+
+
 @pytest.fixture
-def secret():
-    """The name that must stay on the server."""
-    return SECRET
+def new_worker(tmp_path):
+    """``new_worker()`` is the process that writes answers, not yet started."""
+    return lambda name="policy.yaml": PolicyWorker(tmp_path / name, tmp_path / "policy.log", PROGRAM)
+
+
+@pytest.fixture
+def policy(new_worker, until):
+    """The process that writes answers, ready."""
+    with new_worker() as worker:
+        until(lambda: worker.is_ready)
+        yield worker
 
 
 @pytest.fixture

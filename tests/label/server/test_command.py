@@ -1,6 +1,5 @@
 """``heedful label serve`` and ``invite`` as a user meets them: what is refused, what is said, what is loaded."""
 
-import contextlib
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from heedful import ConfigError
+from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
 from heedful.label import Item, Project
@@ -53,17 +53,19 @@ def test_an_open_address_is_fine_with_its_names(project):
 def test_what_is_no_project_is_said(tmp_path):
     with pytest.raises(ConfigError, match="heedful label new"):
         serve(LabelServeConfig(project=tmp_path, port=0))
+    with pytest.raises(ConfigError, match="not a labelling project"):
+        invite(InviteConfig(project=tmp_path, owner=True), print)
 
 
-@pytest.mark.parametrize("name", ["nope", "./没有", "runs/sft/final", "标注/模型", "empty", "there/model"])
-def test_a_policy_that_can_be_no_model_is_said(project, name, tmp_path, monkeypatch):
+def test_a_policy_that_can_be_no_model_is_said(project, tmp_path, monkeypatch):
     """Before anything is served: its process would try again and again, and people would wait for it."""
     monkeypatch.chdir(tmp_path)
     for folder in ("empty", "there", "model"):
         (tmp_path / folder).mkdir()
     (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"--policy {re.escape(name)}"):
-        serve(LabelServeConfig(project=project, port=0, policy=("model", "org/name", "modelscope:org/name", name)))
+    for name in ("nope", "./没有", "runs/sft/final", "标注/模型", "empty", "there/model"):
+        with pytest.raises(ConfigError, match=f"--policy {re.escape(name)}"):
+            serve(LabelServeConfig(project=project, port=0, policy=("model", "org/name", "modelscope:org/name", name)))
 
 
 def test_a_port_that_is_taken_is_said(project, served):
@@ -93,53 +95,33 @@ def test_another_role_under_the_same_name_is_refused(project):
         InviteConfig(project=project, name="Ada", role="viewer", held_out=True)
 
 
-def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(project):
+def owners_link(project, **settings):
+    """What the command prints, in one line."""
+    said = []
+    invite(InviteConfig(project=project, owner=True, **settings), said.append)
+    return " ".join(" ".join(said).split())
+
+
+def test_the_server_loads_no_torch_and_tells_its_log_only_how_to_get_the_owners_link(project, new_client, capsys):
+    """It ends when it is asked to, and says what it keeps back."""
     with Project.open(project) as opened:
         opened.add_items([Item("c" * 20, "chat", "聊聊😀")])
     code = (
         "import sys, heedful.cli.main as cli; status = cli.main(sys.argv[1:]); "
         "print('torch' in sys.modules or 'transformers' in sys.modules, status)"
     )
-    command = [sys.executable, "-c", code, "label", "serve", str(project), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ["label", "serve", str(project), "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        assert "label invite" in process.stdout.readline()
-        second = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert "open in another process" in second.stderr
-        process.send_signal(signal.SIGINT)
-        said, warned = process.communicate(timeout=300)
-    finally:
-        process.kill()
-        process.communicate()
-    assert said.splitlines()[-1] == "False 0"
-    assert "1 chat is not assigned, because there is no model to talk to" in " ".join(warned.split())
-
-
-@contextlib.contextmanager
-def serving(project, **streams):
-    """A server that runs, and what its first lines say in a terminal or in something else."""
-    command = [sys.executable, "-m", "heedful", "label", "serve", str(project), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, **streams)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=300)
-
-
-def owners_link(project, *flags):
-    """What the command prints."""
-    command = [sys.executable, "-m", "heedful", "label", "invite", str(project), "--owner", *flags]
-    return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-
-
-def test_a_log_never_gets_the_owners_link_and_says_how_to_get_one(project, new_client):
-    with serving(project, stdout=subprocess.PIPE, text=True) as process:
         said = process.stdout.readline()
         assert "join" not in said
         address = re.search(r"heedful label invite (\S+) --owner --url (http://127.0.0.1:(\d+))$", said.strip())
         assert address[1] == f"'{project}'"
-        first, link = owners_link(project), owners_link(project, "--url", address[2])
+        assert main(words) == 2
+        assert "open in another process" in capsys.readouterr().err.replace("\n", " ")
+        first, link = owners_link(project), owners_link(project, url=address[2])
         assert "within 15 minutes" in link
         assert f"{address[2]}/join#" in link
         ada = new_client(int(address[3]))
@@ -148,18 +130,30 @@ def test_a_log_never_gets_the_owners_link_and_says_how_to_get_one(project, new_c
         assert ada.join(token).status == 200
         assert ada.get("/api/people").status == 200
         assert new_client(int(address[3])).join(token).status == 401, "once"
+        process.send_signal(signal.SIGINT)
+        said, warned = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.communicate()
+    assert said.splitlines()[-1] == "False 0"
+    assert "1 chat is not assigned, because there is no model to talk to" in " ".join(warned.split())
     assert token not in (project / "audit.jsonl").read_text(encoding="utf-8")
 
 
 def test_a_terminal_gets_the_owners_link(project):
     ours, theirs = os.openpty()
-    with serving(project, stdout=theirs):
+    command = [sys.executable, "-m", "heedful", "label", "serve", str(project), "--port", "0"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE)
+    try:
         os.close(theirs)
         said = b""
         while b"Ctrl-C" not in said:
             said += os.read(ours, 1000)
         assert b"/join#" in said
         assert (project / "owner-link.json").stat().st_mode & 0o077 == 0
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
     os.close(ours)
 
 
@@ -189,8 +183,3 @@ def test_the_owners_link_ends_soon(project, monkeypatch):
 def test_an_invitation_is_for_somebody_or_for_the_owner(project, settings, message):
     with pytest.raises(ConfigError, match=message):
         InviteConfig(project=project, **settings)
-
-
-def test_the_owner_of_what_is_no_project_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="not a labelling project"):
-        invite(InviteConfig(project=tmp_path, owner=True), print)

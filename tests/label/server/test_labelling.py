@@ -2,23 +2,31 @@
 
 import io
 import json
-import sys
 import threading
-import time
 import zipfile
-from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
 from heedful import faults
 from heedful.label import Candidate, Item, item_id
-from heedful.label.server.policy import Buffer, PolicyWorker
+from heedful.label.server import owner as owner_api
+from heedful.label.server.policy import Buffer
 from heedful.label.server.security import RateLimit
 
-PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
 LEFT = {"preferred": 0, "strength": 1, "both_bad": False}
 TEXT = "答 😀\u2028\u202eabc\u2069"
+WRONG = [
+    *(("nonce", value, "nonce") for value in ("short", None, "x" * 65, "with space 123")),
+    *(("item", value, "item") for value in (5, "nothing")),
+    *(("answer", value, "answer") for value in ([1], "0")),
+    *(("seconds", value, "seconds") for value in (-1, "2", True, 10**400)),
+    *(("active", value, "active") for value in (2.6, -1, "1", None)),
+    *(("comment", value, "comment") for value in (5, "x" * 20_001)),
+    *(("flags", value, "flags") for value in ("broken", ["unknown"], [1])),
+    *((name, 7, name) for name in ("version", "extra", "person")),
+]
+"""A field of a label, a value that is wrong, and what the refusal must name."""
 
 
 def make(task, answers, prompt="题 1", **more):
@@ -43,132 +51,49 @@ class TestTasks:
         orders = {tuple(one.event.content["order"]) for one in server.project.labels()}
         assert orders == {(0, 1), (1, 0)}
 
-    def test_a_ranking(self, served):
-        server = served([make("ranking", ["a", "b", "c", "d"])])
-        ada = server.signed_in("Ada")
-        shown = ada.get("/api/next").json["item"]["answers"]
-        best, tied = shown[2], {shown[0], shown[3]}
-        assert ada.label({"ranks": [2, 3, 1, 2]}).status == 200
-        content = server.project.labels()[0].event.content["answer"]
-        ranks = dict(zip("abcd", content["ranks"], strict=True))
-        assert ranks[best] == 1
-        assert {ranks[one] for one in tied} == {2}
-
-    @pytest.mark.parametrize(
-        ("task", "answers", "answer"),
-        [
+    def test_other_tasks(self, served):
+        tasks = [
             ("rating", ["x"], {"rating": 7, "flags": ["hallucination", "harmful-advice"]}),
             ("demonstration", [], {"text": TEXT}),
             ("demonstration", ["a draft"], {"text": TEXT}),
             ("correction", ["wrong"], {"text": TEXT}),
-        ],
-    )
-    def test_other_tasks(self, served, task, answers, answer):
-        server = served([make(task, answers)])
+        ]
+        server = served([make("ranking", list("abcd")), *(make(task, answers) for task, answers, _ in tasks)])
         ada = server.signed_in("Ada")
-        shown = ada.get("/api/next").json["item"]
-        assert shown["task"] == task
-        assert shown["answers"] == answers
-        assert ada.label(answer).status == 200
-        assert server.project.labels()[0].event.content["answer"] == answer
+        shown = ada.get("/api/next").json["item"]["answers"]
+        best, tied = shown[2], {shown[0], shown[3]}
+        assert ada.label({"ranks": [2, 3, 1, 2]}).status == 200
+        ranks = dict(zip("abcd", server.project.labels()[0].event.content["answer"]["ranks"], strict=True))
+        assert (ranks[best], {ranks[one] for one in tied}) == (1, {2})
+        for task, answers, answer in tasks:
+            shown = ada.get("/api/next").json["item"]
+            assert (shown["task"], shown["answers"]) == (task, answers)
+            assert ada.label(answer).status == 200
+            assert server.project.labels()[-1].event.content["answer"] == answer
         last = ada.get("/api/next").json
-        assert last["item"] is None
-        assert last["reason"] == "done"
+        assert (last["item"], last["reason"]) == (None, "done")
 
-    @pytest.mark.parametrize(
-        ("task", "answers", "answer"),
-        [
-            ("pair", ["a", "b"], {"preferred": 2, "strength": 1, "both_bad": False}),
-            ("pair", ["a", "b"], {"preferred": "0", "strength": 1, "both_bad": False}),
-            ("pair", ["a", "b"], {"preferred": True, "strength": 1, "both_bad": False}),
-            ("pair", ["a", "b"], {"preferred": 0, "strength": 5, "both_bad": False}),
-            ("pair", ["a", "b"], {"preferred": 0, "strength": 1, "both_bad": True}),
-            ("pair", ["a", "b"], {"preferred": 0}),
-            ("pair", ["a", "b"], {"preferred": 0, "strength": 1, "both_bad": False, "more": 1}),
-            ("pair", ["a", "b"], {"ranks": [1, 2]}),
-            ("ranking", ["a", "b", "c"], {"ranks": [1, 2]}),
-            ("ranking", ["a", "b", "c"], {"ranks": [2, 3, 3]}),
-            ("ranking", ["a", "b", "c"], {"ranks": [1, 2, "3"]}),
-            ("rating", ["a"], {"rating": 8, "flags": []}),
-            ("rating", ["a"], {"rating": 1, "flags": ["nonsense"]}),
-            ("demonstration", [], {"text": "  "}),
-            ("correction", ["a"], {"text": "a"}),
-            ("pair", ["a", "b"], {}),
-        ],
-    )
-    def test_an_answer_that_the_task_does_not_take_is_refused(self, served, task, answers, answer):
-        server = served([make(task, answers)])
-        ada = server.signed_in("Ada")
-        refused = ada.label(answer)
-        assert refused.status == 422
-        assert len(refused.error) > 10
-        assert server.project.labels() == []
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"nonce": "short"},
-            {"nonce": None},
-            {"nonce": "x" * 65},
-            {"nonce": "with space 123"},
-            {"item": 5},
-            {"item": "nothing"},
-            {"answer": [1]},
-            {"answer": "0"},
-            {"seconds": -1},
-            {"seconds": "2"},
-            {"seconds": True},
-            {"seconds": 10**400},
-            {"comment": 5},
-            {"comment": "x" * 20_001},
-            {"flags": "broken"},
-            {"flags": ["unknown"]},
-            {"flags": [1]},
-            {"version": 7},
-            {"extra": 1},
-            {"person": "p1"},
-        ],
-    )
-    def test_a_field_that_is_wrong_is_named(self, served, pair_item, wrong):
+    def test_what_is_wrong_is_refused_and_named(self, served, pair_item):
+        """An answer that the task does not take (each kind is tried in tests/label/store), and every other field."""
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
-        refused = ada.label(LEFT, **wrong)
-        assert refused.status in (400, 422), refused.bytes
-        assert next(iter(wrong)) in refused.error or refused.status == 400 or "item" in refused.error
+        for answer in (
+            {},
+            {"ranks": [1, 2]},
+            {**LEFT, "preferred": True},
+            {**LEFT, "strength": 5},
+            {**LEFT, "more": 1},
+        ):
+            refused = ada.label(answer)
+            assert (refused.status, len(refused.error) > 10) == (422, True), answer
+        for name, value, said in WRONG:
+            refused = ada.label(LEFT, **{name: value})
+            assert (refused.status, said in refused.error) == (422, True), (name, refused.bytes)
         assert server.project.labels() == []
+        assert ada.label(LEFT).status == 200
 
 
 class TestWork:
-    def test_a_label_sent_twice_is_one(self, served, pair_item):
-        server = served([pair_item(i) for i in range(3)])
-        ada = server.signed_in("Ada")
-        body = {
-            "nonce": "n" * 12,
-            **ada.shown(),
-            "answer": LEFT,
-            "seconds": 1,
-        }
-        first = ada.post("/api/label", body)
-        second = ada.post("/api/label", body)
-        assert (first.status, second.status) == (200, 200)
-        assert first.json["label"] == second.json["label"]
-        assert len(server.project.labels()) == 1
-
-    def test_a_reload_shows_the_same_and_the_draft(self, served, pair_item):
-        server = served([pair_item(i) for i in range(3)])
-        ada = server.signed_in("Ada")
-        item = ada.get("/api/next").json["item"]
-        draft = {"answer": {"preferred": 1}, "comment": TEXT, "flags": ["broken"]}
-        assert ada.post("/api/draft", {**ada.shown(), "draft": draft}).json == {"saved": True}
-        again = ada.get("/api/next").json["item"]
-        assert (again["id"], again["answers"], again["draft"]) == (item["id"], item["answers"], draft)
-
-    def test_a_draft_has_an_end(self, served, pair_item):
-        ada = served([pair_item(0)]).signed_in("Ada")
-        assert ada.post("/api/draft", {**ada.shown(), "draft": {"text": "x" * 600_000}}).status == 413
-        assert ada.post("/api/draft", {**ada.shown(), "draft": [1]}).status == 422
-        assert ada.post("/api/draft", {**ada.shown(), "draft": {"answer": {"responses": []}}}).status == 422
-
     def test_each_tab_has_a_draft_and_replaces_what_it_began_with(self, served, pair_item):
         ada = served([pair_item(0)]).signed_in("Ada")
 
@@ -179,11 +104,8 @@ class TestWork:
         assert save("one", 1, "一") == {"saved": True}
         assert save("two", 1, "二")["others"] == [{"text": "", "comment": "一"}]
         item = ada.get("/api/next").json["item"]
-        assert (item["draft"]["comment"], item["draft_of"], item["others"]) == (
-            "二",
-            "two.1",
-            [{"text": "", "comment": "一"}],
-        )
+        assert (item["draft"]["comment"], item["draft_of"]) == ("二", "two.1")
+        assert item["others"] == [{"text": "", "comment": "一"}]
         assert "others" in save("one", 2, "一一"), "the other tab's is still there"
         save("two", 3, "二二二")
         assert save("two", 2, "二二")["saved"], "one that comes late replaces nothing"
@@ -191,47 +113,23 @@ class TestWork:
         assert len(save("four", 1, "四", **{"from": "one.1"})["others"]) == 2, "it was changed since"
         assert ada.post("/api/draft", {**ada.shown(), "draft": None}).status == 200
         assert ada.get("/api/next").json["item"]["draft"]["comment"] == "四"
-        for wrong in ({"tab": "a b"}, {"save": -1}, {"save": True}, {"from": "x"}, {"from": 1}):
+        assert ada.post("/api/draft", {**ada.shown(), "draft": {"text": "x" * 600_000}}).status == 413
+        assert ada.post("/api/draft", {**ada.shown(), "draft": {"answer": {"responses": []}}}).status == 422
+        for wrong in ({"draft": [1]}, {"tab": "a b"}, {"save": -1}, {"save": True}, {"from": "x"}, {"from": 1}):
             refused = ada.post("/api/draft", {**ada.shown(), "draft": {}, **wrong})
             assert refused.status == 422
             assert next(iter(wrong)) in refused.error
-        statuses = [
-            ada.post("/api/draft", {**ada.shown(), "draft": {"comment": f"{i}"}, "tab": f"t{i}"}).status
-            for i in range(9)
-        ]
-        assert statuses[:4] == [200] * 4
-        assert statuses[-1] == 409, "none is thrown away for a new one"
+        drafts = [{**ada.shown(), "draft": {"comment": f"{i}"}, "tab": f"t{i}"} for i in range(9)]
+        statuses = [ada.post("/api/draft", draft).status for draft in drafts]
+        assert (statuses[:4], statuses[-1]) == ([200] * 4, 409), "none is thrown away for a new one"
 
-    @pytest.mark.parametrize(
-        ("active", "status"), [(1.5, 200), (2.5, 200), (2.6, 422), (-1, 422), ("1", 422), (None, 422)]
-    )
-    def test_active_time_is_part_of_the_time(self, served, pair_item, active, status):
-        server = served([pair_item(0)])
-        answer = LEFT
-        sent = server.signed_in("Ada").label(answer, active=active)
-        assert sent.status == status
-        if status == 200:
-            (label,) = server.project.labels()
-            assert (label.event.content["seconds"], label.event.content["active"]) == (2.5, active)
-        else:
-            assert "active" in sent.error
-
-    def test_undo_gives_the_item_back_as_it_was_on_the_screen(self, served, pair_item):
-        server = served([pair_item(i) for i in range(6)], repeats=0.0)
+    def test_active_time_is_part_of_the_time(self, served, pair_item):
+        server = served([pair_item(i) for i in range(2)])
         ada = server.signed_in("Ada")
-        for i in range(4):
-            item = ada.get("/api/next").json["item"]
-            answer = {"preferred": i % 2, "strength": 4, "both_bad": False}
-            ada.label(answer, comment=TEXT)
-            undone = ada.post("/api/undo", {"nonce": f"undo-{i:08}"}).json["item"]
-            assert undone["id"] == item["id"]
-            assert undone["answers"] == item["answers"]
-            assert undone["draft"]["answer"] == answer
-            assert undone["draft"]["comment"] == TEXT
-            ada.label(answer)
-        assert len(server.project.labels()) == 4
-        bob = server.signed_in("Bob")
-        assert bob.post("/api/undo", {"nonce": "b" * 12}).json["item"] is None
+        for active in (1.5, 2.5):
+            assert ada.label(LEFT, active=active).status == 200
+        contents = [one.event.content for one in server.project.labels()]
+        assert [(one["seconds"], one["active"]) for one in contents] == [(2.5, 1.5), (2.5, 2.5)]
 
     def test_skip_with_a_reason(self, served, pair_item):
         server = served([pair_item(i) for i in range(2)])
@@ -244,18 +142,9 @@ class TestWork:
         skips = [event for event in server.project.events() if event.kind == "skip"]
         assert [(one.content["reason"], one.content["flags"]) for one in skips] == [(TEXT, ["personal-data"])]
 
-    def test_an_item_that_somebody_else_has_now_is_409(self, served, pair_item):
-        server = served([pair_item(0)])
-        ada = server.signed_in("Ada")
-        answer = LEFT
-        item = ada.shown()
-        assert ada.label(answer).status == 200
-        late = {"nonce": "l" * 12, **item, "answer": answer, "seconds": 1}
-        assert ada.post("/api/label", late).status == 409
-
     def test_a_page_that_shows_an_item_as_it_was_given_before_is_409(self, served, pair_item):
         """Its places may be those of another order: of a hidden repeat, or of before the item came back."""
-        server = served([pair_item(i) for i in range(40)], repeats=0.5, overlap=0.0)
+        server = served([pair_item(i) for i in range(22)], repeats=0.5, overlap=0.0)
         server.app.by_person = RateLimit(1e9, 1e9)
         ada = server.signed_in("Ada")
         old, repeats, turned = {}, 0, 0
@@ -274,7 +163,7 @@ class TestWork:
             assert ada.label(answer).status == 200
             label = server.project.labels()[-1]
             assert label.item.candidates[label.event.content["answer"]["preferred"]].response == item["answers"][0]
-        assert turned > 3
+        assert repeats > turned > 1
         undone = ada.post("/api/undo", {"nonce": "u" * 12}).json["item"]
         before, _ = old[undone["id"]]
         assert ada.post("/api/label", {"nonce": "late" * 3, **before, "answer": answer, "seconds": 1}).status == 409
@@ -283,72 +172,26 @@ class TestWork:
     def test_what_comes_without_its_assignment_is_refused(self, served, pair_item):
         ada = served([pair_item(0)]).signed_in("Ada")
         sent = {"nonce": "n" * 12, "item": ada.shown()["item"]}
-        answer = LEFT
-        for path, more in {"label": {"answer": answer, "seconds": 1}, "skip": {}}.items():
+        for path, more in {"label": {"answer": LEFT, "seconds": 1}, "skip": {}}.items():
             refused = ada.post(f"/api/{path}", sent | more)
             assert (refused.status, "assignment" in refused.error) == (422, True)
         assert ada.post("/api/draft", {"item": sent["item"], "draft": {}}).status == 422
 
-    def test_instructions_and_their_version(self, served, pair_item):
-        server = served([pair_item(i) for i in range(2)])
-        owner, ada = server.signed_in("Olga", "owner"), server.signed_in("Ada")
-        assert owner.post("/api/instructions", {"text": TEXT}).json["version"] == 1
-        item = ada.get("/api/next").json["item"]
-        assert item["instructions"] == {"version": 1, "text": TEXT}
-        owner.post("/api/instructions", {"text": "newer"})
-        assert ada.label({"preferred": None, "strength": None, "both_bad": True}, version=1).status == 200
-        assert server.project.labels()[0].event.content["instructions"] == 1
-        assert ada.get("/api/instructions").json == {"version": 2, "text": "newer"}
-
     def test_markdown_is_off_unless_the_project_says_so(self, served):
         text = "**bold** <script>alert(1)</script> ![x](http://beacon.example/a.png)"
         plain = served([make("rating", [text])]).signed_in("Ada").get("/api/next").json["item"]
-        assert plain["markdown"] == [None]
-        assert plain["answers"] == [text]
+        assert (plain["markdown"], plain["answers"]) == ([None], [text])
         shown = served([make("rating", [text])], markdown=True).signed_in("Ada").get("/api/next").json["item"]
+        (html,) = shown["markdown"]
         assert shown["answers"] == [text]
-        assert "<strong>bold</strong>" in shown["markdown"][0]
-        assert "<script" not in shown["markdown"][0]
-        assert "<img" not in shown["markdown"][0]
-        assert "src=" not in shown["markdown"][0]
-
-    def test_items_that_need_more_people_than_there_are(self, served, pair_item):
-        """What is said is the case, and names what the owner can do."""
-        server = served([pair_item(i) for i in range(2)], overlap=1.0, overlap_people=3, repeats=0.0)
-        owner, choice = server.anonymous(), LEFT
-        owner.join(server.project.invite("p1"))
-        people = [owner, server.signed_in("安娜"), server.signed_in("Bo")]
-
-        def through(person):
-            while person.get("/api/next").json["item"] is not None:
-                assert person.label(choice).status == 200
-            reply = person.get("/api/next").json
-            return reply["reason"], reply["count"]
-
-        server.project.set_person("p3", standing="removed")
-        assert [through(owner), through(people[1])] == [("people", 2)] * 2
-        assert "the owner can invite somebody on the page People" in owner.get("/api/next").json["why"]
-        server.project.set_person("p3", standing="active")
-        assert through(owner) == ("second", 2)
-        people[2].join(server.project.invite("p3"))
-        assert [through(people[2]), through(owner)] == [("done", 0)] * 2
-
-    def test_viewers_are_told_why_they_get_nothing(self, served, pair_item):
-        eve = served([pair_item(0)]).signed_in("Eve", "viewer")
-        answer = eve.get("/api/next").json
-        assert (answer["item"], answer["reason"]) == (None, "viewer")
-        assert answer["why"].endswith(".")
+        assert "<strong>bold</strong>" in html
+        assert [one for one in ("<script", "<img", "src=") if one in html] == []
 
     @pytest.mark.parametrize("point", ["label.began", "label.committed"])
     def test_a_disk_that_is_full_is_said_and_what_is_sent_again_counts_once(self, served, pair_item, point, capsys):
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
-        body = {
-            "nonce": "n" * 12,
-            **ada.shown(),
-            "answer": LEFT,
-            "seconds": 1,
-        }
+        body = {"nonce": "n" * 12, **ada.shown(), "answer": LEFT, "seconds": 1}
         faults.plan(f"{point}:enospc")
         first = ada.post("/api/label", body)
         faults.plan("")
@@ -360,20 +203,6 @@ class TestWork:
             assert "No space left" in capsys.readouterr().err
         assert ada.post("/api/label", body).status == 200
         assert len(server.project.labels()) == 1
-
-
-@pytest.fixture
-def policy(tmp_path):
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        yield worker
-
-
-def until(condition, seconds=120.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_a_chat_that_was_given_while_there_was_a_model(served):
@@ -397,6 +226,15 @@ class TestPolicy:
         ada = server.signed_in("Ada")
         item = ada.get("/api/next").json["item"]
         messages = [{"role": "user", "content": "你好"}]
+        server.app.by_person = server.app.costly = RateLimit(1e9, 1e9)
+        for wrong in (
+            None,
+            [],
+            "hi",
+            *([{"role": role, "content": "x"}] for role in ("x", "assistant")),
+            [{"content": "x"}],
+        ):
+            assert ada.post("/api/chat", {"nonce": "w" * 12, "item": item["id"], "messages": wrong}).status == 422
         asking = {"nonce": "c" * 12, "item": item["id"], "messages": messages}
         turn = ada.post("/api/chat", asking).json
         assert sorted(turn["answers"]) == ["你好 😀\u20280", "你好 😀\u20281"]
@@ -409,11 +247,8 @@ class TestPolicy:
         resumed = ada.get("/api/next").json["item"]["draft"]["answer"]["messages"]
         assert resumed == [*messages, {"role": "assistant", "content": turn["answers"][1]}]
         messages = [*resumed, {"role": "user", "content": "more"}]
-        for made_up in (
-            messages[-1:],
-            [*messages[:1], {"role": "assistant", "content": "made up"}, messages[-1]],
-            [{"role": "system", "content": "made up"}, *messages],
-        ):
+        made = {"role": "assistant", "content": "made up"}
+        for made_up in (messages[-1:], [*messages[:1], made, messages[-1]], [{**made, "role": "system"}, *messages]):
             forged = ada.post("/api/chat", {"nonce": "f" * 12, "item": item["id"], "messages": made_up})
             assert (forged.status, forged.json["code"]) == (409, "chat_changed")
         second = ada.post("/api/chat", {"nonce": "d" * 12, "item": item["id"], "messages": messages}).json
@@ -443,17 +278,7 @@ class TestPolicy:
         assert ada.post("/api/chat", {"nonce": "d" * 12, "item": item, "messages": messages}).status == 409
         assert server.project.labels() == []
 
-    @pytest.mark.parametrize(
-        "messages",
-        [None, [], "hi", [{"role": "assistant", "content": "x"}], [{"role": "x", "content": "y"}], [{"content": "x"}]],
-    )
-    def test_a_conversation_that_is_none_is_refused(self, served, policy, messages):
-        server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})
-        ada = server.signed_in("Ada")
-        item = ada.get("/api/next").json["item"]["id"]
-        assert ada.post("/api/chat", {"nonce": "c" * 12, "item": item, "messages": messages}).status == 422
-
-    def test_a_policy_that_dies_is_said_and_comes_back(self, served, policy):
+    def test_a_policy_that_dies_is_said_and_comes_back(self, served, policy, until):
         server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})
         server.app.by_person = RateLimit(1e9, 1e9)
         ada, owner = server.signed_in("Ada"), server.signed_in("Olga", "owner")
@@ -469,17 +294,15 @@ class TestPolicy:
         body = {"nonce": "e" * 12, "item": item, "messages": [{"role": "user", "content": "fine"}]}
         assert ada.post("/api/chat", body).status == 200
 
-    def test_items_are_kept_ready_and_people_go_on_while_more_are_written(self, served, policy):
+    def test_items_are_kept_ready_and_people_go_on_while_more_are_written(self, served, policy, until):
         server = served(repeats=0.0)
         server.app.by_person = RateLimit(1e9, 1e9)
-        prompts = [f"题目 {i}" for i in range(30)]
+        prompts = [f"题目 {i}" for i in range(16)]
         with Buffer(server.project, policy, prompts, 2, 6) as buffer:
             until(lambda: len(server.project.items()) >= 6)
-            time.sleep(0.2)
-            ready = len(server.project.items())
-            assert 6 <= ready < 20
+            assert len(server.project.items()) < 16
             ada = server.signed_in("Ada")
-            for _ in range(30):
+            for _ in range(16):
                 until(lambda: ada.get("/api/next").json["item"] is not None)
                 assert ada.label(LEFT).status == 200
             assert not buffer.left
@@ -489,28 +312,25 @@ class TestPolicy:
         again = Buffer(server.project, policy, [*prompts, "new"], 2, 6)
         assert again.left == ["new"]
 
-    @pytest.mark.parametrize("skips", [pytest.param(False, marks=pytest.mark.exhaustive), True])
-    def test_what_only_others_can_label_does_not_hold_up_new_items(self, served, policy, skips):
+    def test_what_only_others_can_label_does_not_hold_up_new_items(self, served, policy, until):
         """Items that overlap, or that she skipped, still need others; there is nobody else."""
         server = served(repeats=0.0, overlap=1.0)
         server.app.by_person = RateLimit(1e9, 1e9)
-        with Buffer(server.project, policy, [f"题目 {i}" for i in range(16)], 2, 3):
+        with Buffer(server.project, policy, [f"题目 {i}" for i in range(10)], 2, 3):
             ada = server.signed_in("Ada")
-            for i in range(16):
+            for i in range(10):
                 until(lambda: ada.get("/api/next").json["item"] is not None)
-                if skips:
+                if i < 5:
                     assert ada.post("/api/skip", {"nonce": f"skip{i:08}", **ada.shown()}).status == 200
                 else:
                     assert ada.label(LEFT).status == 200
-        assert len(server.project.items()) == 16
+        assert len(server.project.items()) == 10
 
 
-def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served, monkeypatch, capsys):
-    monkeypatch.setattr("heedful.label.server.policy.FIRST_WAIT", 0.02)
-    monkeypatch.setattr("heedful.label.server.policy.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("heedful.label.server.policy.LOOK_SECONDS", 0.02)
-    server = served()
-    worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
+def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(new_worker, served, until, monkeypatch, capsys):
+    for name in ("FIRST_WAIT", "LONGEST_WAIT", "LOOK_SECONDS"):
+        monkeypatch.setattr(f"heedful.label.server.policy.{name}", 0.02)
+    server, worker = served(), new_worker()
     with Buffer(server.project, worker, ["a", "fail", "b", "die", "c", "d"], 2, 50) as buffer, worker:
         until(lambda: not buffer.left)
     assert [item.prompt for item in server.project.items()] == ["a", "b", "c", "d"]
@@ -519,9 +339,9 @@ def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served
     assert "failed 3 times on it: 'die'" in said
 
 
-def test_the_server_ends_while_somebody_waits_for_the_policy(tmp_path, served, monkeypatch):
+def test_the_server_ends_while_somebody_waits_for_the_policy(new_worker, served, until, monkeypatch):
     monkeypatch.setattr("heedful.label.server.policy.END_SECONDS", 0.3)
-    worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
+    worker = new_worker()
     server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": worker})
     with worker:
         until(lambda: worker.is_ready)
@@ -549,26 +369,15 @@ class TestOwners:
         assert done["added"] == 4
         assert server.project.items()[0].candidates[0].response == TEXT
         assert owner.post("/api/import", {"text": text}).json["added"] == 0
-
-    def test_labels_of_a_file_are_of_nobody_on_the_page(self, served):
-        server = served()
-        owner = server.signed_in("Olga", "owner")
         text = json.dumps({"prompt": "题", "chosen": TEXT, "rejected": "b"}, ensure_ascii=False) + "\n"
         done = owner.post("/api/import", {"text": text, "labels": True}).json
-        assert (done["added"], done["labels_added"]) == (1, 1)
-        assert len(server.project.labels()) == 1
-        assert {one["name"] for one in owner.get("/api/people").json["people"]} == {"owner", "Olga"}
-
-    def test_what_is_wrong_with_a_file_has_its_line(self, served):
-        owner = served().signed_in("Olga", "owner")
+        assert (done["added"], done["labels_added"], len(server.project.labels())) == (1, 1, 1)
+        assert {one["name"] for one in owner.get("/api/people").json["people"]} == {"owner", "Olga"}, "of nobody"
         text = '{"prompt": "a", "responses": ["b", "c"]}\n{"prompt": "a", "responses": []}\n'
         found = owner.post("/api/import", {"text": text, "preview": True}).json
-        assert found["refused"] == 1
-        assert ":2" in found["errors"][0]
+        assert (found["refused"], ":2" in found["errors"][0]) == (1, True)
         broken = owner.post("/api/import", {"text": "{\n", "preview": True})
-        assert broken.status == 422
-        assert ":1" in broken.error
-        assert "/tmp" not in broken.error
+        assert (broken.status, ":1" in broken.error, "/tmp" in broken.error) == (422, True, False)
 
     def test_export_is_a_zip_of_what_trainers_read(self, served, pair_item):
         server = served([pair_item(i) for i in range(6)], repeats=0.0)
@@ -581,9 +390,10 @@ class TestOwners:
         with zipfile.ZipFile(io.BytesIO(answer.bytes)) as archive:
             assert json.loads(archive.read("manifest.json"))["content_hash"] == manifest["content_hash"]
         assert owner.get("/api/export").bytes == answer.bytes
-        assert owner.get("/api/export?eval_fraction=2").status == 422
-        assert owner.get("/api/export?margin=../x").status == 422
-        assert owner.get("/api/export?file=events.sqlite").status == 422
+        for wrong in ("eval_fraction=2", "margin=../x", "file=events.sqlite"):
+            assert owner.get(f"/api/export?{wrong}").status == 422
+        assert owner.get("/api/stats").json["labels"] == 6
+        assert owner.get("/api/rounds").json["rounds"] == []
 
     def test_people_are_added_invited_changed(self, served):
         server = served()
@@ -600,9 +410,32 @@ class TestOwners:
         held_out = owner.post("/api/people", {"name": "Hel", "standing": "held-out"}).json
         assert held_out["person"]["standing"] == "held-out"
 
-    def test_statistics_and_rounds(self, served, pair_item):
-        server = served([pair_item(0)])
-        owner = server.signed_in("Olga", "owner")
-        owner.label({"preferred": 0, "strength": 4, "both_bad": False})
-        assert owner.get("/api/stats").json["labels"] == 1
-        assert owner.get("/api/rounds").json["rounds"] == []
+    def test_people_are_left_out_by_their_ids_and_statistics_are_computed_only_if_something_happened(
+        self, served, pair_item, monkeypatch
+    ):
+        server = served([pair_item(i) for i in range(4)], repeats=0.0, overlap=1.0, overlap_people=2)
+        reader = server.signed_in("Olga", "owner")
+        computed, real = [], owner_api.project_statistics
+        monkeypatch.setattr(
+            owner_api, "project_statistics", lambda *given, **more: computed.append(1) or real(*given, **more)
+        )
+        assert reader.get("/api/stats").json == reader.get("/api/stats").json
+        assert len(computed) == 1
+        anna, bo = (server.project.add_person(name, "annotator").person_id for name in ("安娜", "Bo\u2028🙂"))
+        for person in (anna, bo):
+            while (held := server.project.next_item(person)) is not None:
+                nonce = f"nonce-{person}-{len(server.project.events())}"
+                server.project.label(person, held.item.item_id, LEFT, nonce=nonce, seconds=1)
+        assert reader.get("/api/stats").json["labels"] == 8
+        scores = [{"item": item.item_id, "scores": [1.0, 0.0]} for item in server.project.items()]
+        path = server.project.folder / "scores.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in scores), encoding="utf-8")
+        assert reader.get("/api/stats").json["model"]["agreement"]["value"] == 1.0
+        assert len(computed) == 3
+        query = "/api/export?eval_fraction=0"
+        with zipfile.ZipFile(io.BytesIO(reader.get(f"{query}&without={anna}").bytes)) as archive:
+            lines = archive.read("preferences.train.jsonl").decode().split("\n")
+        assert [json.loads(line)["feedback"]["person"] for line in lines if line] == [bo] * 4
+        assert reader.get(f"{query}&without={anna},{bo}&preview=1").json["left_out"] == {"people": 8}
+        unknown = reader.get(f"{query}&without=p999")
+        assert (unknown.status, "p999" in unknown.error) == (404, True)

@@ -15,7 +15,6 @@ from heedful.label.server.app import (
     OWNERS,
     READERS,
     SMALL,
-    Application,
     RateLimit,
     RouteRule,
     all_rules,
@@ -24,6 +23,17 @@ from heedful.label.server.app import (
 from heedful.label.server import security  # isort: skip
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
+HOSTS = (
+    *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "0.0.0.0", "192.0.2.7", "[::ffff:192.0.2.7]", ""),
+    *("evil@127.0.0.1", "evil:pw@localhost:80", "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1:x", "[::1]x"),
+    *("evil.example@localhost", "localhost,evil.example", "127.0.0.1:99999999"),
+)
+PATHS = (
+    *("/static/../../records.py", "/static/%2e%2e/%2e%2e/records.py", "/static/..%2f..%2frecords.py"),
+    *("/static//etc/passwd", "/static/", "/static", "/static/words/../../../records.py", "/static/words/en.json%00.js"),
+    *("/etc/passwd", "//evil.example/", "/events.sqlite", "/journal.jsonl", "/API/me", "/api/me/", "/./"),
+    "/static/\\..\\..\\records.py",
+)
 XSS = [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -58,61 +68,25 @@ class TestOtherSites:
         assert nothing_labelled(server)
         assert ada.post("/api/label", body).status == 200
 
-    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-    def test_what_a_form_can_send_is_refused(self, served, pair_item, kind):
-        server = served([pair_item(0)])
-        ada = server.signed_in("Ada")
-        answer = ada.post("/api/label", label_body(ada), **{"Content-Type": kind, "Origin": None})
-        assert answer.status == 415
-        assert nothing_labelled(server)
-
-    def test_a_page_of_another_site_is_known_by_its_fetch_metadata(self, served, pair_item):
-        server = served([pair_item(0)])
-        ada = server.signed_in("Ada")
-        for site in ("cross-site", "same-site", "none"):
-            assert ada.post("/api/label", label_body(ada), **{"Sec-Fetch-Site": site}).status == 403
-        assert nothing_labelled(server)
-
-    @pytest.mark.parametrize("token", ["", "x", "0" * 64])
-    def test_a_post_needs_the_token_of_its_session(self, served, pair_item, token):
+    def test_what_a_form_or_a_page_of_another_site_can_send_is_refused(self, served, pair_item):
+        """Other kinds of content, fetch metadata of other sites, and no token of the session or one of another."""
         server = served([pair_item(0)])
         ada, eve = server.signed_in("Ada"), server.signed_in("Eve")
         body = label_body(ada)
-        for wrong in (token, eve.csrf, None):
-            assert ada.post("/api/label", body, **{"X-CSRF-Token": wrong}).status == 403
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            assert ada.post("/api/label", body, **{"Content-Type": kind, "Origin": None}).status == 415
+        for site in ("cross-site", "same-site", "none"):
+            assert ada.post("/api/label", body, **{"Sec-Fetch-Site": site}).status == 403
+        for token in ("", "x", "0" * 64, eve.csrf, None):
+            assert ada.post("/api/label", body, **{"X-CSRF-Token": token}).status == 403
         assert nothing_labelled(server)
 
-    @pytest.mark.parametrize(
-        "host",
-        [
-            *(
-                "evil.example",
-                "evil.example:80",
-                "127.0.0.1.evil.example",
-                "0.0.0.0",
-                "192.0.2.7",
-                "[::ffff:192.0.2.7]",
-                "",
-            ),
-            *(
-                "evil@127.0.0.1",
-                "evil:pw@localhost:80",
-                "127.0.0.1/x",
-                "127.0.0.1?x",
-                "127.0.0.1#x",
-                "127.0.0.1:x",
-                "[::1]x",
-            ),
-            *("evil.example@localhost", "localhost,evil.example", "127.0.0.1:99999999"),
-        ],
-    )
-    def test_a_name_that_is_rebound_to_this_machine_is_refused(self, served, host):
-        server = served()
-        ada = server.signed_in("Ada", "owner")
+    def test_a_name_that_is_rebound_to_this_machine_is_refused(self, served):
+        ada = served().signed_in("Ada", "owner")
         for path in ("/", "/join", "/api/me", "/static/words/en.json", "/nothing"):
-            answer = ada.get(path, Host=host)
-            assert answer.status == 421, path
-            assert b"Ada" not in answer.bytes
+            for host in HOSTS if path == "/" else HOSTS[:1]:
+                answer = ada.get(path, Host=host)
+                assert (answer.status, b"Ada" in answer.bytes) == (421, False), (path, host)
 
     def test_a_name_that_is_meant_is_answered(self, served):
         server = served(options={"allowed_hosts": ("Label-Box",)})
@@ -144,35 +118,23 @@ class TestSessions:
     def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(self, served):
         server = served()
         person = server.project.add_person("Ada", "annotator")
-        cookie = (
-            server.anonymous()
-            .post("/api/join", {"token": server.project.invite(person.person_id)})
-            .headers["Set-Cookie"]
-        )
-        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
-        assert "Secure" not in cookie
-        assert "Domain" not in cookie
-
-    def test_a_link_works_once(self, served):
-        server = served()
-        token = server.project.invite(server.project.add_person("Ada", "annotator").person_id)
-        assert server.anonymous().join(token).status == 200
-        again = server.anonymous().join(token)
-        assert again.status == 401
-        assert "Set-Cookie" not in again.headers
+        token = {"token": server.project.invite(person.person_id)}
+        cookie = server.anonymous().post("/api/join", token).headers["Set-Cookie"]
+        parts = {part.strip() for part in cookie.split(";")}
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= parts
+        assert not {"Secure", "Domain"} & {part.partition("=")[0] for part in parts}
+        again = server.anonymous().post("/api/join", token)
+        assert (again.status, "Set-Cookie" in again.headers) == (401, False), "a link works once"
 
     def test_nothing_but_the_sign_in_is_there_without_a_session(self, served):
         server = served()
+        server.app.unknown = RateLimit(1e9, 1e9)
+        name, client = server.site.access.cookie, server.anonymous()
         for rule in all_rules():
             if rule.allows is not ANYONE:
-                for cookie in (None, f"{server.site.access.cookie}=guessed", f'{server.site.access.cookie}="', "=;;"):
-                    server.app.unknown = RateLimit(1e9, 1e9)
-                    answer = server.anonymous().ask(
-                        rule.method, rule.path, {} if rule.method == "POST" else None, Cookie=cookie
-                    )
-                    is_page = not rule.path.startswith("/api/")
-                    assert answer.status == (303 if is_page else 401), (rule.path, cookie)
-                    assert b"Ada" not in answer.bytes
+                for cookie in (None, f"{name}=guessed", f'{name}="', "=;;")[: 4 if rule.path == "/api/me" else 2]:
+                    answer = client.ask(rule.method, rule.path, {} if rule.method == "POST" else None, Cookie=cookie)
+                    assert answer.status == (401 if rule.path.startswith("/api/") else 303), (rule.path, cookie)
 
     def test_ended_and_expired_sessions_are_none(self, served):
         server = served()
@@ -185,12 +147,6 @@ class TestSessions:
             ada.cookie = f"{name}={server.project.redeem(server.project.invite(person), hours=hours)}"
             assert ada.get("/api/me").status == status
             assert server.anonymous().join(server.project.invite(person, hours=hours)).status == status
-
-    def test_a_removed_person_is_out_at_once(self, served):
-        server = served()
-        owner, ada = server.signed_in("Olga", "owner"), server.signed_in("Ada")
-        assert owner.post("/api/people", {"person": ada.person.person_id, "standing": "removed"}).status == 200
-        assert ada.get("/api/me").status == 401
 
     def test_guessing_links_is_slowed_down_and_written_down(self, served):
         server = served()
@@ -279,22 +235,8 @@ class TestRoles:
         assert ada.get("/api/people").status == 200
         owner.post("/api/people", {"person": ada.person.person_id, "role": "viewer"})
         assert ada.get("/api/people").status == 403
-
-    def test_nobody_makes_themselves_an_owner(self, served):
-        server = served()
-        ada = server.signed_in("Ada")
-        for body in ({"person": ada.person.person_id, "role": "owner"}, {"name": "Eve", "role": "owner"}):
-            assert ada.post("/api/people", body).status == 403
-        assert [person.name for person in server.project.people() if person.role == "owner"] == ["owner"]
-
-    def test_the_last_owner_stays(self, served):
-        server = served()
-        olga = server.signed_in("Olga", "owner")
-        server.project.set_person("p1", role="viewer")
-        for change in ({"role": "viewer"}, {"standing": "removed"}):
-            answer = olga.post("/api/people", {"person": olga.person.person_id, **change})
-            assert answer.status == 422
-            assert "only owner" in answer.error
+        owner.post("/api/people", {"person": ada.person.person_id, "standing": "removed"})
+        assert ada.get("/api/me").status == 401
 
     def test_items_of_others_are_out_of_reach(self, served, pair_item):
         server = served([pair_item(i) for i in range(2)])
@@ -340,34 +282,18 @@ class TestTexts:
                 assert "unsafe" not in policy
                 if answer.headers["Content-Type"].startswith("text/html"):
                     page = answer.bytes.decode()
-                    assert "<style" not in page
-                    assert " style=" not in page
-                    assert " onclick" not in page
-                    assert "://" not in page, "something is loaded from elsewhere"
+                    assert [one for one in ("<style", " style=", " onclick", "://") if one in page] == []
                     assert [part for part in page.split("<script")[1:] if "src=" not in part.partition(">")[0]] == []
-
-    def test_text_that_is_not_unicode_is_refused(self, served, pair_item):
-        server = served([pair_item(0)])
-        ada = server.signed_in("Ada")
-        body = json.dumps(label_body(ada)).replace('"comment": ""', '"comment": "\\ud800"').encode()
-        answer = ada.post("/api/label", body)
-        assert answer.status == 422
-        assert "surrogate" in answer.error
-        assert nothing_labelled(server)
 
 
 class TestTooMuch:
-    def test_a_body_may_have_a_megabyte(self, served, pair_item):
+    def test_a_body_is_an_object_of_at_most_a_megabyte(self, served, pair_item):
+        """With a length or without."""
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
-        body = label_body(ada, comment="x" * SMALL)
-        assert ada.post("/api/label", body).status == 413
+        sent = label_body(ada)
+        assert ada.post("/api/label", {**sent, "comment": "x" * SMALL}).status == 413
         assert ada.post("/api/label", b" " * 2000, **{"Content-Length": str(10**12)}).status == 413
-        assert nothing_labelled(server)
-
-    def test_a_body_without_a_length_is_counted(self, served, pair_item):
-        server = served([pair_item(0)])
-        ada = server.signed_in("Ada")
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         headers = {"Cookie": ada.cookie, "X-CSRF-Token": ada.csrf, "Content-Type": "application/json"}
         pieces = (b"x" * 100_000 for _ in range(50))
@@ -375,20 +301,19 @@ class TestTooMuch:
         with connection.getresponse() as answer:
             assert answer.status == 413
         connection.close()
-
-    @pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b"[" * 5000])
-    def test_a_body_that_is_no_object_is_refused(self, served, body):
-        ada = served().signed_in("Ada")
-        answer = ada.post("/api/label", body)
-        assert answer.status in (400, 422)
-        assert answer.error
+        for body in (b"", b"[]", b"1", b"{", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b"[" * 5000):
+            answer = ada.post("/api/label", body)
+            assert (answer.status in (400, 422), bool(answer.error)) == (True, True), body
+        answer = ada.post("/api/label", json.dumps(sent).replace('"comment": ""', '"comment": "\\ud800"').encode())
+        assert (answer.status, "surrogate" in answer.error) == (422, True)
+        assert nothing_labelled(server)
 
     def test_one_person_may_not_ask_without_end(self, served):
         server = served()
         ada, bob = server.signed_in("Ada"), server.signed_in("Bob")
-        server.app.by_person = RateLimit(per_second=0.5, burst=100)
-        statuses = [ada.get("/api/me").status for _ in range(150)]
-        assert statuses[:50] == [200] * 50
+        server.app.by_person = RateLimit(per_second=0.5, burst=20)
+        statuses = [ada.get("/api/me").status for _ in range(40)]
+        assert statuses[:20] == [200] * 20
         assert 429 in statuses
         assert bob.get("/api/me").status == 200
         assert ada.get("/api/me").headers["Retry-After"].isdigit()
@@ -414,31 +339,11 @@ class TestTooMuch:
 
 
 class TestPaths:
-    @pytest.mark.parametrize(
-        "path",
-        [
-            "/static/../../records.py",
-            "/static/%2e%2e/%2e%2e/records.py",
-            "/static/..%2f..%2frecords.py",
-            "/static//etc/passwd",
-            "/static/",
-            "/static",
-            "/static/words/../../../records.py",
-            "/static/words/en.json%00.js",
-            "/etc/passwd",
-            "//evil.example/",
-            "/events.sqlite",
-            "/journal.jsonl",
-            "/API/me",
-            "/api/me/",
-            "/./",
-            "/static/\\..\\..\\records.py",
-        ],
-    )
-    def test_only_what_is_in_the_table_is_there(self, served, path):
-        answer = served().signed_in("Ada", "owner").get(path)
-        assert answer.status == 404
-        assert answer.error == "there is no such page"
+    def test_only_what_is_in_the_table_is_there(self, served):
+        ada = served().signed_in("Ada", "owner")
+        for path in PATHS:
+            answer = ada.get(path)
+            assert (answer.status, answer.error) == (404, "there is no such page"), path
 
     def test_names_of_people_are_only_names(self, served):
         server = served()
@@ -452,15 +357,9 @@ class TestPaths:
 
     def test_a_method_that_is_not_meant_is_405(self, served):
         ada = served().signed_in("Ada", "owner")
-        for method, path in (
-            ("POST", "/api/me"),
-            ("GET", "/api/label"),
-            ("PUT", "/api/label"),
-            ("DELETE", "/api/people"),
-            ("TRACE", "/"),
-        ):
-            answer = ada.ask(method, path, {} if method != "GET" else None)
-            assert answer.status == 405, path
+        for asked in ("POST /api/me", "GET /api/label", "PUT /api/label", "DELETE /api/people", "TRACE /"):
+            method, path = asked.split()
+            assert ada.ask(method, path, {} if method != "GET" else None).status == 405, asked
 
 
 def test_a_mistake_of_ours_says_nothing_of_the_machine(served, capsys):
@@ -473,12 +372,6 @@ def test_a_mistake_of_ours_says_nothing_of_the_machine(served, capsys):
     assert b"secret" not in answer.bytes
     assert answer.headers["Content-Security-Policy"] == security.CONTENT_POLICY
     assert "/secret/path" in capsys.readouterr().err
-
-
-def test_two_rules_for_one_path_are_a_mistake():
-    rule = RouteRule("GET", "/", ANYONE, lambda site, asked: {})
-    with pytest.raises(AssertionError):
-        Application(None, (rule, rule))
 
 
 def test_a_file_that_the_browser_has_is_not_sent_again(served):

@@ -2,10 +2,7 @@
 
 import contextlib
 import sqlite3
-import sys
 import threading
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,17 +10,8 @@ import pytest
 from heedful.errors import MachineError
 from heedful.label.server import policy as module
 from heedful.label.server import run
-from heedful.label.server.policy import AwayError, Buffer, PolicyWorker
+from heedful.label.server.policy import AwayError, Buffer
 from heedful.label.server.run import Closing
-
-PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
-
-
-def until(condition, seconds=120.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -32,48 +20,36 @@ def _short_waits(monkeypatch):
     monkeypatch.setattr(module, "END_SECONDS", 0.5)
 
 
-def test_answers_come_to_whom_they_are_for(tmp_path):
+def test_answers_come_to_whom_they_are_for_whatever_else_is_printed_and_refused(policy, capsys):
+    """Neither JSON of another kind nor bytes that are no text end the thread that reads."""
     found = {}
 
     def ask(i):
-        found[i] = [one["response"] for one in worker.answers([f"题目 {i}"], 2)[0]]
+        found[i] = [one["response"] for one in policy.answers([f"题目 {i}"], 2)[0]]
 
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert found == {i: [f"题目 {i} 😀\u20280", f"题目 {i} 😀\u20281"] for i in range(20)}
+    assert len(policy.answers(["stray"], 3, seconds=120)[0]) == 3
+    with pytest.raises(AwayError, match="could not answer"):
+        policy.answers(["fail"], 2)
+    assert "runs/secret-policy: no room for an answer" in capsys.readouterr().err
+    policy.answers(["fine"], 2)
+    assert policy.starts == 1
 
 
-def test_a_process_that_dies_is_started_again(tmp_path):
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        with pytest.raises(AwayError, match="ended while it answered"):
-            worker.answers(["die"], 2)
-        until(lambda: worker.starts == 2 and worker.is_ready)
-        assert len(worker.answers(["again"], 3)[0]) == 3
-        assert worker.problem is None
-
-
-def test_a_refusal_is_said_and_the_process_goes_on(tmp_path, capsys):
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        with pytest.raises(AwayError, match="could not answer"):
-            worker.answers(["fail"], 2)
-        assert "runs/secret-policy: no room for an answer" in capsys.readouterr().err
-        worker.answers(["fine"], 2)
-        assert worker.starts == 1
-
-
-def test_what_a_library_prints_is_no_answer(tmp_path):
-    """Neither JSON of another kind nor bytes that are no text end the thread that reads."""
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        assert len(worker.answers(["stray"], 3, seconds=120)[0]) == 3
-        assert worker.starts == 1
+def test_a_process_that_dies_is_started_again(policy, until):
+    with pytest.raises(AwayError, match="ended while it answered"):
+        policy.answers(["die"], 2)
+    until(lambda: policy.starts == 2 and policy.is_ready)
+    assert len(policy.answers(["again"], 3)[0]) == 3
+    assert policy.problem is None
+    with pytest.raises(AwayError, match=r"within 0\.2 seconds"):
+        policy.answers(["hang"], 2, seconds=0.2)
+    # and the end waits for nobody either: a process that hangs is killed
 
 
 @pytest.fixture
@@ -92,22 +68,20 @@ def unreadable(project):
     return broken
 
 
-def test_new_items_come_again_once_the_disk_can_be_read(project, unreadable, tmp_path, monkeypatch, capsys):
+def test_new_items_come_again_once_the_disk_can_be_read(project, policy, unreadable, until, monkeypatch, capsys):
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.02)
     said = []
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        buffer = Buffer(project, worker, ["新"], 2, 50)
-        with unreadable():
-            buffer.__enter__()
-            until(lambda: said.append(capsys.readouterr().err) or "no new items could be added" in "".join(said))
-        until(lambda: not buffer.left)
-        buffer.__exit__()
+    buffer = Buffer(project, policy, ["新"], 2, 50)
+    with unreadable():
+        buffer.__enter__()
+        until(lambda: said.append(capsys.readouterr().err) or "no new items could be added" in "".join(said))
+    until(lambda: not buffer.left)
+    buffer.__exit__()
     assert project.items()[-1].prompt == "新"
 
 
 def test_a_server_ends_once_everything_is_labelled_though_the_disk_could_not_be_read(
-    project, unreadable, monkeypatch, capsys
+    project, unreadable, until, monkeypatch, capsys
 ):
     monkeypatch.setattr(run, "UNSEEN_SECONDS", 0.0)
     server = SimpleNamespace(should_exit=False)
@@ -122,16 +96,8 @@ def test_a_server_ends_once_everything_is_labelled_though_the_disk_could_not_be_
     assert "".join([*said, capsys.readouterr().err]).count("cannot check whether everything is labelled") == 1
 
 
-def test_nobody_waits_without_end(tmp_path):
-    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
-        until(lambda: worker.is_ready)
-        with pytest.raises(AwayError, match=r"within 0\.2 seconds"):
-            worker.answers(["hang"], 2, seconds=0.2)
-    # and the end waits for nobody either: a process that hangs is killed
-
-
-def test_one_that_cannot_start_says_why(tmp_path):
-    with PolicyWorker(tmp_path / "cannot start.yaml", tmp_path / "policy.log", PROGRAM) as worker:
+def test_one_that_cannot_start_says_why(new_worker, until):
+    with new_worker("cannot start.yaml") as worker:
         until(lambda: worker.problem is not None)
         assert "there is no such model" in worker.problem
         assert "policy.log" in worker.problem

@@ -21,17 +21,8 @@ def item(task, count):
     return Item("i", task, "p", tuple(Candidate(f"answer {k}") for k in range(count)))
 
 
-ITEMS = {
-    task: item(task, count)
-    for task, count in {
-        "pair": 2,
-        "ranking": 4,
-        "rating": 1,
-        "demonstration": 0,
-        "correction": 1,
-        "chat": 0,
-    }.items()
-}
+COUNTS = {"pair": 2, "ranking": 4, "rating": 1, "demonstration": 0, "correction": 1, "chat": 0}
+ITEMS = {task: item(task, count) for task, count in COUNTS.items()}
 
 
 def test_places_and_candidates():
@@ -53,85 +44,87 @@ def test_there_and_back(order, ranks, preferred):
     assert from_screen({"preferred": preferred}, order) == {"preferred": order[preferred]}
 
 
-@pytest.mark.parametrize(
-    "answer", [None, "left", {"preferred": 2}, {"preferred": True}, {"preferred": "0"}, {"ranks": [1]}, {"ranks": 1}]
-)
-def test_places_that_are_none(answer):
-    with pytest.raises(DataError):
-        from_screen(answer, (1, 0))
+def test_places_that_are_none():
+    for answer in (
+        None,
+        "left",
+        {"preferred": 2},
+        {"preferred": True},
+        {"preferred": "0"},
+        {"ranks": [1]},
+        {"ranks": 1},
+    ):
+        with pytest.raises(DataError):
+            from_screen(answer, (1, 0))
 
 
-@pytest.mark.parametrize(
-    ("task", "answer"),
-    [
-        ("pair", PAIR),
-        ("pair", {"preferred": None, "strength": None, "both_bad": True}),
-        ("pair", {"preferred": None, "strength": None, "both_bad": False}),
-        ("ranking", {"ranks": [1, 1, 2, 4]}),
-        ("rating", {"rating": 7, "flags": ["hallucination", "harmful-advice"]}),
-        ("demonstration", {"text": "\u2028猫"}),
-        ("correction", {"text": "answer 0."}),
-        ("chat", TURN),
-    ],
-)
-def test_answers_that_are_taken(task, answer):
-    assert check_answer(ITEMS[task], answer) == answer
+TAKEN = [
+    ("pair", PAIR),
+    ("pair", {"preferred": None, "strength": None, "both_bad": True}),
+    ("pair", {"preferred": None, "strength": None, "both_bad": False}),
+    ("ranking", {"ranks": [1, 1, 2, 4]}),
+    ("rating", {"rating": 7, "flags": ["hallucination", "harmful-advice"]}),
+    ("demonstration", {"text": "\u2028猫"}),
+    ("correction", {"text": "answer 0."}),
+    ("chat", TURN),
+]
 
 
-@pytest.mark.parametrize(
-    ("task", "answer", "fragment"),
-    [
-        ("pair", [1], "an object"),
-        ("pair", {"preferred": 1, "strength": 2}, "lacks 'both_bad'"),
-        ("pair", {**PAIR, "model": "x"}, "no field 'model'"),
-        ("pair", {**PAIR, "preferred": 2}, "preferred must be one of 0, 1"),
-        ("pair", {**PAIR, "preferred": False}, "preferred must be"),
-        ("pair", {**PAIR, "strength": 5}, "strength must be one of 1, 2, 3, 4"),
-        ("pair", {**PAIR, "strength": None}, "strength must be"),
-        ("pair", {**PAIR, "strength": 2.0}, "strength must be"),
-        ("pair", {**PAIR, "preferred": None}, "null with a tie"),
-        ("pair", {**PAIR, "both_bad": True}, "only allowed with a tie"),
-        ("pair", {**PAIR, "both_bad": 0}, "true or false"),
-        ("ranking", {"ranks": [1, 2, 3]}, "a list of 4"),
-        ("ranking", {"ranks": [1, 2, 3, 5]}, "a rank must be"),
-        ("ranking", {"ranks": [1, 2, 3, 0]}, "a rank must be"),
-        ("ranking", {"ranks": [2, 2, 3, 4]}, "no answer has rank 1"),
-        ("ranking", {"ranks": "1234"}, "a list of 4"),
-        ("rating", {"rating": 0, "flags": []}, "rating must be"),
-        ("rating", {"rating": 8, "flags": []}, "rating must be"),
-        ("rating", {"rating": 5, "flags": ["unsafe"]}, "flags must be"),
-        ("rating", {"rating": 5, "flags": ["hallucination"] * 2}, "at most once"),
-        ("rating", {"rating": 5, "flags": [["x"]]}, "flags must be"),
-        ("demonstration", {"text": " \n"}, "empty"),
-        ("demonstration", {"text": None}, "a string"),
-        ("correction", {"text": "answer 0"}, "equals the original answer"),
-        ("chat", {**TURN, "messages": []}, "role user"),
-        ("chat", {**TURN, "messages": [{"role": "assistant", "content": "x"}]}, "role user"),
-        ("chat", {**TURN, "messages": ["你好"]}, "a list of messages"),
-        ("chat", {**TURN, "responses": TURN["responses"][:1]}, "two objects"),
-        ("chat", {**TURN, "responses": [{"response": "a"}] * 2}, "two objects"),
-        ("chat", {**TURN, "last": None}, "last must be"),
-        ("chat", {**TURN, "strength": 0}, "strength must be"),
-    ],
-)
-def test_answers_that_are_refused(task, answer, fragment):
-    with pytest.raises(DataError, match=fragment):
-        check_answer(ITEMS[task], answer)
+def test_answers_that_are_taken():
+    assert [check_answer(ITEMS[task], answer) for task, answer in TAKEN] == [answer for _, answer in TAKEN]
 
 
-def test_a_correction_of_a_message_differs_from_its_text():
+REFUSED = [
+    ("pair", [1], "an object"),
+    ("pair", {"preferred": 1, "strength": 2}, "lacks 'both_bad'"),
+    ("pair", {**PAIR, "model": "x"}, "no field 'model'"),
+    ("pair", {**PAIR, "preferred": 2}, "preferred must be one of 0, 1"),
+    ("pair", {**PAIR, "preferred": False}, "preferred must be"),
+    ("pair", {**PAIR, "strength": 5}, "strength must be one of 1, 2, 3, 4"),
+    ("pair", {**PAIR, "strength": None}, "strength must be"),
+    ("pair", {**PAIR, "strength": 2.0}, "strength must be"),
+    ("pair", {**PAIR, "preferred": None}, "null with a tie"),
+    ("pair", {**PAIR, "both_bad": True}, "only allowed with a tie"),
+    ("pair", {**PAIR, "both_bad": 0}, "true or false"),
+    ("ranking", {"ranks": [1, 2, 3]}, "a list of 4"),
+    ("ranking", {"ranks": [1, 2, 3, 5]}, "a rank must be"),
+    ("ranking", {"ranks": [1, 2, 3, 0]}, "a rank must be"),
+    ("ranking", {"ranks": [2, 2, 3, 4]}, "no answer has rank 1"),
+    ("ranking", {"ranks": "1234"}, "a list of 4"),
+    ("rating", {"rating": 0, "flags": []}, "rating must be"),
+    ("rating", {"rating": 8, "flags": []}, "rating must be"),
+    ("rating", {"rating": 5, "flags": ["unsafe"]}, "flags must be"),
+    ("rating", {"rating": 5, "flags": ["hallucination"] * 2}, "at most once"),
+    ("rating", {"rating": 5, "flags": [["x"]]}, "flags must be"),
+    ("demonstration", {"text": " \n"}, "empty"),
+    ("demonstration", {"text": None}, "a string"),
+    ("correction", {"text": "answer 0"}, "equals the original answer"),
+    ("chat", {**TURN, "messages": []}, "role user"),
+    ("chat", {**TURN, "messages": [{"role": "assistant", "content": "x"}]}, "role user"),
+    ("chat", {**TURN, "messages": ["你好"]}, "a list of messages"),
+    ("chat", {**TURN, "responses": TURN["responses"][:1]}, "two objects"),
+    ("chat", {**TURN, "responses": [{"response": "a"}] * 2}, "two objects"),
+    ("chat", {**TURN, "last": None}, "last must be"),
+    ("chat", {**TURN, "strength": 0}, "strength must be"),
+]
+
+
+def test_answers_that_are_refused():
+    for task, answer, fragment in REFUSED:
+        with pytest.raises(DataError, match=fragment):
+            check_answer(ITEMS[task], answer)
     message = Item("i", "correction", "p", (Candidate({"role": "assistant", "content": "猫"}),))
     with pytest.raises(DataError, match="equals the original answer"):
         check_answer(message, {"text": "猫"})
 
 
-@pytest.mark.parametrize(("was", "sent"), [("一\r\n二", "一\n二"), ("一\n二", "一\r\n二"), ("一\r二", "一\n二")])
-def test_other_line_breaks_are_no_correction(was, sent):
+def test_other_line_breaks_are_no_correction():
     """A browser's text field has one kind of them."""
-    lines = Item("i", "correction", "p", (Candidate(was),))
-    with pytest.raises(DataError, match="equals the original answer"):
-        check_answer(lines, {"text": sent})
-    assert check_answer(lines, {"text": f"{sent}。\r\n"}) == {"text": f"{sent}。\r\n"}
+    for was, sent in (("一\r\n二", "一\n二"), ("一\n二", "一\r\n二"), ("一\r二", "一\n二")):
+        lines = Item("i", "correction", "p", (Candidate(was),))
+        with pytest.raises(DataError, match="equals the original answer"):
+            check_answer(lines, {"text": sent})
+        assert check_answer(lines, {"text": f"{sent}。\r\n"}) == {"text": f"{sent}。\r\n"}
 
 
 def test_the_strength_of_an_imported_preference_may_be_unknown():
@@ -141,20 +134,20 @@ def test_the_strength_of_an_imported_preference_may_be_unknown():
         check_answer(ITEMS["pair"], {**PAIR, "strength": 9}, strength_known=False)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fragment"),
-    [
-        (item("pair", 3), "a pair needs 2 answers, got 3"),
-        (item("ranking", 1), "2 to 9"),
-        (item("ranking", 10), "2 to 9"),
-        (item("chat", 1), "0 answers"),
-        (item("duel", 2), "task must be one of"),
-        (Item("", "chat", "p"), "item_id"),
-        (Item("i", "chat", "p", needed=0), "needed"),
-        (Item("i", "chat", "p", needed=True), "needed"),
-        (Item("i", "chat", "p", screening=True), "screening"),
-    ],
-)
-def test_items_that_cannot_be_shown(wrong, fragment):
-    with pytest.raises(DataError, match=fragment):
-        check_item(wrong)
+WRONG_ITEMS = [
+    (item("pair", 3), "a pair needs 2 answers, got 3"),
+    (item("ranking", 1), "2 to 9"),
+    (item("ranking", 10), "2 to 9"),
+    (item("chat", 1), "0 answers"),
+    (item("duel", 2), "task must be one of"),
+    (Item("", "chat", "p"), "item_id"),
+    (Item("i", "chat", "p", needed=0), "needed"),
+    (Item("i", "chat", "p", needed=True), "needed"),
+    (Item("i", "chat", "p", screening=True), "screening"),
+]
+
+
+def test_items_that_cannot_be_shown():
+    for wrong, fragment in WRONG_ITEMS:
+        with pytest.raises(DataError, match=fragment):
+            check_item(wrong)
