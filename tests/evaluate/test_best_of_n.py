@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-import heedful
 from heedful import BestOfNConfig, ConfigError, RewardError, ScoresConfig, evaluate_best_of_n, evaluate_scores
 from heedful.cli.main import main
 from heedful.core import kl_bound, mean_interval, share_interval
@@ -38,16 +37,17 @@ class Recorder:
 
 
 def test_of_one_it_is_the_plain_model(tiny, sampled):
-    """Every number and sample that ``scores`` gives, bit for bit, also with several choices a prompt."""
-    for more in ({}, {"samples_per_prompt": 2}):
-        plain = evaluate_scores(ScoresConfig(model=tiny(), **sampled, **more), rewards=[ascii_share])
-        one = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=1, **sampled, **more), rewards=[ascii_share])
-        assert {name: one[name] for name in plain} == plain
-        assert (one["win_rate"], one["kl_bound"], one["plain_score_mean"]) == (0.5, 0.0, plain["score_mean"])
-        assert one["ties"] == len(one["samples"]) * more.get("samples_per_prompt", 1)
+    """Every number and sample that ``scores`` gives, bit for bit, with several choices a prompt."""
+    settings = {"model": tiny(), "samples_per_prompt": 2, **sampled}
+    plain = evaluate_scores(ScoresConfig(**settings), rewards=[ascii_share])
+    one = evaluate_best_of_n(BestOfNConfig(n=1, **settings), rewards=[ascii_share])
+    assert {name: one[name] for name in plain} == plain
+    assert (one["win_rate"], one["kl_bound"], one["plain_score_mean"]) == (0.5, 0.0, plain["score_mean"])
+    assert one["ties"] == len(one["samples"]) * 2
 
 
 def test_the_best_of_four_by_hand(tiny, sampled):
+    """And the table of k: the mean over prompts of what to expect of k responses; of 1 it is the plain model."""
     reward, judge = Recorder(ascii_share), Recorder(parity)
     config = BestOfNConfig(model=tiny(), **sampled)
     result = evaluate_best_of_n(config, rewards=[reward], judge=[judge])
@@ -75,30 +75,21 @@ def test_the_best_of_four_by_hand(tiny, sampled):
     assert [tuple(row.values()) for row in result["samples"]] == [
         (reward.prompts[row], reward.texts[row], scores[row], judged[row]) for row in best
     ]
-
-
-def test_the_table_of_k(tiny, sampled):
-    """The mean over prompts of what to expect of k responses: k = 1 the plain model, k = n the best of all."""
-    reward = Recorder(ascii_share)
-    result = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=3, **sampled), rewards=[reward], judge=[parity])
-    scores, judged = ascii_share(reward.texts), parity(reward.texts)
     table = result["best_of"]
-    assert [row["k"] for row in table] == [1, 2, 3]
-    assert [row["kl_bound"] for row in table] == [kl_bound(1), kl_bound(2), kl_bound(3)]
+    assert [row["k"] for row in table] == [1, 2, 3, 4]
+    assert [row["kl_bound"] for row in table] == [kl_bound(k) for k in (1, 2, 3, 4)]
     pairs = [
-        [max(pair, key=lambda row: (scores[row], -row)) for pair in itertools.combinations(range(i, i + 3), 2)]
-        for i in range(0, 18, 3)
+        [max(pair, key=lambda row: (scores[row], -row)) for pair in itertools.combinations(group, 2)]
+        for group in groups
     ]
     for name, interval, values in (("score", "interval_95", scores), ("judge_score", "judge_interval_95", judged)):
-        of_two = [sum(values[row] for row in rows) / 3 for rows in pairs]
+        of_two = [sum(values[row] for row in rows) / 6 for rows in pairs]
         assert table[1][name] == pytest.approx(sum(of_two) / 6)
         assert table[1][interval] == pytest.approx(mean_interval([[value] for value in of_two]))
-    assert (table[0]["score"], table[2]["score"]) == (result["plain_score_mean"], result["score_mean"])
-    assert table[0]["interval_95"] == pytest.approx(mean_interval([scores[i : i + 3] for i in range(0, 18, 3)]))
-    assert (table[0]["judge_score"], table[2]["judge_score"]) == (
-        result["plain_judge_score_mean"],
-        result["judge_score_mean"],
-    )
+    assert table[0]["interval_95"] == pytest.approx(mean_interval([scores[i : i + 4] for i in range(0, 24, 4)]))
+    for prefix in ("", "judge_"):
+        ends = (table[0][f"{prefix}score"], table[3][f"{prefix}score"])
+        assert ends == (result[f"plain_{prefix}score_mean"], result[f"{prefix}score_mean"])
 
 
 def test_without_a_judge_the_rewards_judge(tiny, sampled):
@@ -143,23 +134,12 @@ def test_a_bad_judge_is_told_before_anything_is_loaded(sampled, tmp_path):
 
 
 def test_the_command(tiny, sampled, tmp_path, capsys):
-    output = tmp_path / "最好.json"
-    (tmp_path / "评判.py").write_text("def length(completions):\n    return [len(text) for text in completions]\n")
-    judge = f"python:{tmp_path / '评判.py'}:length"
+    output, judge = tmp_path / "最好.json", "rule:length:1-9"
     arguments = ["--model", tiny(), "--data", sampled["data"], "--rewards", "rule:digits", "--judge", judge]
     more = ["--n", "2", "--max-new-tokens", "8", "--dtype", "float32", "--device", "cpu", "--output", str(output)]
     assert main(["evaluate", "best-of-n", *arguments, *more]) == 0
-    config = heedful.BestOfNConfig(
-        model=tiny(),
-        data=sampled["data"],
-        rewards=("rule:digits",),
-        judge=(judge,),
-        n=2,
-        max_new_tokens=8,
-        dtype="float32",
-        device="cpu",
-    )
-    expected = heedful.evaluate_best_of_n(config)
+    config = BestOfNConfig(model=tiny(), rewards=("rule:digits",), judge=(judge,), n=2, **sampled | {"num_samples": 4})
+    expected = evaluate_best_of_n(config)
     found = json.loads(output.read_text(encoding="utf-8"))
     assert found.pop("settings")["judge"] == [judge]
     assert found == json.loads(json.dumps(expected)), "intervals are lists there"

@@ -1,7 +1,7 @@
-"""Records' answers: read whole by every reward that compares with them, and right against themselves."""
+"""Records' answers: read whole by every reward that compares with them, right against themselves, equal as mathematics."""
 
+import importlib.util
 import json
-import time
 from decimal import Decimal
 
 import pytest
@@ -10,6 +10,7 @@ from heedful import (
     ConfigError,
     DataError,
     GRPOConfig,
+    Message,
     PassAtKConfig,
     Prompt,
     RewardError,
@@ -17,31 +18,28 @@ from heedful import (
     load_rewards,
     train_grpo,
 )
-from heedful.rewards import Completion, score
+from heedful.configs.scoring import RewardOptions
+from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.own_answers import unmatched_answers
+from heedful.rewards.resolve import check_reward_string, resolve_rewards
 
 MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a part of it, another order, another sign
     ("1, 2", ["1, 2", "2, 1", r"1 \text{ and } 2", r"\{1, 2\}", "x=1, x=2"], ["2", "1", "1, -2", "1, 2, 3"]),
     ("-1, 3", ["3, -1", r"-1 \text{ or } 3"], ["3", "1, 3", "-3, 1"]),
     ("(3, 4)", ["(3,4)", r"\left(3, 4\right)"], ["(4, 3)", "4", "(3, -4)", "[3, 4]"]),
     ("2x", ["2x", r"2 \cdot x", "x+x"], ["2", "x", "-2x"]),
-    ("1/2, 1/3", [r"\frac13, \frac12", "0.5, 1/3"], ["1/3", "1/2", "1/2, -1/3"]),
     ("x > 5", ["x>5", "5<x", r"(5, \infty)"], ["5", "x<5", r"x \geq 5"]),
     ("x=1 or x=2", ["x=1, x=2", "1, 2", r"x = 2 \text{ or } x = 1"], ["2", "x=1", "x=1, x=-2"]),
     ("x=1 或 x=2", ["x=1, x=2", "x=2 或 x=1"], ["2", "x=1", "x=1, x=-2"]),
-    ("3x+2", ["3x+2", "2+3x"], ["3", "3x-2", "3x"]),
     ("y=2x+1", ["y=2x+1", "2x+1", "y = 1 + 2x"], ["1", "y=2x-1", "2"]),
     ("100,000", ["100000", "100,000", "10^5", r"100\,000"], ["100", "0", "10000"]),
     ("6 - 5i", ["6-5i", "-5i+6"], ["5", "6+5i", "6"]),
-    ("3(x-2)", ["3(x-2)", "3x-6"], ["3", "3(x+2)", "x-2"]),
     ("[0, 1)", ["[0,1)"], ["[0,1]", "1", "(0,1)"]),
     (r"(-\infty, 1) \cup (2, \infty)", [r"(2,\infty)\cup(-\infty,1)"], ["2", r"(2,\infty)", r"(-\infty,-1)\cup(2,\infty)"]),
     ("(0, infinity)", [r"(0,\infty)"], ["0", "(0,1)", r"[0,\infty)"]),
     ("{1, 2}", [r"\{2,1\}"], ["2", "1", r"\{1,-2\}"]),
     ("5 cm^2", ["5", r"5\text{ cm}^2"], ["25", "2", "6"]),
     ("60 km/h", ["60", r"60 \text{ km/h}"], ["-60", "6", "61"]),
-    ("5 m/s", ["5", r"5\text{ m/s}", "5 m/s"], ["-5", "6", "0"]),
-    (r"\frac{1}{2}", ["0.5", "1/2", r"50\%"], ["-1/2", "2", "1"]),
     (r"$\frac{3}{4}$", ["3/4", "0.75"], ["-3/4", "4/3", "4"]),
     (
         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
@@ -50,7 +48,6 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ),
     ("1 2/3", ["5/3", r"1\frac{2}{3}"], ["1", "2/3", "-5/3"]),
     ("2*sqrt(3)", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt3", r"-2\sqrt3"]),
-    ("√2", [r"\sqrt{2}"], ["2", r"-\sqrt2", r"\sqrt3"]),
     ("x² + 1", ["x^2+1"], ["x", "x^2-1", "2"]),
     ("x^10", ["x^{10}"], ["x", "0", "10"]),
     ("10^-3", ["0.001", r"\frac{1}{1000}"], ["10", "1000", "-1000"]),
@@ -79,7 +76,6 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("x <= 5", [r"x \leq 5", r"x \le 5", r"5 \geq x"], ["5", "x<5", r"x\geq 5"]),
     ("3:4", ["3:4", r"\frac34"], ["4", "4:3", "3"]),
     ("45°", ["45", r"45^\circ"], ["-45", "54", "4"]),
-    ("1, 2, 3, 4, 5, 6, 7", ["7,6,5,4,3,2,1"], ["7", "1,2,3,4,5,6", "1,2,3,4,5,6,-7"]),
     (r"0.\overline{3}", [r"0.\overline{3}"], ["0.3", "3", r"0.\overline{6}"]),
     ("1,000, 2,000", ["1000, 2000"], ["2000", "1000", "0, 1, 2"]),
     ("12 of 20", ["12 of 20"], ["20", "12", "12 of 21"]),
@@ -93,11 +89,8 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("3.5万", ["35000", "3.5万元", r"3.5\text{万}"], ["3.5", "350000", "3.5亿"]),
     ("1亿2000万", ["1亿2000万"], ["1", "20000000", "2000"]),
     ("5千克", ["5", "5千克"], ["5000", "-5", "6"]),
-    ("2千米", ["2"], ["2000", "-2", "3"]),
     ("x-y", ["-y+x", r"x - y"], ["y-x", "x", "x+y"]),
-    ("x^2-y^2", ["(x-y)(x+y)"], ["(x-y)(x-y)", "x", "y"]),
     ("√12", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt{1}", r"\sqrt{2}"]),
-    ("2√10", [r"\sqrt{40}"], ["0", "2", r"2\sqrt{1}"]),
     ("10⁻³", ["0.001"], ["10", "1000", "-3"]),
     ("6.02×10²³", [r"6.02 \times 10^{23}"], ["6.02", "23", r"6.02 \times 10^{2}"]),
     ("1½", ["1.5", r"\frac{3}{2}"], ["1", "2", "0.5"]),
@@ -115,131 +108,225 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
 ]  # fmt: skip
 
 
+RIGHT = [
+    ("1/2", "The answer is $0.5$."),
+    ("0.5", r"\boxed{\frac{1}{2}}"),
+    (r"\frac{3}{4}", "so it is 3/4"),
+    (r"$\sqrt{2}/2$", r"First $1$, then $\frac{1}{\sqrt2}$."),
+    ("x^2+x", r"thus $x(x+1)$"),
+    ("50%", "0.5"),
+    ("$6$ boxes of 12\n#### 72", "It is 72 apples."),
+    ("1,234", "1234"),
+    (r"\{1,2\}", r"$\{2,1\}$"),
+    ("12", "答案是 １２。"),
+    ("-5", "答案是 −5。"),
+    ("42", "<think>43</think>42"),
+    (7, r"所以 \boxed{7}，不是 8"),
+    ("10000000000000000000000", "$10^{22}$"),
+    (
+        "42",
+        "The answer needs 3 steps. First we add up all of the numbers in the list one by one, and the total is $42$.",
+    ),
+    ("42", "The answer needs 3 steps, and the total is 42."),
+    ("7", "The answer $5$ is of the first line; in all it is $7$, in 3 lines."),
+    ("42", "答案需要3步：先把所有的数一个一个加起来，因此总数是$42$。"),
+    ("1/2", "The final answer is 3 at first, 然后得到 \\(\\frac12\\)，共 2 步"),
+    (r"\frac{1}{2}", "$$\n\\frac{1}{2}\n$$"),
+    ("10", "She pays $5 and has $10 left."),
+    ("6", "2 $ or, with the answer, 6 $ now"),
+    (r"\{1,2\}", r"$x=5$，所以 $1$ 或 $2$"),
+    (r"\{1,2\}", r"$\boxed{1}$ and $\boxed{2}$"),
+    (r"\frac{\sqrt{3}}{2}", r"\boxed{1}, rather \boxed{\frac{\sqrt{3}}{2}}. The answer is 1."),
+    ("3", r"\boxed{3}, or \boxed{4"),
+    ("0.5", r"$\boxed{50}\%$"),
+    (r"\{1,2\}", r"\boxed{\left\{1, 2\right\}}"),
+]
+WRONG = [
+    ("42", "it is 43"),
+    ("42", ""),
+    ("42", "我不知道"),
+    ("2/3", "0.6667"),
+    ("42", "<think>42"),
+    ("x^2+x", "$x^2-x$"),
+    ("3", r"\boxed{3}, no: \boxed{\foo}"),
+    ("3", "The answer is $3$ at first, but in the end, after all that was said before, it is $4$."),
+    ("3", "答案是 3 吗？不对，因为还少了一个，所以最后的总数是 4"),
+    ("5", "so $7$ in 5 steps"),
+    ("7", r"$7$, 所以 \boxed{8}。The answer is 7"),
+    (
+        "7",
+        r"\boxed{word " + " " * 2000 + "+ 5 }",
+    ),  # a policy writes anything: a text of so many words has 2 ** 2000 readings
+    ("7", r"\boxed{" + "is " * 2000 + "5 +}"),
+    ("7", r"\boxed{" + "答案是 " * 1000 + "+5}"),
+    ("7", r"\boxed{" + "1," * 2000 + "}"),
+    ("7", r"\boxed{" + "." * 4000 + "}"),
+]
+
+
 @pytest.fixture(scope="module")
 def rewards():
     """The rewards that compare with answers, by name."""
     return {name: load_rewards(name) for name in ("verify:math", "rule:exact_number", "rule:contains_expected")}
 
 
-@pytest.fixture
-def scored(rewards):
-    """``scored(reward, column, (answer, response), ...)`` are the scores by a reward's name, as in a run."""
-
-    def scores(name, column, *pairs):
-        prompts = [Prompt("几？", f"题.jsonl:{i}", {column: answer}) for i, (answer, _) in enumerate(pairs, start=1)]
-        given = [Completion(prompt, response) for prompt, (_, response) in zip(prompts, pairs, strict=True)]
-        return score(rewards[name], given)[0]
-
-    return scores
-
-
-@pytest.mark.parametrize(("answer", "right", "wrong"), MATHEMATICS, ids=[answer for answer, _, _ in MATHEMATICS])
-def test_mathematics_reads_the_whole_answer(scored, answer, right, wrong):
-    pairs = [(answer, rf"所以答案是 \boxed{{{one}}}。") for one in [answer, *right, *wrong]]
-    assert scored("verify:math", "answer", *pairs) == [1.0] * (1 + len(right)) + [0.0] * len(wrong)
-
-
-@pytest.mark.parametrize(
-    "text", ["word " + " " * 2000 + "+ 5 ", "is " * 2000 + "5 +", "答案是 " * 1000 + "+5", "1," * 2000, "." * 4000]
-)
-def test_long_texts_take_no_long_time(scored, text):
-    """A policy writes anything: words, spaces and points without end."""
-    started = time.perf_counter()
-    assert scored("verify:math", "answer", ("7", rf"\boxed{{{text}}}")) == [0.0]
-    scored("rule:contains_expected", "expected", ("a b. 5.5 是", text))
-    assert time.perf_counter() - started < 60  # a text of so many words has 2 ** 2000 readings
-
-
-@pytest.mark.parametrize(
-    ("reward", "column", "answer", "responses", "scores"),
-    [
-        ("verify:math", "answer", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
-        ("verify:math", "answer", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
-        ("verify:math", "answer", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
-        ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
-        ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
-        ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
-        ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
-        ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
-        ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
-        ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
-        ("rule:exact_number", "answer", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
-        ("rule:exact_number", "answer", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
-        ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
-        ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
-        ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
-        ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
-        ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
-        ("rule:contains_expected", "expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
-        ("rule:contains_expected", "expected", "−4", ["是-4", "4"], [1, -1]),
-        ("rule:contains_expected", "expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
-        ("rule:contains_expected", "expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
-        ("rule:contains_expected", "expected", "don't", ["Don’t!", "cafe"], [1, -1]),
-        ("rule:contains_expected", "expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
-        ("rule:contains_expected", "expected", "서울", ["서울입니다"], [1]),
-    ],
-)  # fmt: skip
-def test_any_listed_answer_is_right(scored, reward, column, answer, responses, scores):
-    """`rule:contains_expected` takes up to 0.002 per character from them."""
-    found = scored(reward, column, *((answer, response) for response in responses))
-    assert found == pytest.approx(scores, abs=0.002 * 12)
-
-
-TYPES = [
-    ({"a": 1}, "is an object; it must be a text or a number, or a list of them"),
-    ([], "is an empty list; leave the field out, or give null"),
-    (["4", None], "is null in a list"),
-    ([["4"]], "is a list in a list"),
-    ("  ", "is an empty text; leave the field out, or give null"),
-    (["4", ""], "is an empty text in a list"),
-]
-UNMATCHED = [
-    *((reward, *one) for reward in ("verify:math", "rule:exact_number", "rule:contains_expected") for one in TYPES),
-    ("verify:math", "He bought 12 apples and ate 3", "has words among its numbers or formulas"),
-    ("verify:math", "除了 2 以外", "has words among its numbers or formulas"),
-    ("verify:math", "at least 5", "has words among its numbers or formulas"),
-    ("verify:math", "['4', '五']", "is a list as text; write it as a list"),
-    ("verify:math", '["4"]', "is a list as text; write it as a list"),
-    ("verify:math", "?!", "holds no number, no letter and no formula"),
-    ("verify:math", r"\frac{1", "the response"),
-    ("rule:exact_number", "1, 2", "is not one number alone; verify:math reads formulas and lists"),
-    ("rule:exact_number", "1/2", "is not one number alone"),
-    ("rule:exact_number", "2x", "is not one number alone"),
-    ("rule:exact_number", "48 / 2 = 24", "is not one number alone"),
-    ("rule:exact_number", ["4", "四"], "contains no number"),
-    ("rule:exact_number", True, "contains no number"),
-    ("rule:contains_expected", "。 !", "is nothing but spaces and punctuation"),
-    ("rule:contains_expected", "很" * 1000, "scores -1"),
-]  # fmt: skip
-
-
 def column_of(reward):
     return "expected" if reward == "rule:contains_expected" else "answer"
 
 
-@pytest.mark.parametrize(("reward", "answer", "why"), UNMATCHED)
-def test_an_answer_that_no_response_can_match(rewards, reward, answer, why):
-    """It is found among others, and a score of its record is a failure that says the same, never 0."""
-    column = column_of(reward)
-    prompts = [
-        Prompt("几？", f"题.jsonl:{i}", {column: one}) for i, one in enumerate([3, answer, None, ["4"]], start=1)
+def graded(reward, *pairs):
+    """Responses to records with answers; every other one is a conversation."""
+    prompts = ("几？", (Message("user", "几？"),))
+    return [
+        Completion(Prompt(prompts[i % 2], f"题.jsonl:{i}", {column_of(reward): answer}), response)
+        for i, (answer, response) in enumerate(pairs, start=1)
     ]
-    (found,) = unmatched_answers(rewards[reward], prompts)
-    assert (found.reward, found.source) == (reward, "题.jsonl:2")
-    assert found.because.startswith(f"{column} {answer!r:.60}")
-    assert why in found.because
-    if "the response" not in found.because:
-        with pytest.raises(RewardError, match=rf"cannot read the record's {column} .*题.jsonl:2") as error:
-            score(rewards[reward], [Completion(prompts[1], "3")])
-        assert why in str(error.value)
 
 
-def test_answers_that_are_matched(rewards):
-    answers = [answer for answer, _, _ in MATHEMATICS]
-    prompts = [
-        Prompt("几？", f"题.jsonl:{i}", {"answer": one}) for i, one in enumerate([*answers, answers, None, 3, -2.5])
-    ]
-    assert unmatched_answers(rewards["verify:math"], prompts) == []
+def misjudged(rewards, reward, *cases):
+    """Of cases (answer, response, score): those with another score, as in a run."""
+    found = score(rewards[reward], graded(reward, *(case[:2] for case in cases)))[0]
+    return [(*case, got) for case, got in zip(cases, found, strict=True) if got != pytest.approx(case[2], abs=0.024)]
+
+
+def test_mathematics_reads_the_whole_answer(rewards):
+    cases = []
+    for answer, right, wrong in MATHEMATICS:
+        cases += [(answer, rf"所以答案是 \boxed{{{one}}}。", 1.0) for one in [answer, *right]]
+        cases += [(answer, rf"所以答案是 \boxed{{{one}}}。", 0.0) for one in wrong]
+    assert misjudged(rewards, "verify:math", *cases) == []
+
+
+def test_what_is_equal_as_mathematics(rewards):
+    cases = [(*one, 1.0) for one in RIGHT] + [(*one, 0.0) for one in WRONG]
+    assert misjudged(rewards, "verify:math", *cases) == []
+
+
+LISTED = [
+    ("verify:math", "answer", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
+    ("verify:math", "answer", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
+    ("verify:math", "answer", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
+    ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
+    ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
+    ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
+    ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
+    ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
+    ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
+    ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
+    ("rule:exact_number", "answer", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
+    ("rule:exact_number", "answer", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
+    ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
+    ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
+    ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
+    ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
+    ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
+    ("rule:contains_expected", "expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
+    ("rule:contains_expected", "expected", "−4", ["是-4", "4"], [1, -1]),
+    ("rule:contains_expected", "expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
+    ("rule:contains_expected", "expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
+    ("rule:contains_expected", "expected", "don't", ["Don’t!", "cafe"], [1, -1]),
+    ("rule:contains_expected", "expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
+    ("rule:contains_expected", "expected", "서울", ["서울입니다"], [1]),
+]  # fmt: skip
+
+
+def test_any_listed_answer_is_right(rewards):
+    """`rule:contains_expected` takes up to 0.002 per character from them."""
+    for reward, _, answer, responses, scores in LISTED:
+        cases = [(answer, *one) for one in zip(responses, scores, strict=True)]
+        assert misjudged(rewards, reward, *cases) == []
+    hostile = [("a b. 5.5 是", response) for answer, response in WRONG if len(response) > 1000]
+    assert max(score(rewards["rule:contains_expected"], graded("rule:contains_expected", *hostile))[0]) < -1
+
+
+def test_what_cannot_be_compared_is_a_failure_and_never_0(tmp_path):
+    """In its process: a power that no memory holds, digits without end, a record without an answer. The others are scored."""
+    file = tmp_path / "快.py"  # with a limit of 1 s in place of 3
+    file.write_text(
+        "from heedful.rewards import mathematics\nmathematics.LONGEST = 1\nf = mathematics.same_mathematics\n"
+    )
+    (reward,) = load_rewards(f"python:{file}:f")
+    pairs = (("7", "$9^{9^{9^{9}}}$"), ("7", "9" * 5000), (" ", "7"), ("7", "7"), ("7", "8"), (None, "8"))
+    found = score_tokens(Ensemble((reward,), max_failed=0.7), graded("", *pairs))
+    assert found.failed == (0, 1, 2, 5)
+    assert found.without_failed().totals == [1.0, 0.0]
+    assert "took longer than 1 s to compare" in found.note
+    assert score([reward], graded("", ("7", "7")))[0] == [1.0]
+
+
+@pytest.mark.exhaustive
+def test_the_limit_of_functions_holds_too(cpu):
+    """What no alarm of its own ends, as nothing does within C, is ended with its process."""
+    (reward,) = resolve_rewards(["verify:math"], RewardOptions(reward_timeout=5), **cpu)
+    score([reward], graded("", ("7", "7")))  # which loads the library
+    found = score_tokens(Ensemble((reward,), max_failed=0.7), graded("", ("7", "$9^{9^{9^{9}}}$"), ("7", "7")))
+    assert found.failed == (0,)
+    assert "did not end within 5 s and was stopped" in found.note
+
+
+def test_other_names_are_refused_and_the_line_that_installs_the_library_is_said(monkeypatch):
+    for name in ("maths", "", "math:x"):
+        with pytest.raises(ConfigError, match=r"there is no verify:|is not a reward"):
+            check_reward_string(f"verify:{name}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'verify:math needs math-verify: pip install "heedful\[math\]"'):
+        check_reward_string("verify:math")
+
+
+UNMATCHED = {
+    "verify:math": [
+        ({"a": 1}, "is an object; it must be a text or a number, or a list of them"),
+        ([], "is an empty list; leave the field out, or give null"),
+        (["4", None], "is null in a list"),
+        ([["4"]], "is a list in a list"),
+        ("  ", "is an empty text; leave the field out, or give null"),
+        (["4", ""], "is an empty text in a list"),
+        ("He bought 12 apples and ate 3", "has words among its numbers or formulas"),
+        ("除了 2 以外", "has words among its numbers or formulas"),
+        ("at least 5", "has words among its numbers or formulas"),
+        ("['4', '五']", "is a list as text; write it as a list"),
+        ('["4"]', "is a list as text; write it as a list"),
+        ("?!", "holds no number, no letter and no formula"),
+        (r"\frac{1", "the response"),
+    ],
+    "rule:exact_number": [
+        ([], "is an empty list"),
+        ("1, 2", "is not one number alone; verify:math reads formulas and lists"),
+        ("1/2", "is not one number alone"),
+        ("2x", "is not one number alone"),
+        ("48 / 2 = 24", "is not one number alone"),
+        (["4", "四"], "contains no number"),
+        (True, "contains no number"),
+    ],
+    "rule:contains_expected": [
+        ([], "is an empty list"),
+        ("。 !", "is nothing but spaces and punctuation"),
+        ("很" * 1000, "the response"),
+    ],
+}
+
+
+@pytest.mark.parametrize("reward", UNMATCHED)
+def test_answers_that_no_response_can_match(rewards, reward):
+    """They are found among others, and a score of such a record is a failure that says the same, never 0."""
+    answers = [answer for answer, _ in UNMATCHED[reward]]
+    fine = [3, None, ["4"], -2.5, *(f"{i}.50" for i in range(40))]
+    if reward == "verify:math":
+        fine += [answer for answer, _, _ in MATHEMATICS[:20]]
+    prompts = [one.prompt for one in graded(reward, *((answer, "3") for answer in [*answers, *fine]))]
+    found = {one.source: one for one in unmatched_answers(rewards[reward], prompts)}
+    assert set(found) == {prompt.source for prompt in prompts[: len(answers)]}
+    for prompt, (answer, why) in zip(prompts, UNMATCHED[reward], strict=False):
+        one = found[prompt.source]
+        assert one.reward == reward
+        assert one.because.startswith(f"{column_of(reward)} {answer!r:.60}")
+        assert why in one.because
+        if why != "the response":
+            with pytest.raises(
+                RewardError, match=rf"cannot read the record's {column_of(reward)} .*题.jsonl:"
+            ) as error:
+                score(rewards[reward], [Completion(prompt, "3")])
+            assert why in str(error.value)
 
 
 SMALL = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 2, "steps": 1, "eval_fraction": 0}
@@ -257,27 +344,16 @@ def settings(tiny, written):
     return make
 
 
-@pytest.mark.parametrize(
-    ("reward", "answer"),
-    [
-        ("verify:math", "He bought 12 apples and ate 3"),
-        ("rule:exact_number", "1, 2"),
-        ("rule:contains_expected", {"a": 1}),
-    ],
-)
-def test_a_run_does_not_start_with_such_an_answer(settings, tmp_path, reward, answer):
-    config = GRPOConfig(**settings(reward, answer), rewards=(reward,), output=tmp_path / "运行", **SMALL)
-    with pytest.raises(ConfigError) as error:
-        train_grpo(config)
-    message = str(error.value)
-    assert message.startswith(f"own-answer: {reward} scores no response as right for 1 answer in 8 records")
-    assert f"题.jsonl:5: {column_of(reward)} {answer!r}" in message
-    assert "--allow own-answer begins all the same" in message
-    assert not (tmp_path / "运行").exists()
-
-
-def test_the_doctor_names_it_and_a_run_that_allows_it_fails_on_it(heedful, settings, tmp_path):
+def test_a_run_does_not_start_with_such_an_answer(heedful, settings, tmp_path):
+    """The doctor names it too, and a run that allows it fails on it."""
     given = settings("rule:exact_number", "1/2", rewards="rule:exact_number", output=tmp_path / "运行", **SMALL)
+    refused = heedful("grpo", **given)
+    assert refused.status == 2
+    said = "own-answer: rule:exact_number scores no response as right for 1 answer in 8 records"
+    assert f"ConfigError: {said}" in refused.message
+    assert "题.jsonl:5: answer '1/2'" in refused.message
+    assert "--allow own-answer begins all the same" in refused.message
+    assert not (tmp_path / "运行").exists()
     outcome = heedful("doctor", "grpo", "--json", **given)
     assert outcome.status == 2
     (finding,) = [one for one in json.loads(outcome.out)["findings"] if one["check"] == "own-answer"]
@@ -285,7 +361,7 @@ def test_the_doctor_names_it_and_a_run_that_allows_it_fails_on_it(heedful, setti
     assert "题.jsonl:5: answer '1/2' is not one number alone" in finding["evidence"]
     outcome = heedful("grpo", **given, allow="own-answer", max_failed_rewards=0)
     assert outcome.status == 4
-    assert "WARNING: own-answer: rule:exact_number scores no response as right" in outcome.err
+    assert f"WARNING: {said}" in outcome.message
     assert "RewardError: reward rule:exact_number cannot read the record's answer '1/2'" in outcome.message
 
 

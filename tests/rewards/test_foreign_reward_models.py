@@ -150,42 +150,33 @@ def close(scores):
 
 
 def test_scores_are_those_of_the_card(foreign):
-    """Cut or not: the model was never shown a conversation without its end."""
-    expected = card(foreign)
-    reward = reward_of(foreign)
+    """Cut or not: the model was never shown a conversation without its end. Token by token it reads what the template writes;
+    what a person typed stays letters all the same."""
+    expected, reward = card(foreign), reward_of(foreign)
     for truncated in (False, True):
         found = reward(*split(), [truncated] * len(CONVERSATIONS))
         assert found == close(expected)
     print(f"{foreign.name}: largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
-
-
-def test_reading_to_the_end_of_the_turn_is_another_text(folders):
-    """Negative control: without the tail a ChatML model gives other scores by far."""
-    reward = reward_of(folders["chatml"])
-    reward.inputs = RewardInputs(reward.inputs.tokenizer, "turn-end")
-    found = reward(*split(), [False] * len(CONVERSATIONS))
-    assert min(abs(a - b) for a, b in zip(found, card(folders["chatml"]), strict=True)) > 1e-3
-
-
-def test_it_reads_what_the_template_writes(foreign):
-    """Token by token; what a person typed stays letters all the same."""
-    tokenizer = AutoTokenizer.from_pretrained(foreign)
-    inputs = reward_of(foreign).inputs
+    tokenizer, inputs = AutoTokenizer.from_pretrained(foreign), reward.inputs
     for conversation in CONVERSATIONS:
-        expected = tokenizer.apply_chat_template(conversation, tokenize=True).input_ids
         *turns, answer = conversation
-        prompt = tuple(Message(**m) for m in turns)
-        assert inputs.encode(prompt, answer["content"])["input_ids"] == expected
+        read = inputs.encode(tuple(Message(**m) for m in turns), answer["content"])["input_ids"]
+        assert read == tokenizer.apply_chat_template(conversation, tokenize=True).input_ids
     special = tokenizer.eos_token
     typed = inputs.encode((), f"a{special}b")["input_ids"]
     assert tokenizer.decode(typed).count(special) > typed.count(tokenizer.eos_token_id)
 
 
-def test_the_server_gives_the_same_scores(foreign):
+def test_the_server_gives_the_same_scores(folders):
+    """Negative control: reading to the end of the turn is another text; without the tail the scores are others by far."""
+    expected, reward = card(folders["chatml"]), reward_of(folders["chatml"])
     prompts, completions = split()
     body = json.dumps({"prompts": prompts, "completions": completions}).encode()
-    status, content = answer(reward_of(foreign), body, max_characters=1000, log=print)
-    assert (status, content["scores"]) == (200, close(card(foreign)))
+    status, content = answer(reward, body, max_characters=1000, log=print)
+    assert (status, content["scores"]) == (200, close(expected))
+    reward.inputs = RewardInputs(reward.inputs.tokenizer, "turn-end")
+    found = reward(prompts, completions, [False] * len(CONVERSATIONS))
+    assert min(abs(a - b) for a, b in zip(found, expected, strict=True)) > 1e-3
 
 
 def pairs():
@@ -196,47 +187,33 @@ def pairs():
     ]
 
 
-def write(path, records):
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-    return str(path)
-
-
-def test_accuracy_is_measured_on_the_same_text(foreign, tmp_path):
-    config = AccuracyConfig(
-        reward_model=str(foreign), data=write(tmp_path / "对.jsonl", pairs()), device="cpu", dtype="float32"
-    )
-    better, worse = card(foreign), card(foreign, [[*r["prompt"], *r["rejected"]] for r in pairs()])
-    assert evaluate_accuracy(config)["margin_mean"] == close(sum(better) / 4 - sum(worse) / 4)
-
-
-def test_training_that_goes_on_reads_the_same_text(foreign, tmp_path):
+def test_measuring_and_training_read_the_same_text(folders, written, tmp_path):
     """The first evaluation sees the card's scores; what is saved says what it reads, and the card's code gives its scores."""
-    data = write(tmp_path / "对.jsonl", pairs())
-    summary = train_reward(
-        RewardConfig(
-            model=str(foreign), data=data, eval_data=data, output=tmp_path / "run", max_steps=1, batch_size=4,
-            learning_rate=1e-3, device="cpu", dtype="float32", sample_every=0,
-        )
-    )  # fmt: skip
-    worse = card(foreign, [[*r["prompt"], *r["rejected"]] for r in pairs()])
-    assert summary["first_evaluation"]["eval/score_mean"] == close(sum(card(foreign) + worse) / 8)
+    foreign, data = folders["llama-3"], written("对.jsonl", pairs())
+    common = {"data": data, "device": "cpu", "dtype": "float32"}
+    better, worse = card(foreign), card(foreign, [[*r["prompt"], *r["rejected"]] for r in pairs()])
+    found = evaluate_accuracy(AccuracyConfig(reward_model=str(foreign), **common))
+    assert found["margin_mean"] == close(sum(better) / 4 - sum(worse) / 4)
+    run = {"max_steps": 1, "batch_size": 4, "learning_rate": 1e-3, "sample_every": 0, "output": tmp_path / "run"}
+    summary = train_reward(RewardConfig(model=str(foreign), eval_data=data, **common, **run))
+    assert summary["first_evaluation"]["eval/score_mean"] == close(sum(better + worse) / 8)
     final = tmp_path / "run" / "final"
     assert json.loads((final / "heedful.json").read_text(encoding="utf-8")) == {"reads": "template"}
     trained = reward_of(final)(*split(), [False] * 4)
     assert trained == close(card(final))
-    assert trained != close(card(foreign))
+    assert trained != close(better)
 
 
-def test_ours_say_what_they_read(tiny, tmp_path):
+def test_ours_say_what_they_read(tiny, written, tmp_path):
     """A model that was trained here ends a text with its turn, and says so; without that word it would be another's."""
-    data = write(tmp_path / "对.jsonl", pairs())
-    train_reward(
-        RewardConfig(model=tiny("qwen3", max_length=512), data=data, eval_fraction=0, output=tmp_path / "run", max_steps=1,
-                     batch_size=4, device="cpu", dtype="float32", sample_every=0)
-    )  # fmt: skip
+    data, run = (
+        written("对.jsonl", pairs()),
+        {"max_steps": 1, "batch_size": 4, "sample_every": 0, "output": tmp_path / "run"},
+    )
+    model = tiny("qwen3", max_length=512)
+    train_reward(RewardConfig(model=model, data=data, eval_fraction=0, device="cpu", dtype="float32", **run))
     final = tmp_path / "run" / "final"
     assert json.loads((final / "heedful.json").read_text(encoding="utf-8")) == {"reads": "turn-end"}
-    assert reward_of(final).inputs.reads == "turn-end"
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(final, elsewhere)
     assert reward_of(elsewhere).inputs.reads == "turn-end"
@@ -244,7 +221,7 @@ def test_ours_say_what_they_read(tiny, tmp_path):
     assert reward_of(elsewhere).inputs.reads == "template"
 
 
-@pytest.mark.parametrize("place", ["final", "best", "checkpoints/step-000001", "checkpoints/step-000001-interrupted"])
+@pytest.mark.parametrize("place", ["best", "checkpoints/step-000001-interrupted"])
 def test_older_folders_of_ours_are_read_as_they_were_trained(folders, tmp_path, place):
     """Before there was `reads`, a run's folders had no heedful.json, or one with an offset only."""
     folder = tmp_path / "run" / place

@@ -98,46 +98,25 @@ def test_no_text_can_close_its_tag():
     assert second.count(f"</response {own}>") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Score: 7", 7.0),
-        ("It is fine.\n\n**Score: 7.5**\n", 7.5),
-        ("8", 8.0),
-        ("<think>\nScore: 1\n</think>\n\nScore: 9", 9.0),
-        ("评分：10", 10.0),
-        ("score: 0", 0.0),
-    ],
-)
-def test_scores_that_count(text, found):
-    assert read_score(text, 0, 10) == found
+VERDICTS = {
+    "Score: 7": 7.0, "It is fine.\n\n**Score: 7.5**\n": 7.5, "8": 8.0, "<think>\nScore: 1\n</think>\n\nScore: 9": 9.0,
+    "评分：10": 10.0, "score: 0": 0.0,
+}  # fmt: skip
+NO_VERDICTS = [
+    "", "I would say 7.", "Score: 7 out of 10", "Score: 8/10", "Score: 7\nI hope that helps.", "Score: high",
+    "Score: nan", "Score: 1e1", "Score: ７", "Score: 11", "Score: -1", "Score: 7 8", "<think>\nScore: 7", "I won't",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "I would say 7.", "Score: 7 out of 10", "Score: 8/10", "Score: 7\nI hope that helps.", "Score: high",
-        "Score: nan", "Score: 1e1", "Score: ７", "Score: 11", "Score: -1", "Score: 7 8", "<think>\nScore: 7", "I won't",
-    ],
-)  # fmt: skip
-def test_anything_else_is_a_failure_and_never_a_score(text):
-    assert isinstance(read_score(text, 0, 10), Problem)
-
-
-def test_other_verdicts():
+def test_only_a_verdict_is_a_score():
+    """Anything else is a failure."""
+    assert {text: read_score(text, 0, 10) for text in VERDICTS} == VERDICTS
+    assert [text for text in NO_VERDICTS if not isinstance(read_score(text, 0, 10), Problem)] == []
     assert [read_better(f"Better: {x}") for x in ("1", "2", "Tie")] == [1, 2, TIE]
     assert all(isinstance(read_better(x), Problem) for x in ("", "1", "Better: 3", "Better: 1 or 2", "Better: 1\nok"))
     assert read_ranking("so:\n`Ranking: 2 > 3=1`", 3) == [[1], [2, 0]]
-    bad = (
-        "",
-        "Ranking: 2 > 1",
-        "Ranking: 1 > 2 > 2",
-        "Ranking: 1 > 2 > 4",
-        "2 > 1 > 3",
-        "Ranking: 1 2 3",
-        "Ranking: 1 > > 2",
-    )
-    assert all(isinstance(read_ranking(x, 3), Problem) for x in bad)
+    bad = ("", "Ranking: 2 > 1", "Ranking: 1 > 2 > 2", "Ranking: 1 > 2 > 4", "2 > 1 > 3", "Ranking: 1 2 3")
+    assert all(isinstance(read_ranking(x, 3), Problem) for x in (*bad, "Ranking: 1 > > 2"))
 
 
 def cases(*answers):
@@ -179,42 +158,38 @@ def test_ranks_become_scores():
 
 def test_places_in_a_ranking_do_not_follow_the_order_of_responses():
     """So a judge that favours a place favours no row of the batch."""
-    first = [str(RankingMode("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"x{i}") for i in range(40)]
-    second = [str(RankingMode("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"y{i}") for i in range(40)]
-    ahead = sum(a < b for a, b in zip(first, second, strict=True))
-    assert 8 < ahead < 32
+    asked = [str(RankingMode("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]) for i in range(40)]
+    assert 8 < sum(text.find(f"x{i}") < text.find(f"y{i}") for i, text in enumerate(asked)) < 32
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (chat("Nice."), "gave no verdict: the last line of its answer must be Score: NUMBER, got 'Nice.'"),
-        (chat("Score: 12"), "answered with the score 12, which is not from 0 to 10"),
-        (chat(None, message={"refusal": "我不能评价"}), "refused to judge: '我不能评价'"),
-        (chat("Let me th", finish_reason="length"), "was cut off before its verdict; raise --judge-max-tokens 1024"),
-        (chat("", finish_reason="content_filter"), "answered nothing (finish_reason 'content_filter')"),
-        (
-            chat("差。\n2", finish_reason="content_filter"),
-            "did not end its answer itself (finish_reason 'content_filter')",
-        ),
-    ],
-    ids=["no number", "off the scale", "refusal", "cut", "filtered", "filtered in its midst"],
-)
-def test_what_is_no_verdict_is_asked_for_three_times_and_masked(answering, judge, completions, answer, said):
+NO_VERDICT = [
+    (chat("Nice."), "gave no verdict: the last line of its answer must be Score: NUMBER, got 'Nice.'"),
+    (chat("Score: 12"), "answered with the score 12, which is not from 0 to 10"),
+    (chat(None, message={"refusal": "我不能评价"}), "refused to judge: '我不能评价'"),
+    (chat("Let me th", finish_reason="length"), "was cut off before its verdict; raise --judge-max-tokens 1024"),
+    (chat("", finish_reason="content_filter"), "answered nothing (finish_reason 'content_filter')"),
+    (chat("差。\n2", finish_reason="content_filter"), "did not end its answer itself (finish_reason 'content_filter')"),
+]
+
+
+def test_what_is_no_verdict_is_asked_for_three_times_and_masked(answering, judge, completions):
     """Alone: the others keep their scores."""
 
     def respond(count):
-        return answer if "红色" in server.bodies()[count - 1]["messages"][1]["content"] else chat("Score: 4")
+        is_bad = "红色" in server.bodies()[count - 1]["messages"][1]["content"]
+        return server.says if is_bad else chat("Score: 4")
 
     server = answering(respond)
-    reward = judge(server, reward_concurrency=1)
-    found = score_tokens(Ensemble((reward,), max_failed=0.5), completions)
-    assert found.failed == (1,)
-    assert found.without_failed().totals == [4.0, 4.0]
-    assert said in found.note
-    assert len(server.requests) == 5
-    assert found.measured["judge/unusable_frac"] == 3 / 5
-    assert (found.measured["judge/requests"], found.measured["judge/prompt_tokens"]) == (5, 500)
+    for server.says, said in NO_VERDICT:
+        server.requests.clear()
+        reward = judge(server, reward_concurrency=1)
+        found = score_tokens(Ensemble((reward,), max_failed=0.5), completions)
+        assert found.failed == (1,)
+        assert found.without_failed().totals == [4.0, 4.0]
+        assert said in found.note
+        assert len(server.requests) == 5
+        assert found.measured["judge/unusable_frac"] == 3 / 5
+        assert (found.measured["judge/requests"], found.measured["judge/prompt_tokens"]) == (5, 500)
     with pytest.raises(RewardError, match=r"1 of 3 responses have no score, more than --max-failed-rewards 0\.1"):
         score_tokens(Ensemble((reward,), max_failed=0.1), completions)
 
@@ -236,11 +211,10 @@ def test_a_text_that_the_server_refuses_fails_alone_and_is_not_asked_for_again(a
     ("answer", "said"),
     [
         ((200, b"<html>login</html>"), "gave no verdicts: no chat completion, but '<html>login</html>'"),
-        ((200, b'{"choices": []}'), "no chat completion"),
         ((500, b"oh"), "gave no verdicts: status 500: 'oh'"),
         (None, "RemoteProtocolError"),
     ],
-    ids=["HTML", "no choice", "500", "hangs up"],
+    ids=["HTML", "500", "hangs up"],
 )
 def test_a_server_that_gives_no_answer(answering, judge, completions, monkeypatch, answer, said):
     """Asked again if there is time; without an answer it is an error, not a failed response."""
@@ -270,33 +244,31 @@ def test_a_key_that_is_missing_or_wrong(answering, judge, completions, monkeypat
     with pytest.raises(RewardError, match=said) as error:
         score([judge(server)], completions)
     assert not key or key not in str(error.value)
+    missing = answering(lambda count: (404, b'{"error": "no such model"}'))
+    with pytest.raises(RewardError, match=r"status 404.*no model '某模型' there"):
+        score([judge(missing)], completions)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_a_key_that_a_server_repeats_is_in_no_message(answering, judge, completions, tmp_path, monkeypatch, capsys):
+    """Neither on the screen nor in what a measurement writes down: from a refusal, an answer, an end, a status."""
+    monkeypatch.setenv("HEEDFUL_JUDGE_API_KEY", "geheim-42")
+    answers = [
         chat(None, message={"refusal": f"{'不' * 194}geheim-42: not allowed"}),
         chat(f"my key is geheim-42, {'不' * 193}"),  # of which the last 200 characters are quoted
         chat("", finish_reason="geheim-42"),
         (400, b'{"error": "no geheim-42"}'),
-    ],
-    ids=["a refusal", "an answer", "an end", "a status"],
-)
-def test_a_key_that_a_server_repeats_is_in_no_message(
-    answering, judge, completions, tmp_path, monkeypatch, capsys, answer
-):
-    """Neither on the screen nor in what a measurement writes down."""
-    monkeypatch.setenv("HEEDFUL_JUDGE_API_KEY", "geheim-42")
-    server = answering(lambda count: answer)
-    found = score_tokens(Ensemble((judge(server),), max_failed=1.0), completions)
-    assert found.failed == (0, 1, 2)
+    ]
     settings = {"model": "m", "data": "d.jsonl", "output": tmp_path / "r.json", "rewards": ("rule:digits",)}
-    report({"failed": 3, "first_failure": found.note}, ScoresConfig(**settings))
-    shown = capsys.readouterr()
-    written = (tmp_path / "r.json").read_text(encoding="utf-8")
-    for text in (found.note, shown.out, shown.err, written):
-        assert "heim-42" not in text
-        assert "gehe" not in text
+    server = answering(lambda count: server.says)
+    for server.says in answers:
+        found = score_tokens(Ensemble((judge(server),), max_failed=1.0), completions)
+        assert found.failed == (0, 1, 2)
+        report({"failed": 3, "first_failure": found.note}, ScoresConfig(**settings, overwrite=True))
+        shown = capsys.readouterr()
+        written = (tmp_path / "r.json").read_text(encoding="utf-8")
+        for text in (found.note, shown.out, shown.err, written):
+            assert "heim-42" not in text
+            assert "gehe" not in text
 
 
 def test_a_short_key_hides_no_verdict(answering, judge, completions, monkeypatch):
@@ -305,33 +277,24 @@ def test_a_short_key_hides_no_verdict(answering, judge, completions, monkeypatch
     assert score([judge(answering(lambda count: chat("Score: 7")))], completions)[0] == [7.0] * 3
 
 
-@pytest.mark.parametrize("reason", [None, "STOP", "end_turn"])
-def test_an_answer_that_ended_by_itself(answering, judge, completions, reason):
-    server = answering(lambda count: chat("Score: 7", finish_reason=reason))
+def test_an_answer_that_ended_by_itself(answering, judge, completions):
+    reasons = [None, "STOP", "end_turn"]
+    server = answering(lambda count: chat("Score: 7", finish_reason=reasons[count - 1]))
     assert score([judge(server)], completions)[0] == [7.0] * 3
 
 
-def test_a_model_that_is_not_there(answering, judge, completions):
-    server = answering(lambda count: (404, b'{"error": "no such model"}'))
-    with pytest.raises(RewardError, match=r"status 404.*no model '某模型' there"):
-        score([judge(server)], completions)
-
-
-@pytest.mark.parametrize(
-    ("string", "said"),
-    [
+def test_strings_that_are_no_judge():
+    for string, said in (
         ("judge:http://host/v1", "names no model; write judge:http://HOST:PORT/v1#MODEL"),
         ("judge:gpt-4o", "is no judge; write judge:http://"),
         ("judge:http:///v1#m", "has no host"),
         ("judge:http://[#m", "is no judge"),
         ("judge:http://a:b@host/v1#m", "holds a user or password"),
         ("judge:http://host/v1/chat/completions#m", "ends in /chat/completions, which heedful adds"),
-    ],
-)
-def test_strings_that_are_no_judge(string, said):
-    with pytest.raises(ConfigError) as error:
-        check_reward_string(string)
-    assert said in str(error.value)
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_reward_string(string)
+        assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -346,22 +309,17 @@ def test_rubrics_that_cannot_be_used(tmp_path, content, said):
         check_reward_options(["judge:http://127.0.0.1:1/v1#m"], RewardOptions(judge_rubric=path))
 
 
-@pytest.mark.parametrize(("changes", "said"), [({"judge_max_tokens": 0}, "--judge-max-tokens must be greater than 0")])
-def test_settings_that_contradict_each_other(changes, said):
-    with pytest.raises(ConfigError, match=said):
-        RewardOptions(**changes)
-
-
 def test_settings_of_judges_without_a_judge_are_refused():
+    with pytest.raises(ConfigError, match="--judge-max-tokens must be greater than 0"):
+        RewardOptions(judge_max_tokens=0)
     values = {"mode": "ranking", "rubric": "r", "columns": ("a",), "temperature": None, "max_tokens": 5, "cache": "c"}
     for name, value in values.items():
-        with pytest.raises(
-            ConfigError, match=f"--judge-{name.replace('_', '-')} .* is about judges, and there is none"
-        ):
+        said = f"--judge-{name.replace('_', '-')} .* is about judges, and there is none"
+        with pytest.raises(ConfigError, match=said):
             check_reward_options(["rule:digits"], RewardOptions(**{f"judge_{name}": value}))
 
 
-def test_the_model_stays_in_what_is_written_down_and_secrets_do_not(monkeypatch):
+def test_the_model_stays_in_what_is_written_down_and_secrets_do_not():
     """A run is repeated from its config.yaml, and compared by it; queries may hold passwords."""
     text = "rewards:\n- judge:https://host/v1?api-key=GEHEIM#org/Modell:latest\n- http://a/b?c=GEHEIM#d\n"
     shown = redact(text)
@@ -480,11 +438,8 @@ def test_a_kill_leaves_the_cache_whole(tmp_path):
                 break
     check_cache(path)
     with Cache(path) as cache:
-        assert [cache.get(question_key("u", str(i).encode())) for i in (0, 100, 200)] == [
-            "Score: 0",
-            "Score: 100",
-            "Score: 200",
-        ]
+        kept = [cache.get(question_key("u", str(i).encode())) for i in (0, 100, 200)]
+    assert kept == ["Score: 0", "Score: 100", "Score: 200"]
 
 
 @pytest.mark.exhaustive
@@ -507,23 +462,19 @@ def test_ctrl_c_ends_the_wait_for_a_judge(tmp_path, answering):
         assert process.stdout.readline() == "ready\n"
         while len(server.requests) < 64:
             time.sleep(0.01)
-        started = time.monotonic()
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
-    assert time.monotonic() - started < 60  # nearly all of it is Python's own end
     assert "KeyboardInterrupt" in said
     assert process.returncode in (-signal.SIGINT, 1, 130)
 
 
-def test_a_cache_that_is_none_is_refused_before_anything_is_loaded(heedful, tiny, gold_prompts, tmp_path):
+def test_a_cache_that_is_none_is_refused_before_anything_is_loaded(heedful, written, tmp_path):
     """By every command that has a judge, at its start: nobody listens at this address."""
     notes = tmp_path / "笔记.txt"
     notes.write_text("写给自己的话 " * 100, encoding="utf-8")
-    judged = ("--rewards", "judge:http://127.0.0.1:9/v1#m", "--judge-cache", notes, "--data", gold_prompts)
-    for words in (
-        ("ppo", "--model", "./没有", "--output", tmp_path / "运行", "--reward-retry-minutes", "0", *judged),
-        ("evaluate", "scores", "--model", "./没有", *judged),
-    ):
+    judge = ("--rewards", "judge:http://127.0.0.1:9/v1#m", "--judge-cache", notes)
+    judged = ("--model", "./没有", "--data", written("题.jsonl", [{"prompt": "问"}]), *judge)
+    for words in (("ppo", *judged, "--output", tmp_path / "运行"), ("evaluate", "scores", *judged)):
         outcome = heedful(*words)
         assert outcome.status == 2
         assert f"--judge-cache {notes}" in outcome.message

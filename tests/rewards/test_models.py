@@ -1,15 +1,12 @@
 """Reward models as rewards: what they read, in which batches, and whether they can read what a policy may write."""
 
-import json
 import math
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from cases import pairs_often
 from heedful import (
-    BestOfNConfig,
     ConfigError,
     GRPOConfig,
     Message,
@@ -19,10 +16,7 @@ from heedful import (
     Reward,
     RewardError,
     ScoresConfig,
-    WinRateConfig,
-    evaluate_best_of_n,
     evaluate_scores,
-    evaluate_win_rate,
     train_ppo,
 )
 from heedful.algorithms.online.metrics import score_metrics
@@ -36,200 +30,115 @@ from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
 from heedful.types import MicroBatch
 
+CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "ok", "苹果和梨", "a longer English answer", "二"]
 
 
 @pytest.fixture(scope="module")
 def decoder(tiny, tmp_path_factory):
     """A reward model from a tiny qwen2, its head drawn at random."""
-    tokenizer = load_tokenizer(tiny("qwen2"))
-    model = load_reward_model(tiny("qwen2"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
-    folder = tmp_path_factory.mktemp("rm") / "decoder"
-    save_reward_model(model, tokenizer, folder)
+    return saved(tiny("qwen2"), tmp_path_factory.mktemp("rm") / "decoder")
+
+
+def saved(model, folder):
+    tokenizer = load_tokenizer(model)
+    save_reward_model(load_reward_model(model, tokenizer, seed=3, **CPU), tokenizer, folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def other_vocabulary(tmp_path_factory):
-    """A reward model whose tokenizer shares no ids with the byte tokenizer: one token a character of a short list."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForSequenceClassification
-
-    characters = ["<pad>", "<eos>", "<unk>", *"好一二个梨苹果和ok回答"]
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(dict.fromkeys(characters))}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-    config = LlamaConfig(
-        vocab_size=len(fast), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, max_position_embeddings=64,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("rm") / "other"
-    LlamaForSequenceClassification(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return str(folder)
+def reading(decoder, tiny):
+    """``reading(name)`` is the reward of the decoder, or of an encoder."""
+    folders = {"decoder": decoder, "encoder": tiny("deberta-v2")}
+    return {name: resolve_rewards([f"model:{folder}"], **CPU)[0] for name, folder in folders.items()}.__getitem__
 
 
 def completed(prompts, answers=ANSWERS):
+    """Completions with the policy's ids, which mean nothing to a reward model."""
     return [
-        Completion(Prompt(prompt, f"d:{i}"), answer)
+        Completion(Prompt(prompt, f"d:{i}"), answer, ids=(250, 251))
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
 
 
-def raw_score(folder, ids):
-    """The score that plain transformers gives."""
+def raw_scores(folder, *rows):
+    """The scores that plain transformers gives to rows of ids."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
-        return float(model(input_ids=torch.tensor([ids])).logits)
+        scores = [float(model(input_ids=torch.tensor([list(row)])).logits) for row in rows]
+    return pytest.approx(scores, abs=1e-5)
 
 
-def test_a_decoder_reads_prompt_and_response_as_one_text(decoder, cpu):
-    tokenizer = AutoTokenizer.from_pretrained(decoder)
-    rewards = resolve_rewards([f"model:{decoder}"], **cpu)
-    scores, _ = score(rewards, completed(["问题："] * 6))
-    expected = [
-        raw_score(decoder, [*tokenizer("问题：" + answer).input_ids, tokenizer.eos_token_id]) for answer in ANSWERS
-    ]
-    assert scores == pytest.approx(expected, abs=1e-5)
-    assert len({round(s, 4) for s in scores}) == 6
-
-
-def test_a_conversation_goes_through_the_reward_models_own_template(decoder, cpu):
-    tokenizer = AutoTokenizer.from_pretrained(decoder)
-    turns = (Message("user", "你好"),)
-    scores, _ = score(resolve_rewards([f"model:{decoder}"], **cpu), completed([turns], ["您好"]))
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好"}], tokenize=False
-    ).removesuffix("\n")
-    assert scores == pytest.approx([raw_score(decoder, tokenizer(text).input_ids)], abs=1e-5)
-
-
-def test_a_truncated_response_has_no_end(decoder, cpu):
-    """Otherwise the reward model would read an end that the policy never wrote."""
+def test_a_decoder_reads_prompt_and_response_as_one_text(decoder, reading):
+    """A conversation goes through its own template. A truncated response has no end: the policy never wrote one."""
     tokenizer = AutoTokenizer.from_pretrained(decoder)
     cut = Completion(Prompt("问", "d:1"), "答", truncated=True)
-    scores, _ = score(resolve_rewards([f"model:{decoder}"], **cpu), [cut])
-    assert scores == pytest.approx([raw_score(decoder, tokenizer("问答").input_ids)], abs=1e-5)
+    chat = completed([(Message("user", "你好"),)], ["您好"])
+    scores, _ = score([reading("decoder")], [*completed(["问题："] * 6), cut, *chat])
+    said = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好"}]
+    rows = [[*tokenizer("问题：" + answer).input_ids, tokenizer.eos_token_id] for answer in ANSWERS]
+    text = tokenizer.apply_chat_template(said, tokenize=False).removesuffix("\n")
+    assert scores == raw_scores(decoder, *rows, tokenizer("问答").input_ids, tokenizer(text).input_ids)
+    assert len({round(s, 4) for s in scores}) == 8
 
 
-def test_another_vocabulary_reads_the_text_again(other_vocabulary, cpu):
-    """The policy's ids, which mean nothing to the reward model, must not reach it."""
-    tokenizer = AutoTokenizer.from_pretrained(other_vocabulary)
-    answers = ["苹果和梨", "好", "一个回答"]
-    completions = [Completion(Prompt("二", "d:1"), answer, ids=(250, 251)) for answer in answers]
-    scores, _ = score(resolve_rewards([f"model:{other_vocabulary}"], **cpu), completions)
-    expected = [raw_score(other_vocabulary, [*tokenizer("二" + answer).input_ids, 1]) for answer in answers]
-    assert 2 not in tokenizer("二" + "".join(answers)).input_ids
-    assert scores == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_encoder_reads_a_pair(tiny, cpu):
-    folder = tiny("deberta-v2")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    scores, _ = score(resolve_rewards([f"model:{folder}"], **cpu), completed(["问题"] * 6))
-    expected = [raw_score(folder, tokenizer("问题", answer).input_ids) for answer in ANSWERS]
-    assert scores == pytest.approx(expected, abs=1e-5)
-    assert tokenizer("问", "答").input_ids.count(tokenizer.sep_token_id) == 2
-
-
-def test_an_encoder_reads_a_conversation_as_text(tiny, cpu):
+def test_an_encoder_reads_a_pair(tiny, reading):
     """It has no template: one user message is itself, so both forms of a prompt score the same."""
-    rewards = resolve_rewards([f"model:{tiny('deberta-v2')}"], **cpu)
-    raw, _ = score(rewards, completed(["问题"], ["答"]))
-    conversation, _ = score(rewards, completed([(Message("user", "问题"),)], ["答"]))
-    longer, _ = score(rewards, completed([(Message("system", "短"), Message("user", "问题"))], ["答"]))
-    assert raw == conversation != longer
+    tokenizer, encoder = AutoTokenizer.from_pretrained(tiny("deberta-v2")), [reading("encoder")]
+    scores, _ = score(encoder, completed(["问题"] * 6))
+    assert scores == raw_scores(tiny("deberta-v2"), *(tokenizer("问题", answer).input_ids for answer in ANSWERS))
+    assert tokenizer("问", "答").input_ids.count(tokenizer.sep_token_id) == 2
+    conversation, _ = score(encoder, completed([(Message("user", "问题"),)] * 6))
+    longer, _ = score(encoder, completed([(Message("system", "短"), Message("user", "问题"))] * 6))
+    assert scores == conversation != longer
 
 
-@pytest.mark.parametrize(
-    ("size", "architecture"),
-    pairs_often([1, 2, 4, 100], ["decoder", "encoder"], [(1, "decoder"), (2, "encoder"), (4, "decoder")]),
-)
-def test_scores_keep_their_order_whatever_the_batches(request, tiny, architecture, size, cpu):
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_scores_keep_their_order_whatever_the_batches(reading, name):
     """Rows are batched by length and put back; neither batch nor padding moves a score."""
-    folder = request.getfixturevalue("decoder") if architecture == "decoder" else tiny("deberta-v2")
-    tokenizer = load_tokenizer(folder)
-    model = load_reward_model(folder, tokenizer, **cpu).eval()
-    inputs = RewardInputs(tokenizer)
+    function = reading(name).function
 
     def scored(rows, size):
         prompts, answers = ["问题" + "长" * (3 * i % 5) for i in rows], [ANSWERS[i] for i in rows]
-        return ModelReward(model, inputs, micro_batch=MicroBatch(size))(prompts, answers, [i % 2 == 0 for i in rows])
+        batched = ModelReward(function.model, function.inputs, micro_batch=MicroBatch(size))
+        return batched(prompts, answers, [i % 2 == 0 for i in rows])
 
     alone = [scored([i], 1)[0] for i in range(6)]
-    assert scored(range(6), size) == pytest.approx(alone, abs=1e-5)
-    assert scored([5, 0, 3, 1, 4, 2], size) == pytest.approx([alone[i] for i in (5, 0, 3, 1, 4, 2)], abs=1e-5)
+    for size in (1, 2, 4, 100):
+        assert scored(range(6), size) == pytest.approx(alone, abs=1e-5)
+    assert scored([5, 0, 3, 1, 4, 2], 4) == pytest.approx([alone[i] for i in (5, 0, 3, 1, 4, 2)], abs=1e-5)
 
 
-def test_too_long_for_the_reward_model(decoder, cpu):
-    completions = completed(["短", "短", "短"], ["好", "长" * 100, "长" * 50])
+def test_too_long_for_the_reward_model(reading):
     with pytest.raises(RewardError) as error:
-        score(resolve_rewards([f"model:{decoder}"], **cpu), completions)
+        score([reading("decoder")], completed(["短", "短", "短"], ["好", "长" * 100, "长" * 50]))
     for fragment in ("2 of 3", "128 tokens", "longest 304", "长长长"):
         assert fragment in str(error.value)
-
-
-def test_exactly_as_long_as_it_can_read(decoder, cpu):
-    rewards = resolve_rewards([f"model:{decoder}"], **cpu)
-    assert len(score(rewards, completed(["a"], ["b" * 126]))[0]) == 1  # with the end, 128
+    assert len(score([reading("decoder")], completed(["a"], ["b" * 126]))[0]) == 1  # with the end, 128
     with pytest.raises(RewardError, match="longest 129"):
-        score(rewards, completed(["a"], ["b" * 127]))
+        score([reading("decoder")], completed(["a"], ["b" * 127]))
 
 
-def test_a_decoder_without_a_template_reads_conversations_as_plain_text(decoder, cpu, tmp_path):
+def test_a_decoder_without_a_template_reads_conversations_as_plain_text(decoder, reading, tmp_path):
     """Through the plain template with its end of turn; where there is a template, that one is used."""
-    tokenizer = AutoTokenizer.from_pretrained(decoder)
-    bare = AutoTokenizer.from_pretrained(decoder)
+    tokenizer, bare = AutoTokenizer.from_pretrained(decoder), AutoTokenizer.from_pretrained(decoder)
     bare.chat_template = None
     AutoModelForSequenceClassification.from_pretrained(decoder).save_pretrained(tmp_path)
     bare.save_pretrained(tmp_path)
     assert not load_tokenizer(str(tmp_path)).chat_template
     turns = (Message("system", "短"), Message("user", "你好"))
-    scores, _ = score(resolve_rewards([f"model:{tmp_path}"], **cpu), completed([turns], ["您好"]))
-    text = tokenizer("System: 短\nUser: 你好\nAssistant: 您好").input_ids
-    expected = raw_score(tmp_path, [*text, tokenizer.eos_token_id])
-    assert scores == pytest.approx([expected], abs=1e-5)
-    with_template, _ = score(resolve_rewards([f"model:{decoder}"], **cpu), completed([turns], ["您好"]))
+    asked = completed([turns, "你好"], ["您好", "您好"])
+    scores, _ = score(resolve_rewards([f"model:{tmp_path}"], **CPU), asked)
+    texts = ("System: 短\nUser: 你好\nAssistant: 您好", "你好您好")
+    assert scores == raw_scores(tmp_path, *([*tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts))
     own = Renderer(tokenizer)
-    own_ids = own.prompt_ids(turns) + own.response_ids("您好", prompt=turns)
-    assert with_template == pytest.approx([raw_score(decoder, own_ids)], abs=1e-5)
-    assert with_template != pytest.approx(scores, abs=1e-4)
-    raw, _ = score(resolve_rewards([f"model:{tmp_path}"], **cpu), completed(["你好"], ["您好"]))
-    assert raw == pytest.approx(
-        [raw_score(tmp_path, [*tokenizer("你好您好").input_ids, tokenizer.eos_token_id])], abs=1e-5
-    )
+    with_template, _ = score([reading("decoder")], asked[:1])
+    assert with_template == raw_scores(decoder, own.prompt_ids(turns) + own.response_ids("您好", prompt=turns))
+    assert with_template != pytest.approx(scores[:1], abs=1e-4)
 
 
-@pytest.fixture
-def rows_of_passes(monkeypatch):
-    """How many rows each forward pass of a reward model gets."""
-    rows = []
-    forward = RewardModel.forward
-
-    def spy(self, batch):
-        rows.append(len(batch))
-        return forward(self, batch)
-
-    monkeypatch.setattr(RewardModel, "forward", spy)
-    return rows
-
-
-@pytest.mark.parametrize(("size", "expected"), [(4, [4, 2]), (100, [6])])
-def test_the_micro_batch_size_is_honoured(decoder, cpu, rows_of_passes, size, expected):
-    """More rows than asked for would be out of memory on somebody's device."""
-    rewards = resolve_rewards([f"model:{decoder}"], micro_batch=MicroBatch(size), **cpu)
-    scores, _ = score(rewards, completed(["问题"] * 6))
-    assert rows_of_passes == expected
-    assert scores == pytest.approx(
-        score(resolve_rewards([f"model:{decoder}"], **cpu), completed(["问题"] * 6))[0], abs=1e-5
-    )
-
-
-@pytest.mark.parametrize("architecture", ["decoder", "encoder"])
-def test_a_limit_of_tokens_is_honoured(request, tiny, architecture, cpu, monkeypatch):
-    """And changes no score; the longest response is read alone."""
-    folder = request.getfixturevalue("decoder") if architecture == "decoder" else tiny("deberta-v2")
+def test_limits_of_rows_and_tokens_are_honoured(decoder, monkeypatch):
+    """And change no score; more than asked for would be out of memory on somebody's device. The longest is read alone."""
     lengths = []
     forward = RewardModel.forward
 
@@ -239,16 +148,20 @@ def test_a_limit_of_tokens_is_honoured(request, tiny, architecture, cpu, monkeyp
 
     monkeypatch.setattr(RewardModel, "forward", spy)
     completions = completed(["问"] * 6, ["长" * n for n in (1, 12, 2, 3, 1, 2)])
-    expected, _ = score(resolve_rewards([f"model:{folder}"], **cpu), completions)
+
+    def scored(*limit):
+        lengths.clear()
+        return score(resolve_rewards([f"model:{decoder}"], micro_batch=MicroBatch(*limit), **CPU), completions)[0]
+
+    expected = pytest.approx(scored(100), abs=1e-5)
     [ordered] = lengths
+    assert scored(4) == expected
+    assert list(map(len, lengths)) == [4, 2]
     tokens = 3 * ordered[2]
-    lengths.clear()
-    limited = resolve_rewards([f"model:{folder}"], micro_batch=MicroBatch(6, tokens), **cpu)
-    assert score(limited, completions)[0] == pytest.approx(expected, abs=1e-5)
+    assert scored(6, tokens) == expected
     assert [length for part in lengths for length in part] == ordered
     assert all(len(part) == 1 or len(part) * part[-1] <= tokens for part in lengths)
-    assert lengths[0] == ordered[:3]
-    assert lengths[-1] == ordered[-1:]
+    assert (lengths[0], lengths[-1]) == (ordered[:3], ordered[-1:])
 
 
 def test_agreement_with_rankings_counts_lengths_in_characters():
@@ -268,7 +181,6 @@ def test_agreement_with_a_score_that_is_not_finite_is_refused(score):
         agreement_with(rankings, [[0.5, score]])
 
 
-CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 RENDERER = Renderer(byte_tokenizer())
 WORDS = byte_tokenizer()
 """A tokenizer that knows two more tokens than the policy's: "the cat " and "一"."""
@@ -276,18 +188,10 @@ WORDS.add_tokens(["the cat ", "一"])
 
 
 @pytest.fixture(scope="module")
-def reads_128(tiny, tmp_path_factory):
-    """A reward model that reads 128 tokens, with the policy's tokenizer; its folder."""
-    folder = tmp_path_factory.mktemp("rm") / "短"
-    tokenizer = load_tokenizer(tiny("gpt2"))
-    model = load_reward_model(tiny("gpt2"), tokenizer, seed=3, **CPU)
-    save_reward_model(model, tokenizer, folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def rewards(reads_128):
-    return [Reward("model:rm", load_model_reward(reads_128, micro_batch=MicroBatch(8), **CPU))]
+def rewards(tiny, tmp_path_factory):
+    """A reward model that reads 128 tokens, with the policy's tokenizer."""
+    folder = saved(tiny("gpt2"), tmp_path_factory.mktemp("rm") / "短")
+    return [Reward("model:rm", load_model_reward(folder, micro_batch=MicroBatch(8), **CPU))]
 
 
 def prompts(*texts):
@@ -340,16 +244,19 @@ def test_other_rewards_have_no_limit():
     check_context([Reward("f", len)], prompts("a" * 10_000), RENDERER, max_new_tokens=10_000)
 
 
+@pytest.fixture(scope="module")
+def reads_40(tiny, tmp_path_factory):
+    """The folder of a reward model that reads 40 tokens."""
+    return saved(tiny("gpt2", max_length=40), tmp_path_factory.mktemp("rm") / "更短")
+
+
 @pytest.fixture
-def settings(tiny, reads_128, tmp_path):
+def settings(tiny, reads_40, written):
     def make(**changes):
-        data = tmp_path / "问题.jsonl"
-        rows = [
-            json.dumps({"prompt": f"say {word}"}) + "\n" for word in ("ab", "cd", "ef", "gh", "ij", "kl", "mn", "op")
-        ]
-        data.write_text("".join(rows), encoding="utf-8")
-        common = {"data": str(data), "model": tiny("gpt2", max_length=512), "device": "cpu", "dtype": "float32"}
-        return common | {"rewards": (f"model:{reads_128}",)} | changes
+        words = ("ab", "cd", "ef", "gh", "ij", "kl", "mn", "op")
+        data = written("问题.jsonl", [{"prompt": f"say {word}"} for word in words])
+        common = {"data": data, "model": tiny("gpt2"), "device": "cpu", "dtype": "float32"}
+        return common | {"rewards": (f"model:{reads_40}",)} | changes
 
     return make
 
@@ -357,46 +264,34 @@ def settings(tiny, reads_128, tmp_path):
 RUN = {"steps": 2, "rollout_batch_size": 8, "minibatch_size": 8, "eval_fraction": 0.0, "sample_every": 0}
 
 
-def test_it_is_refused_before_anything_is_written(settings, tmp_path, tiny):
+def test_it_is_refused_before_anything_is_written(settings, tmp_path):
     """By training, for rewards and judges; and by what samples to evaluate."""
-    said = (
-        r"reads 128 tokens, but the prompt at .*jsonl:1 has 6 there and a response of --max-new-tokens 123 123: lower"
-    )
+    said = r"reads 40 tokens, but the prompt at .*jsonl:1 has 6 there and a response of --max-new-tokens 35 35: lower"
+    output = tmp_path / "run"
     with pytest.raises(ConfigError, match=said):
-        train_ppo(PPOConfig(**settings(max_new_tokens=123), **RUN, output=tmp_path / "run"))
-    judged = settings(max_new_tokens=123, rewards=("rule:digits",), selection_rewards=settings()["rewards"])
+        train_ppo(PPOConfig(**settings(max_new_tokens=35), **RUN, output=output))
+    judged = settings(max_new_tokens=35, rewards=("rule:digits",), selection_rewards=settings()["rewards"])
+    small = {"eval_fraction": 0.5, "rollout_batch_size": 2, "minibatch_size": 2}
     with pytest.raises(ConfigError, match=said):
-        train_ppo(
-            PPOConfig(
-                **judged,
-                **RUN | {"eval_fraction": 0.5, "rollout_batch_size": 2, "minibatch_size": 2},
-                output=tmp_path / "run",
-            )
-        )
-    assert not (tmp_path / "run").exists()
-    for config, measure in ((ScoresConfig, evaluate_scores), (BestOfNConfig, evaluate_best_of_n)):
-        with pytest.raises(ConfigError, match=said):
-            measure(config(**settings(max_new_tokens=123)))
+        train_ppo(PPOConfig(**judged, **RUN | small, output=output))
+    assert not output.exists()
     with pytest.raises(ConfigError, match=said):
-        evaluate_win_rate(WinRateConfig(**settings(max_new_tokens=123), baseline=tiny("gpt2", max_length=512)))
+        evaluate_scores(ScoresConfig(**settings(max_new_tokens=35)))
 
 
 def test_what_is_longer_all_the_same_is_counted_and_ends_nothing(settings, tmp_path, capsys):
     """A random policy writes half characters; each is one token of its own and three bytes of text."""
-    summary = train_ppo(
-        PPOConfig(**settings(max_new_tokens=122, response_length="fixed"), **RUN, output=tmp_path / "run")
-    )
+    config = PPOConfig(**settings(max_new_tokens=34, response_length="fixed"), **RUN, output=tmp_path / "run")
+    summary = train_ppo(config)
     assert summary["steps"] == 2
     assert 0 < summary["last_step"]["reward/unread_frac"] <= 1
     assert capsys.readouterr().err.count("some responses exceed a reward model's context") == 1
-    short = train_ppo(PPOConfig(**settings(max_new_tokens=8), **RUN, output=tmp_path / "short"))
-    assert "reward/unread_frac" not in short["last_step"]
 
 
 def test_of_a_batch_that_was_refilled_the_share_is_its_own(settings, tmp_path):
     """Not that of the last round, whose responses were mostly dropped."""
     sizes = {"samples_per_prompt": 4, "rollout_batch_size": 12, "minibatch_size": 12, "dynamic_sampling_rounds": 1}
-    sampled = settings(max_new_tokens=62, response_length="fixed", reward_weights=(0.0, 1.0))
+    sampled = settings(max_new_tokens=18, response_length="fixed", reward_weights=(0.0, 1.0))
     config = GRPOConfig(**sampled | RUN | sizes, output=tmp_path / "run")
 
     def some_tie(prompts):

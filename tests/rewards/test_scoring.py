@@ -35,67 +35,47 @@ def seen_by(completions, *names):
 
 
 def test_raw_text_arrives_as_strings(completions):
-    seen = seen_by(completions, "prompts", "completions", "completion_ids", "truncated", "expected", "难度")
-    assert seen == {
+    """The completion is whole, thinking and answer are apart. A response that was cut off in its thought has no answer."""
+    texts = ["<think>\n一加一\n</think>\n\n等于2。", "<think>\n红", "你好"]
+    thoughtful = [replace(c, response=text) for c, text in zip(completions, texts, strict=True)]
+    wanted = {
         "prompts": ["一加一等于几？", "苹果是什么颜色？", "say hi"],
-        "completions": ["等于2。", "红色", "你好"],
+        "completions": texts,
         "completion_ids": [[1, 2], [2, 3], [3, 4]],
         "truncated": [False, False, True],
         "expected": ["2。", "红色", "你好"],
         "难度": [1, 2, 3],
-    }
-
-
-def test_a_conversation_arrives_as_messages(chat):
-    """TRL's convention: functions written for its GRPO read completion[0]["content"]."""
-    assert seen_by([chat], "prompts", "completions") == {
-        "prompts": [[{"role": "system", "content": "简短"}, {"role": "user", "content": "你好"}]],
-        "completions": [[{"role": "assistant", "content": "您好！"}]],
-    }
-
-
-def test_thinking_and_answer_arrive_apart(completions):
-    """The completion is whole. A response that was cut off in its thought has no answer."""
-    texts = ["<think>\n一加一\n</think>\n\n等于2。", "<think>\n红", "你好"]
-    thoughtful = [replace(c, response=text) for c, text in zip(completions, texts, strict=True)]
-    assert seen_by(thoughtful, "completions", "thinking_parts", "answer_parts") == {
-        "completions": texts,
         "thinking_parts": ["一加一", "红", None],
         "answer_parts": ["等于2。", None, "你好"],
     }
+    assert seen_by(thoughtful, *wanted) == wanted
 
 
-def test_tools_and_their_calls_arrive_as_messages():
-    """In the format of Hugging Face's templates, with the tools in the first message."""
+def test_a_conversation_arrives_as_messages():
+    """TRL's convention: functions written for its GRPO read completion[0]["content"]. Tools and their calls are in the format
+    of Hugging Face's templates, with the tools in the first message."""
     tools = [{"type": "function", "function": {"name": "加", "parameters": {}}}]
-    call = ToolCall("加", '{"x": 1}', "c1")
     turns = (
         Message("user", "1+1?", tools=json.dumps(tools)),
-        Message("assistant", "", thinking="算", tool_calls=(call,)),
+        Message("assistant", "", thinking="算", tool_calls=(ToolCall("加", '{"x": 1}', "c1"),)),
         Message("tool", "2", name="加", tool_call_id="c1"),
     )
-    assert seen_by([Completion(Prompt(turns, "d:1"), "二")], "prompts")["prompts"] == [
+    calls = [{"type": "function", "function": {"name": "加", "arguments": {"x": 1}}, "id": "c1"}]
+    seen = seen_by([Completion(Prompt(turns, "d:1"), "二")], "prompts", "completions")
+    assert seen["completions"] == [[{"role": "assistant", "content": "二"}]]
+    assert seen["prompts"] == [
         [
             {"role": "user", "content": "1+1?", "tools": tools},
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": "算",
-                "tool_calls": [{"type": "function", "function": {"name": "加", "arguments": {"x": 1}}, "id": "c1"}],
-            },
+            {"role": "assistant", "content": "", "reasoning_content": "算", "tool_calls": calls},
             {"role": "tool", "content": "2", "name": "加", "tool_call_id": "c1"},
         ]
     ]
 
 
-def test_kwargs_take_everything_that_is_not_named(completions):
+def test_only_what_is_named_is_given_and_kwargs_take_the_rest(completions):
     seen = seen_by(completions, "completions", "**kwargs")
     parts = {"thinking_parts", "answer_parts"}
     assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度", "weights"} | parts
-
-
-def test_only_what_is_named_is_given(completions):
-    assert totals(lambda completions: [len(c) for c in completions], completions) == [4.0, 2.0, 2.0]
     assert totals(lambda expected: [len(e) for e in expected], completions) == [2.0, 2.0, 2.0]
     assert totals(lambda: [1, 2, 3], completions) == [1.0, 2.0, 3.0]
 
@@ -113,13 +93,11 @@ def test_defaults_stand_where_there_is_no_such_column(completions):
     assert totals(function, completions) == [2.5, 5.0, 7.5]
 
 
-@pytest.mark.parametrize(
-    "name", ["prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts"]
-)
-def test_a_column_cannot_replace_what_was_sampled(name):
+def test_a_column_cannot_replace_what_was_sampled():
     """A data file may well have a column called completions; which of the two a reward means would be a guess."""
-    with pytest.raises(RewardError, match=f"column '{name}'.*rename it"):
-        totals(lambda completions: [1.0], [Completion(Prompt("问", "d:1", {name: "旧"}), "新")])
+    for name in ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts"):
+        with pytest.raises(RewardError, match=f"column '{name}'.*rename it"):
+            totals(lambda completions: [1.0], [Completion(Prompt("问", "d:1", {name: "旧"}), "新")])
 
 
 class Length:
@@ -139,47 +117,35 @@ def weighted(weight, completions, offset=0.0):
     return [weight * len(c) + offset for c in completions]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_anything_that_can_be_called(completions):
+    for function in (
         Length(0.5),
         Length(0.5).score,
         functools.partial(weighted, 0.5),
         functools.partial(weighted, weight=0.5, offset=0.0),
-        functools.lru_cache(maxsize=None)(Length(0.5).__call__).__wrapped__,
-    ],
-    ids=["object", "method", "partial", "partial by name", "wrapped"],
-)
-def test_anything_that_can_be_called(completions, function):
-    assert totals(function, completions) == [2.0, 1.0, 1.0]
+        functools.wraps(Length(0.5).score)(Length(0.5)),
+    ):
+        assert totals(function, completions) == [2.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        [1, 0, -2],
+def test_numbers_of_every_kind(completions):
+    """A reward model's own code returns tensors, numpy code arrays: both are numbers to us."""
+    for result in (
         (1.0, 0.0, -2.0),
         [np.float64(1), np.int64(0), np.float32(-2)],
         [np.array(1.0), np.array([0.0]), np.array([[-2.0]])],
-        np.array([1.0, 0.0, -2.0]),
         np.array([1, 0, -2], dtype=np.int32),
         np.array([[1.0], [0.0], [-2.0]]),
         [torch.tensor(1.0), torch.tensor([0.0]), torch.tensor(-2)],
-        torch.tensor([1.0, 0.0, -2.0]),
         torch.tensor([1.0, 0.0, -2.0], dtype=torch.bfloat16),
         torch.tensor([1.0, 0.0, -2.0], requires_grad=True),
         torch.tensor([[1.0], [0.0], [-2.0]]),
         [True, False, Fraction(-4, 2)],
         [np.bool_(True), np.bool_(False), -2],
-    ],
-    ids=["list", "tuple", "numpy scalars", "numpy arrays of one", "array", "integers", "column", "tensors of one", "tensor",
-         "bfloat16", "with gradient", "column tensor", "bool and fraction", "numpy bool"],
-)  # fmt: skip
-def test_numbers_of_every_kind(completions, result):
-    """A reward model's own code returns tensors, numpy code arrays: both are numbers to us."""
-    scores = totals(lambda: result, completions)
-    assert scores == [1.0, 0.0, -2.0]
-    assert all(type(s) is float for s in scores)
+    ):
+        scores = totals(lambda result=result: result, completions)
+        assert scores == [1.0, 0.0, -2.0]
+        assert all(type(s) is float for s in scores)
 
 
 def test_no_reward_applies(completions):
@@ -208,25 +174,22 @@ def test_something_that_is_no_finite_number(completions, value):
     assert "数据.jsonl:1" not in str(error.value)
 
 
-@pytest.mark.parametrize("count", [0, 4])
-def test_the_wrong_number_of_scores(completions, count):
-    with pytest.raises(RewardError) as error:
-        totals(lambda: [1.0] * count, completions)
-    for fragment in ("reward f returned", f"{count} scores for 3 responses", "一加一等于几？", "数据.jsonl:1"):
-        assert fragment in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [None, torch.tensor(1.0), "abc", (1.0 for _ in range(3)), {0: 1.0, 1: 2.0, 2: 3.0}, {1.0, 2.0, 3.0}],
-    ids=["None", "0-d tensor", "str", "generator", "dict", "set"],
-)
-def test_something_that_is_no_list(completions, result):
+def test_the_wrong_number_of_scores_or_no_list(completions):
     """A set would give the scores in no order, a dictionary its keys."""
-    with pytest.raises(RewardError) as error:
-        totals(lambda: result, completions)
-    for fragment in ("reward f returned", type(result).__name__, "一加一等于几？", "数据.jsonl:1"):
-        assert fragment in str(error.value)
+    for result, said in (
+        ([], "0 scores for 3 responses"),
+        ([1.0] * 4, "4 scores for 3 responses"),
+        (None, "None"),
+        (torch.tensor(1.0), "Tensor"),
+        ("abc", "str"),
+        ((1.0 for _ in range(3)), "generator"),
+        ({0: 1.0, 1: 2.0, 2: 3.0}, "dict"),
+        ({1.0, 2.0, 3.0}, "set"),
+    ):
+        with pytest.raises(RewardError) as error:
+            totals(lambda result=result: result, completions)
+        for fragment in ("reward f returned", said, "一加一等于几？", "数据.jsonl:1"):
+            assert fragment in str(error.value)
 
 
 def test_a_function_that_raises(completions):
@@ -270,28 +233,10 @@ SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
 WAYS = ("sum", "mean", "min", "mean-std")
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("sum", 1.0 + 2.0 + 6.0),
-        ("mean", (1.0 + 2.0 + 6.0) / 3),
-        ("min", 1.0),
-        ("mean-std", 3.0 - math.sqrt(((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3)),
-    ],
-)
-def test_golden_combinations(how, expected):
-    assert combine_scores([1.0, 2.0, 6.0], how) == pytest.approx(expected, rel=1e-12)
-
-
-@given(scores=SCORES)
-def test_identities_of_combinations(scores):
-    """The smallest is below the mean, and so is mean-std; the order of rewards does not matter."""
-    mean, smallest = combine_scores(scores, "mean"), combine_scores(scores, "min")
-    assert combine_scores(scores, "sum") == pytest.approx(len(scores) * mean, rel=1e-9, abs=1e-6)
-    assert smallest <= mean + 1e-6
-    assert combine_scores(scores, "mean-std") <= mean
-    for how in WAYS:
-        assert combine_scores(scores[::-1], how) == pytest.approx(combine_scores(scores, how), rel=1e-6, abs=1e-6)
+def test_golden_combinations():
+    deviation = math.sqrt(((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3)
+    found = [combine_scores([1.0, 2.0, 6.0], how) for how in WAYS]
+    assert found == pytest.approx([9.0, 3.0, 1.0, 3.0 - deviation], rel=1e-12)
 
 
 @given(scores=SCORES)
@@ -333,9 +278,9 @@ def test_scores_by_hand(completions, cpu, options, expected):
 
 
 def test_a_reward_may_bring_its_weight(completions, cpu):
-    rewards = load_rewards([Reward("a", first, 2.0), second], RewardOptions(), micro_batch=MicroBatch(8), **cpu)
+    rewards = load_rewards([Reward("a", first, 2.0), second], RewardOptions(), **cpu)
     assert score(rewards, completions)[0] == [2 * 1.0 + 3.0, 4.0, -4.0]
-    twice = load_rewards([Reward("a", first, 2.0)] * 2, RewardOptions(), micro_batch=MicroBatch(8), **cpu)
+    twice = load_rewards([Reward("a", first, 2.0)] * 2, RewardOptions(), **cpu)
     assert [(reward.name, reward.weight) for reward in twice] == [("a", 2.0), ("a#2", 2.0)]
 
 
@@ -371,22 +316,18 @@ def scalar(completions):
     return [10.0, None, 30.0]
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
+def test_lists_of_every_kind():
+    for result in (
         DENSE,
         [np.array(row) for row in DENSE],
         [torch.tensor(row, dtype=torch.bfloat16) for row in DENSE],
         [[torch.tensor(x) for x in row] for row in DENSE],
-    ],
-    ids=["lists", "arrays", "bfloat16", "tensors of one"],
-)
-def test_lists_of_every_kind(result):
-    scores = score_tokens([Reward("密", lambda completions: result)], COMPLETIONS)
-    assert scores.tokens == DENSE
-    assert scores.totals == [3.0, 3.0, 0.0]
-    assert scores.means == {"密": 2.0}
-    assert all(type(x) is float for row in scores.tokens for x in row)
+    ):
+        scores = score_tokens([Reward("密", lambda completions, result=result: result)], COMPLETIONS)
+        assert scores.tokens == DENSE
+        assert scores.totals == [3.0, 3.0, 0.0]
+        assert scores.means == {"密": 2.0}
+        assert all(type(x) is float for row in scores.tokens for x in row)
 
 
 @pytest.mark.parametrize(
@@ -416,20 +357,16 @@ def test_two_dense_rewards_are_added_token_by_token():
     assert scores.totals == [5.0, 3.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("row", "fragments"),
-    [
-        ([1.0], ["returned 1 score for a response of 2 tokens", "completion_ids"]),
-        ([1.0, 2.0, 3.0], ["returned 3 scores for a response of 2 tokens", "the token that ended the response is not"]),
-        ([], ["returned 0 scores for a response of 2 tokens"]),
-        (torch.ones(3), ["returned 3 scores for a response of 2 tokens"]),
-        ([1.0, float("nan")], ["nan (float)", "one finite number"]),
-        ([1.0, None], ["None (NoneType)"]),
-        (["1", "2"], ["'1' (str)"]),
-    ],
-)
-def test_what_does_not_fit_the_tokens(row, fragments):
-    with pytest.raises(RewardError) as error:
-        score([Reward("密", lambda completions: [row, *DENSE[1:]])], COMPLETIONS)
-    for fragment in ("reward 密", "d:1", "二个", *fragments):
-        assert fragment in str(error.value)
+def test_what_does_not_fit_the_tokens():
+    for row, *fragments in (
+        ([1.0], "returned 1 score for a response of 2 tokens", "completion_ids"),
+        ([1.0, 2.0, 3.0], "returned 3 scores for a response of 2 tokens", "the token that ended the response is not"),
+        (torch.ones(3), "returned 3 scores for a response of 2 tokens"),
+        ([1.0, float("nan")], "nan (float)", "one finite number"),
+        ([1.0, None], "None (NoneType)"),
+        (["1", "2"], "'1' (str)"),
+    ):
+        with pytest.raises(RewardError) as error:
+            score([Reward("密", lambda completions, row=row: [row, *DENSE[1:]])], COMPLETIONS)
+        for fragment in ("reward 密", "d:1", "二个", *fragments):
+            assert fragment in str(error.value)

@@ -1,6 +1,5 @@
 """heedful serve-reward with clients that idle, stall, leave, flood it and send what they should not."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -25,6 +25,7 @@ from heedful.rewards.serve import public_name
 HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"
 SECONDS = 30.0
 """The longest that /health may take on a machine that does much else."""
+get, post = (partial(method, timeout=300, verify=False) for method in (httpx2.get, httpx2.post))
 
 
 def head(length, *more):
@@ -87,7 +88,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(forked, folder):
     """One for the tests that end none: it may open few files, and let few requests wait."""
-    one = Server(forked, folder, "--max-queue", "8", soft=256, hard=256)
+    one = Server(forked, folder, "--max-queue", "8", soft=128, hard=128)
     yield one
     one.process.kill()
     one.process.communicate()
@@ -104,75 +105,50 @@ def answer_on(connection, *, head_only=False):
     return received
 
 
-WATCH = """
-import json, select, socket, sys, time
-found = []
-def ask(port):
-    start, answer = time.monotonic(), b""
-    try:
-        with socket.create_connection(("127.0.0.1", port), 300) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
-            while b"}" not in answer and (piece := connection.recv(4096)):
-                answer += piece
-    except OSError as error:
-        answer = repr(error).encode()
-    body = answer[answer.find(b"{"):] if b"}" in answer else b'{"requests": -1}'
-    found.append((time.monotonic() - start, answer[:12].decode(), json.loads(body)["requests"]))
-sys.stdin.readline()
-while not select.select([sys.stdin], [], [], 0.02)[0]:
-    ask(int(sys.argv[1]))
-print(json.dumps(found))
-"""
-
-
-class HealthWatch:
-    """Asks for /health all the time, from a process of its own: what else this one does shall not slow it down."""
+class HealthWatch(threading.Thread):
+    """Asks for /health all the time."""
 
     def __init__(self, server):
-        self.seconds = []
-        self.answers = set()
-        self.requests = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WATCH, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__()
+        self.server, self.is_over = server, threading.Event()
+        self.seconds, self.answers, self.requests = [], set(), [0]
+
+    def run(self):
+        while not self.is_over.wait(0.02):
+            started, received = time.monotonic(), b""
+            try:
+                with self.server.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+                    while b"}" not in received and (piece := connection.recv(4096)):
+                        received += piece
+            except OSError as error:
+                received = repr(error).encode()
+            self.seconds.append(time.monotonic() - started)
+            self.answers.add(received[:12].decode())
+            if b"}" in received:
+                self.requests.append(json.loads(received[received.find(b"{") :])["requests"])
 
     def __enter__(self):
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
+        self.start()
         return self
 
     def __exit__(self, *_):
-        out, _ = self._process.communicate("end\n")
-        for seconds, answer, requests in json.loads(out):
-            self.seconds.append(seconds)
-            self.answers.add(answer)
-            self.requests.append(requests)
-
-
-async def _status(port, sent):
-    """The status of an answer, or the kind of error."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError as error:
-        return type(error).__name__
-    try:
-        writer.write(sent)
-        line = await asyncio.wait_for(reader.readline(), 300)
-        return int(line.split()[1]) if line else "closed"
-    except OSError as error:
-        return type(error).__name__
-    finally:
-        writer.close()
+        self.is_over.set()
+        self.join()
 
 
 def statuses(server, requests):
-    """The statuses of requests that are sent at the same time."""
+    """The statuses of requests that are sent at the same time, or the kinds of errors."""
 
-    async def ask():
-        return await asyncio.gather(*(_status(server.port, one) for one in requests))
+    def status(sent):
+        try:
+            with server.connect(sent) as connection:
+                line = answer_on(connection, head_only=True)
+        except OSError as error:
+            return type(error).__name__
+        return int(line.split()[1]) if line else "closed"
 
-    with ThreadPoolExecutor(1) as thread:  # in this one a browser's event loop may run
-        return thread.submit(lambda: asyncio.run(ask())).result()
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return list(threads.map(status, requests))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
@@ -200,7 +176,7 @@ def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(forked, f
 
 def waiting(server):
     """How many requests wait or are being scored."""
-    return httpx2.get(f"{server.url}/health", timeout=300).json()["requests"]
+    return get(f"{server.url}/health").json()["requests"]
 
 
 def until(server, count):
@@ -210,42 +186,36 @@ def until(server, count):
 
 
 def test_health_and_memory_under_load(server):
-    """300 idle and 200 busy connections, stalled uploads, abandoned requests and a body without end, all at once."""
+    """150 idle and 100 busy connections, stalled uploads, abandoned requests and a body without end, all at once."""
     before = server.memory()
     with HealthWatch(server) as watch, contextlib.ExitStack() as stack:
         hold = stack.enter_context
-        for _ in range(300):
+        for _ in range(150):
             hold(server.connect(HALF_HEAD))
         stalled = [hold(server.connect(head(50_000_000))) for _ in range(20)]
         for connection in stalled:
             connection.setblocking(False)
             with contextlib.suppress(OSError):
                 connection.send(b"x" * 2**20)
-        busy = hold(server.connect(request(4000)))
+        busy = hold(server.connect(request(3000)))
         while waiting(server) < 1:
             time.sleep(0.02)
         for _ in range(30):  # abandoned
-            server.connect(request(1000)).close()
+            server.connect(request(100)).close()
         while waiting(server) > 1:  # the server has not yet seen that they left
             time.sleep(0.02)
         endless = threading.Thread(target=send_endlessly, args=(server,))
         endless.start()
-        found = statuses(server, [request(10)] * 200)
+        found = statuses(server, [request(10)] * 100)
         peak = server.memory()
         endless.join()
         assert answer_on(busy, head_only=True).startswith(b"HTTP/1.1 200")
-    slowest = sorted(watch.seconds)
-    count = {status: found.count(status) for status in set(found)}
-    print(
-        f"\nanswers {count}; health asked {len(slowest)} times, median {slowest[len(slowest) // 2]:.4f} s, slowest "
-        f"{slowest[-1]:.3f} s; memory {before:.0f} MB, then {peak:.0f} MB"
-    )
     # There are fewer connections than clients, so some are closed before they have asked: the more, the slower they ask.
-    assert set(found) <= {200, 429, "closed", "ConnectionResetError"}
+    assert set(found) <= {200, 429, "closed", "ConnectionResetError", "BrokenPipeError"}
     assert max(watch.requests) == 9, "eight wait while one is scored"
-    assert count[200] >= 8, "more only if that one was answered before all of them had asked"
+    assert found.count(200) >= 8, "more only if that one was answered before all of them had asked"
     assert watch.answers <= {"HTTP/1.1 200", "ConnectionRe"}, "a slow /health is one of those that are closed too"
-    assert slowest[-1] < SECONDS
+    assert max(watch.seconds) < SECONDS
     assert peak - before < 400, "the bodies in flight are at most 256 MB"
     assert server.process.said()[1] == ""
 
@@ -275,20 +245,18 @@ def test_an_oversized_body_is_not_read_without_end(server):
         assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.exhaustive
 def test_a_large_request_does_not_hold_up_health(server):
     """60 MB of JSON, which are read in one go, and a text of 20 MB that is refused before it is tokenised."""
     many = b'{"prompts": ["x"], "completions": ["y"], "columns": {"n": [' + b"1234567," * 7_400_000 + b"0]}}"
-    assert len(many) > 55e6
     long = json.dumps({"prompts": ["x"], "completions": ["ab c" * 5_000_000]}).encode()
     plain = {"Content-Type": "application/json"}
     with HealthWatch(server) as watch:
-        assert httpx2.post(f"{server.url}/score", content=many, headers=plain, timeout=300).status_code == 200
-        answer = httpx2.post(f"{server.url}/score", content=long, headers=plain, timeout=300)
+        assert post(f"{server.url}/score", content=many, headers=plain).status_code == 200
+        answer = post(f"{server.url}/score", content=long, headers=plain)
     assert answer.status_code == 400
     assert "completions[0] has 20000000 characters; the reward model can read at most 100000" in answer.text
-    slowest = sorted(watch.seconds)
-    print(f"\nhealth: median {slowest[len(slowest) // 2]:.4f} s, slowest {slowest[-1]:.2f} s")
-    assert (watch.answers, slowest[-1] < SECONDS) == ({"HTTP/1.1 200"}, True)
+    assert (watch.answers, max(watch.seconds) < SECONDS) == ({"HTTP/1.1 200"}, True)
 
 
 class Slow:
@@ -392,7 +360,7 @@ def test_requests_whose_client_has_gone_do_not_gather_without_end(serving):
 
 def test_bodies_in_flight_are_bounded(serving):
     """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
-    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=5) as url:
+    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=3) as url:
         one = Address(url)
         holding = [one.connect(head(1_000_000) + b" " * 900_000) for _ in range(2)]
         time.sleep(0.5)
@@ -411,7 +379,7 @@ def ask(url, **headers):
     """POST a request for a score with these headers; a header that is None is left out."""
     given = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
     body = json.dumps({"prompts": ["a"], "completions": ["b"]}).encode()
-    return httpx2.post(f"{url}/score", content=body, headers=given)
+    return post(f"{url}/score", content=body, headers=given)
 
 
 def ones(prompts, completions, truncated):
@@ -425,7 +393,7 @@ def test_other_sites_do_not_reach_it(serving):
         for host in ("evil.example", f"evil.example:{port}", "203.0.113.9", "[bad", "localhost.evil.example"):
             refused = ask(url, host=host)
             assert (refused.status_code, "does not accept the host" in refused.json()["error"]) == (421, True), host
-            assert httpx2.get(f"{url}/health", headers={"host": host}).status_code == 421
+            assert get(f"{url}/health", headers={"host": host}).status_code == 421
         for host in (f"localhost:{port}", "127.0.0.1", "127.8.8.8", f"[::1]:{port}", "gpu-BOX:80", "a.localhost."):
             assert ask(url, host=host).status_code == 200, host
         for origin in ("https://evil.example", "null", "http://localhost:1", f"file://{url[7:]}x"):
@@ -436,10 +404,7 @@ def test_other_sites_do_not_reach_it(serving):
             refused = ask(url, content_type=kind)
             assert (refused.status_code, "application/json" in refused.json()["error"]) == (415, True), kind
         assert ask(url, content_type="Application/JSON; charset=utf-8").status_code == 200
-
-
-def test_at_every_address_any_address_in_digits_will_do(serving):
-    """Nobody can point one of those anywhere else. Names still must be said."""
+    # At every address any address in digits will do: nobody can point one of those anywhere else. Names still must be said.
     with serving(ones, max_characters=1000, host="0.0.0.0") as url:
         assert ask(url, host="203.0.113.9:8001").status_code == 200
         assert ask(url, host="evil.example").status_code == 421
@@ -454,31 +419,21 @@ def test_a_token(serving):
             assert "Authorization: Bearer TOKEN" in refused.json()["error"]
             assert "s3cret" not in refused.text
         assert ask(url, authorization="Bearer s3cret").status_code == 200
-        assert httpx2.get(f"{url}/health").json() == {"status": "ok", "model": "m", "requests": 0}
+        assert get(f"{url}/health").json() == {"status": "ok", "model": "m", "requests": 0}
 
 
-def test_health_gives_a_name_and_no_path(server, folder):
-    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok", "model": "run/final", "requests": 0}
-    assert str(Path(folder).parent.parent) not in httpx2.get(f"{server.url}/health").text
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
+def test_health_gives_a_name_and_no_path(server, folder, tmp_path, monkeypatch):
+    assert get(f"{server.url}/health").json() == {"status": "ok", "model": "run/final", "requests": 0}
+    assert str(Path(folder).parent.parent) not in get(f"{server.url}/health").text
+    for place, name in (
         ("alice/models/judge", "judge"),
         ("alice/runs/好/final", "好/final"),
         ("alice/runs/r/checkpoints/step-20", "r/checkpoints/step-20"),
-    ],
-)
-def test_the_name_of_a_folder(tmp_path, folder, name, monkeypatch):
-    (tmp_path / folder).mkdir(parents=True)
-    assert public_name(str(tmp_path / folder)) == name
-    monkeypatch.chdir(tmp_path / folder)
-    assert public_name(".") == name
-
-
-def test_the_name_of_a_model_elsewhere():
-    assert public_name("org/judge") == "org/judge"
+    ):
+        (tmp_path / place).mkdir(parents=True)
+        assert public_name(str(tmp_path / place)) == name
+        monkeypatch.chdir(tmp_path / place)
+        assert public_name(".") == name
     assert public_name("modelscope:org/judge") == "modelscope:org/judge"
 
 
@@ -493,15 +448,8 @@ def test_a_token_that_cannot_be_sent_is_refused(capsys, monkeypatch, token):
 
 @pytest.mark.exhaustive
 def test_too_few_files_are_refused_before_the_model_is_loaded():
-    run = ["-m", "heedful", "serve-reward", "--model", "没有", "--port", "0"]
-    done = subprocess.run(
-        ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", sys.executable, *run],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
+    run = f"ulimit -n 128; exec {sys.executable} -m heedful serve-reward --model 没有 --port 0"
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 2
-    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 168" in (
-        done.stderr
-    )
+    said = "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 168"
+    assert said in done.stderr

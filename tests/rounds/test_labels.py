@@ -132,44 +132,35 @@ def change(project, **content):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("丁", 1, "丁"),
-        ("judge", ["rule:digits", None], "--judge must be a text, got None"),
-        ("policy", ["m"], "--policy must be a text, got ['m']"),
-        ("reward_config", True, "--reward-config must be a path or none, got True"),
-        ("labels", 0, "--labels must be greater than 0, got 0"),
-    ],
-)
-def test_a_setting_that_no_round_can_have_is_named(heedful, asked, name, value, said):
-    path = change(asked[0], settings={**noted(asked[0])["settings"], name: value})
-    outcome = heedful("round", asked[0])
-    assert outcome.status == 2
-    assert f"{path}: " in outcome.message
-    assert said in outcome.message
-    assert "; restore it, or remove it to begin its round again" in outcome.message
+def test_notes_that_no_round_can_have_are_named(heedful, asked):
+    """A setting, and what later steps read."""
+    project, settings = asked[0], noted(asked[0])["settings"]
+    for content, said in (
+        ({"settings": settings | {"丁": 1}}, "丁"),
+        ({"settings": settings | {"judge": ["rule:digits", None]}}, "--judge must be a text, got None"),
+        ({"settings": settings | {"policy": ["m"]}}, "--policy must be a text, got ['m']"),
+        ({"settings": settings | {"reward_config": True}}, "--reward-config must be a path or none, got True"),
+        ({"settings": settings | {"labels": 0}}, "--labels must be greater than 0, got 0"),
+        *(({"settings": settings, "steps": {"sample": one}}, "") for one in ({"asked": 1}, {"items": [["丙"]]}, "丙")),
+    ):
+        path = change(project, **content)
+        outcome = heedful("round", project)
+        assert outcome.status == 2
+        assert f"{path}: " in outcome.message
+        assert said in outcome.message
+        assert "; restore it, or remove it to begin its round again" in outcome.message
 
 
-@pytest.mark.parametrize("sample", [{"asked": 1}, {"items": [["丙"]]}, "丙"])
-def test_notes_without_what_later_steps_read_are_named(heedful, asked, sample):
-    path = change(asked[0], steps={"sample": sample})
-    outcome = heedful("round", asked[0])
-    assert outcome.status == 2
-    assert f"{path}: " in outcome.message
-    assert "restore it, or remove it to begin its round again" in outcome.message
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"prompt": "x"}\n', b"\xff\n", b"[]\n", None])
-def test_answers_that_are_damaged_are_named(heedful, asked, content):
+def test_answers_that_are_damaged_are_named(heedful, asked):
     change(asked[0], steps={})
     path = asked[0] / "rounds" / "1" / "answers.jsonl"
-    path.unlink()
-    path.mkdir() if content is None else path.write_bytes(content)
-    outcome = heedful("round", asked[0])
-    assert outcome.status == 2
-    assert f"{path} is damaged" in outcome.message
-    assert "restore it, or remove it to sample the round's answers again" in outcome.message
+    for content in (b"{", b'{"prompt": "x"}\n', b"\xff\n", b"[]\n", None):
+        path.unlink()
+        path.mkdir() if content is None else path.write_bytes(content)
+        outcome = heedful("round", asked[0])
+        assert outcome.status == 2
+        assert f"{path} is damaged" in outcome.message
+        assert "restore it, or remove it to sample the round's answers again" in outcome.message
 
 
 def test_a_round_whose_notes_are_gone_begins_again_with_what_is_there(heedful, asked, words):

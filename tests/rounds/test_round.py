@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from cases import often
 from heedful.label import Project
 from heedful.label.rounds_page import rounds_of
+from heedful.rounds.round import verdict
 from small_rounds import made, quietly
 
 SIMULATED = (
@@ -54,6 +56,10 @@ def test_two_rounds(finished, tmp_path):
     assert "6 pairs are ready to be labelled" in waits
     assert all("0 of 6 pairs are labelled, 6 are needed" in said for said in (waits, waits_still))
     assert "round 1 is finished. Its policy, compared with the one before on held-out prompts:" in ends
+    judged = notes_of(folder, 1)["steps"]["evaluate"]["judge_over_previous"]
+    assert judged["verdict"] == verdict(judged["interval_95"])
+    assert f"under the judge: {judged['verdict']} (it wins {judged['win_rate']:.1%} of" in ends
+    assert "95 % interval" in ends
     project = shutil.copytree(folder, tmp_path / folder.name)
     items = items_of(project, 1)
     assert [(item.chosen_by, item.task, len(item.candidates)) for item in items] == [("random", "pair", 2)] * 6
@@ -94,9 +100,7 @@ def test_two_rounds(finished, tmp_path):
     assert page["across"]["win_rate"] == [steps["evaluate"]["over_previous"]["win_rate"], None]
 
 
-KILLS = ["round.sampled", *(f"round.{when}@{step}" for step in range(1, 4) for when in ("step", "noted"))]
-
-
+KILLS = [f"round.{when}@{step}" for step in range(1, 4) for when in ("step", "noted")]
 IN_TRAINING = ("step.learned@1", "step.learned@2", "save.files@1", "run.finished@1", "evaluation@1")
 
 
@@ -137,63 +141,53 @@ def compared(project, notes):
     return json.dumps(notes, ensure_ascii=False).replace(str(project), "P"), weights, labels
 
 
-def after_a_kill(start, straight, project, words, point):
-    fault = point.replace("@", ":kill@") if "@" in point else f"{point}:kill"
-    got, killed = finish(start, project, words, fault)
-    assert killed == 1, "the fault point was not reached"
-    assert compared(project, got) == compared(straight, without_times(notes_of(straight, 1)))
-
-
-def test_a_kill_while_it_is_asking_changes_nothing(forked_heedful, finished, project, words):
-    """The pairs are in the project, and the step is not noted."""
-    after_a_kill(forked_heedful, finished[0], project, words, "round.step@1")
+@pytest.mark.parametrize("point", often(["round.sampled:kill", "round.step:kill@1"], ["round.step:kill@1"]))
+def test_a_kill_while_it_is_asking_changes_nothing(forked_heedful, heedful, waiting, project, words, point):
+    """The answers are there, and the pairs are in the project, but the step is not noted."""
+    killed = forked_heedful(
+        "round", project, *words, env=os.environ | {"HEEDFUL_FAULTS": point, "OMP_NUM_THREADS": "1"}
+    )
+    said = killed.communicate()
+    assert killed.returncode == -9, said
+    assert notes_of(project, 1)["steps"] == {}
+    assert heedful("round", project, *words).status == 0
+    straight, got = (without_times(notes_of(one, 1)) for one in (waiting[0], project))
+    assert json.dumps(got).replace(str(project), "P") == json.dumps(straight).replace(str(waiting[0]), "P")
+    for of in (waiting[0], project):
+        assert {item.item_id for item in items_of(of, 1)} == set(straight["steps"]["sample"]["items"])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("point", [*KILLS, *IN_TRAINING])
 def test_kills_change_nothing(forked_heedful, finished, project, words, point):
-    after_a_kill(forked_heedful, finished[0], project, words, point)
+    straight = finished[0]
+    got, killed = finish(forked_heedful, project, words, point.replace("@", ":kill@"))
+    assert killed == 1, "the fault point was not reached"
+    assert compared(project, got) == compared(straight, without_times(notes_of(straight, 1)))
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
+def test_refusals(heedful, project, words, tmp_path):
+    for flags, said in (
         (("--prompts", ""), "--policy is given, but not --prompts"),
         (("--random-share", "0.5", "--reward-models", "1"), "--reward-models is 1; train at least 2"),
         (("--random-share", "0.1"), "--random-share must be at least 0.2"),
         (("--temperature", "0"), "--temperature must be greater than 0 here"),
-    ],
-)
-def test_refusals(heedful, project, words, flags, said):
-    outcome = heedful("round", project, *words, *flags)
-    assert outcome.status == 2
-    assert said in outcome.message
-    assert not (project / "rounds").exists()
-
-
-def test_what_is_no_project_is_refused(heedful, words, tmp_path):
+    ):
+        outcome = heedful("round", project, *words, *flags)
+        assert outcome.status == 2
+        assert said in outcome.message
     outcome = heedful("round", tmp_path / "没有", *words)
     assert (outcome.status, "is not a labelling project" in outcome.message) == (2, True)
-
-
-def test_the_first_call_needs_a_policy(heedful, project):
     outcome = heedful("round", project)
-    assert outcome.status == 2
-    assert "--policy and --prompts are missing" in outcome.message
+    assert (outcome.status, "--policy and --prompts are missing" in outcome.message) == (2, True)
+    assert not [*project.glob("rounds/*/*")]
 
 
-def test_other_settings_are_refused_while_a_round_is_under_way(heedful, waiting, words):
-    project = waiting[0]
-    outcome = heedful("round", project, *words, "--labels", "7")
-    assert outcome.status == 2
-    assert "--labels is 7, but the project's rounds use 6" in outcome.message
-    assert heedful("round", project, "--enough", "0.5").status == 0, "how much is enough may change"
-
-
-def test_a_flag_counts_also_with_the_value_that_is_the_default(heedful, project, words, tmp_path):
-    """It was once taken for a flag that was left out, and the last round's setting stayed."""
-    assert "0 of 6 pairs are labelled, 3 are needed" in heedful("round", project, *words, "--enough", "0.5").out
-    assert "3 are needed" in heedful("round", project).out
+def test_settings_of_a_round_that_is_under_way(heedful, waiting, tmp_path):
+    """How much is enough may change, and others may not; a flag counts also with the value that is the default."""
+    project = shutil.copytree(waiting[0], tmp_path / "项目")
+    assert "3 are needed" in heedful("round", project, "--enough", "0.5").out
+    assert "6 are needed" in heedful("round", project).out, "it is of one call"
     assert "6 are needed" in heedful("round", project, "--enough", "1").out
     file = tmp_path / "这次.yaml"
     file.write_text(f"project: {project}\nenough: 1\n", encoding="utf-8")

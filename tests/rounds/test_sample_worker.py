@@ -51,23 +51,23 @@ def test_the_same_requests_get_the_same_answers_and_repeated_ones_new_ones(ask):
     assert once[1]["answers"] != once[2]["answers"]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "not a JSON line"),
-        ("[]", "a request must be an object"),
-        ('{"id": 7, "prompts": []}', "must be a list of strings or of conversations"),
-        ('{"id": 7, "prompts": [" "]}', "prompts[0]"),
-        ('{"id": 7, "prompts": [{"role": "user"}]}', "prompts[0]"),
-        ('{"id": 7, "prompts": ["\\ud800"]}', "lone surrogate"),
-        ('{"id": 7, "prompts": ["a"], "answers": true}', "from 1 to 64"),
-        ('{"id": 7, "prompts": ["a"], "answers": 65}', "from 1 to 64"),
-    ],
-)
-def test_a_bad_request_gets_an_error_and_the_next_is_answered(ask, line, said):
-    _, (_, bad, good) = ask([line, json.dumps(REQUESTS[1])])
-    assert said in bad["error"]
-    assert bad["id"] == (7 if '"id": 7' in line else None)
+BAD = {
+    "{": "not a JSON line",
+    "[]": "a request must be an object",
+    '{"id": 7, "prompts": []}': "must be a list of strings or of conversations",
+    '{"id": 7, "prompts": [" "]}': "prompts[0]",
+    '{"id": 7, "prompts": [{"role": "user"}]}': "prompts[0]",
+    '{"id": 7, "prompts": ["\\ud800"]}': "lone surrogate",
+    '{"id": 7, "prompts": ["a"], "answers": true}': "from 1 to 64",
+    '{"id": 7, "prompts": ["a"], "answers": 65}': "from 1 to 64",
+}
+
+
+def test_a_bad_request_gets_an_error_and_the_next_is_answered(ask):
+    _, (_, *bad, good) = ask([*BAD, json.dumps(REQUESTS[1])])
+    for reply, (line, said) in zip(bad, BAD.items(), strict=True):
+        assert said in reply["error"]
+        assert reply["id"] == (7 if '"id": 7' in line else None)
     assert good["answers"]
 
 
