@@ -45,7 +45,7 @@ from heedful.algorithms.ppo import backward_minibatch
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import Batch
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs, token_values
 from heedful.models.load import load_policy, load_reward_model, load_value_model
@@ -108,7 +108,7 @@ def make_rollouts(case: Case, options: argparse.Namespace) -> tuple[Responses, l
         tokenizer.save_pretrained(case.folder / name)
     ids = json.loads((case.workload / "prompts.json").read_text(encoding="utf-8"))[: options.batch // GROUP]
     prompts = [prompt for prompt in ids for _ in range(GROUP)]
-    rollouts = sample(
+    rollouts = generate(
         load_policy(str(case.folder / "behaviour"), **CPU),
         prompts,
         SamplingOptions(max_new_tokens=options.response_length, response_length="stop" if case.natural else "fixed"),

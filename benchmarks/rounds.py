@@ -46,7 +46,7 @@ from heedful.label.records import Item
 from heedful.rounds.judging import Labeller, label_project, load_judge, scores_of
 from heedful.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
 from heedful.rounds.round import run_round
-from heedful.rounds.sample import sample
+from heedful.rounds.sample import sample_answers
 from heedful.training.output_folder import finished
 
 HELD_OUT = 0.17
@@ -99,7 +99,7 @@ class World:
         self.prompts = str(self.demo / "world" / "prompts.jsonl")
         answers = self.folder / "answers.jsonl"
         if not answers.is_file():
-            sample(
+            sample_answers(
                 SampleConfig(
                     models=(self.sft,), data=self.prompts, output=answers, answers=4, max_new_tokens=80, seed=seed,
                     micro_batch_size=256, **CPU,

@@ -16,7 +16,7 @@ import torch
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_prompts
 from heedful.data.chat import Renderer
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.load import load_policy
@@ -45,7 +45,7 @@ def main() -> None:
         freeze(policy)
         base = base or policy
         generator = torch.Generator().manual_seed(options.seed)
-        rollouts = sample(policy, prompts, sampling, stop_ids=(), pad_id=renderer.pad_id, generator=generator)
+        rollouts = generate(policy, prompts, sampling, stop_ids=(), pad_id=renderer.pad_id, generator=generator)
         logprobs = token_outputs(base, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(32)).logprobs
         responses = rollouts.own_ids()
         scores = digits([renderer.decode(ids) for ids in responses])
