@@ -39,7 +39,7 @@ from transformers import (
 )
 
 from heedful.configs.options import SamplingOptions
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.models.policy import Policy
 from heedful.models.save import VALUE_HEAD, save_tensors
 
@@ -201,7 +201,7 @@ def sampled_lengths(policy: Qwen3ForCausalLM, prompts: list[list[int]], max_leng
     """Response lengths, EOS included, under sampling."""
     options = SamplingOptions(max_new_tokens=max_length)
     generator = torch.Generator().manual_seed(0)
-    return sample(Policy(policy), prompts, options, stop_ids=[1], pad_id=0, generator=generator).lengths.float()
+    return generate(Policy(policy), prompts, options, stop_ids=[1], pad_id=0, generator=generator).lengths.float()
 
 
 def _config(shape: Shape, **more: Any) -> Qwen3Config:

@@ -25,7 +25,7 @@ from workload import make_prompts
 from heedful import Policy, SFTConfig, train_sft
 from heedful.configs.options import SamplingOptions
 from heedful.devices import capabilities
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.kernels.device import resolve_dtype
 from heedful.kernels.weights import same_weights
 from heedful.models.adapters import add_adapters
@@ -78,7 +78,7 @@ def sampling(policy: Policy, prompts: list[list[int]], *, graphs: bool) -> Calla
         options = SamplingOptions(max_new_tokens=tokens, response_length="fixed", cuda_graphs=graphs)
         one = torch.Generator().manual_seed(0)
         limit = MicroBatch(len(prompts))
-        return sample(policy, prompts, options, stop_ids=(), pad_id=0, generator=one, micro_batch=limit)
+        return generate(policy, prompts, options, stop_ids=(), pad_id=0, generator=one, micro_batch=limit)
 
     return run
 

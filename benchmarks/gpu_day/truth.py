@@ -26,7 +26,7 @@ from heedful.data.batches import AdaptiveMicroBatch, Batch
 from heedful.device_checks.checks import CHECKS, run_check
 from heedful.device_checks.result import largest
 from heedful.devices import capabilities
-from heedful.engines.generate import sample
+from heedful.engines.generate import generate
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import micro_batches
 from heedful.kernels.device import half_dtypes
@@ -146,7 +146,7 @@ def greedy(day: Day, policy: Policy, prompts: Sequence[Sequence[int]], *, graphs
     options = SamplingOptions(
         max_new_tokens=day.sizes.compared, temperature=0.0, response_length="fixed", cuda_graphs=graphs
     )
-    return sample(policy, prompts, options, stop_ids=(), pad_id=0, generator=torch.Generator())
+    return generate(policy, prompts, options, stop_ids=(), pad_id=0, generator=torch.Generator())
 
 
 def parting(policy: Policy, ours: Responses, theirs: Responses) -> float:
