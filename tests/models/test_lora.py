@@ -21,6 +21,7 @@ from transformers import (
 from cases import pairs_often
 from heedful import CheckpointError, ConfigError, MergeConfig, SFTConfig, merge_model
 from heedful.data.chat import RewardInputs
+from heedful.engines.decoder import SamplingModel
 from heedful.kernels.weights import same_weights
 from heedful.models import (
     Policy,
@@ -240,6 +241,10 @@ def test_adapters_that_peft_made(checkpoints, tmp_path, settings):
     randomise(model)
     model.save_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(logits(load_causal_lm(str(tmp_path / "theirs"))), logits(model), rtol=0, atol=2e-5)
+    policy = Policy(load_causal_lm(base))
+    attach_adapter(policy.lm, tmp_path / "theirs")
+    copied = SamplingModel(policy, merge_adapters=True).lm  # not if DoRA's: its magnitudes are no part of B A
+    torch.testing.assert_close(logits(copied), logits(model), rtol=0, atol=2e-5)
 
 
 QUESTIONS = [("你好", "您好！"), ("2+2?", "four, I think"), ("hello", "再见")]
