@@ -232,7 +232,7 @@ def shortened(device: LiveBytes) -> Iterator[None]:
 
 
 PHASES = {
-    "heedful.engines.sampler.sample": "sampling",
+    "heedful.engines.sampler.generate": "sampling",
     "heedful.algorithms.online.rollout.score_tokens": "scoring",
     "heedful.algorithms.dpo.with_reference": "scoring",
     "heedful.algorithms.kto.with_reference": "scoring",

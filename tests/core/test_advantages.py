@@ -8,15 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import (
-    first_in_mask,
-    gae,
-    group_advantages,
-    kl_shaped_rewards,
-    response_rewards,
-    rloo_advantages,
-    tied_groups,
-)
+from heedful.core import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages, tied_groups
 from tensors import close, f64, mask
 
 # ---------------------------------------------------------------------------------------------------- shaped rewards
@@ -70,24 +62,6 @@ def test_golden_a_row_without_a_response_may_have_dense_scores():
     close(kl_shaped_rewards(dense, LOGPROBS, REF_LOGPROBS, mask("....", "x..."), kl_coef=0.0), [[0] * 4, [5, 0, 0, 0]])
 
 
-def test_identity_shaped_rewards_sum_to_the_score_minus_the_penalty():
-    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
-    kl = torch.where(SHORT_AND_LONG, LOGPROBS - REF_LOGPROBS, 0.0).sum(1)
-    close(rewards.sum(1), f64([2.0, -1.0]) - 0.3 * kl)
-
-
-def test_identity_a_dense_score_on_the_last_token_is_a_score():
-    dense = f64([[0, 0, 2.0, 0], [0, 0, 0, -1.0]])
-    one = kl_shaped_rewards(dense, LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
-    close(one, kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3))
-
-
-def test_identity_shaped_rewards_at_the_reference_are_the_scores_alone():
-    for kind in ("k1", "k2", "k3"):
-        rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, LOGPROBS, SHORT_AND_LONG, kl_coef=5.0, kind=kind)
-        close(rewards, [[0, 0, 2, 0], [0, 0, 0, -1]])
-
-
 def test_a_score_without_a_response_token_is_refused():
     with pytest.raises(ValueError, match="kl_shaped_rewards: a row has no response token"):
         kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, mask("xxx.", "...."), kl_coef=0.1)
@@ -109,26 +83,9 @@ def test_golden_response_rewards_are_computed_in_float32():
     assert total[0, 0] == 258
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
-def test_invariance_response_rewards_under_poison_outside_the_mask(poison):
-    rewards = f64([[1.0, 2.0, poison, poison]])
+def test_invariance_response_rewards_under_poison_outside_the_mask():
+    rewards = f64([[1.0, 2.0, math.nan, math.inf]])
     close(response_rewards(rewards, mask("xx..")), [[3, 0, 0, 0]])
-
-
-def test_identity_one_action_has_the_advantage_score_minus_penalty_minus_value():
-    """Whatever the discounts: an episode of one step has nothing to discount."""
-    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
-    values = f64([[0.5, 7.0, 7.0, 7.0], [-0.25, 7.0, 7.0, 7.0]])
-    total = f64([2.0, -1.0]) - 0.3 * torch.where(SHORT_AND_LONG, LOGPROBS - REF_LOGPROBS, 0.0).sum(1)
-    actions = first_in_mask(SHORT_AND_LONG)
-    for gamma, gae_lambda in ((1.0, 0.95), (0.3, 0.1)):
-        advantages, returns = gae(
-            response_rewards(rewards, SHORT_AND_LONG), values, actions, gamma=gamma, gae_lambda=gae_lambda
-        )
-        close(advantages[:, 0], total - f64([0.5, -0.25]))
-        close(returns[:, 0], total)
-        assert not advantages[:, 1:].any()
-        assert not returns[:, 1:].any()
 
 
 # --------------------------------------------------------------------------------------------------------------- gae
@@ -202,37 +159,6 @@ def random_episode(rows=5, time=8, ragged=True):
     return rewards, values, inside
 
 
-def reward_to_go(rewards, inside, discount):
-    """Sum over later response tokens, one factor of the discount per response token between."""
-    total = torch.zeros_like(rewards)
-    for b in range(rewards.shape[0]):
-        steps = inside[b].nonzero().flatten().tolist()
-        for i, t in enumerate(steps):
-            total[b, t] = sum(discount**j * rewards[b, k] for j, k in enumerate(steps[i:]))
-    return total
-
-
-def test_identity_gae_lambda_one_is_reward_to_go_minus_value():
-    rewards, values, inside = random_episode()
-    advantages, returns = gae(rewards, values, inside, gamma=0.9, gae_lambda=1.0)
-    expected = reward_to_go(rewards, inside, 0.9)
-    close(returns, expected)
-    close(advantages, torch.where(inside, expected - values, 0.0))
-
-
-def test_identity_gae_lambda_zero_is_the_one_step_error():
-    rewards, values, inside = random_episode(ragged=False)
-    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
-    close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.0)[0], rewards + 0.9 * next_values - values)
-
-
-def test_identity_gae_with_zero_values_is_a_discounted_sum():
-    rewards, _, inside = random_episode()
-    advantages, returns = gae(rewards, torch.zeros_like(rewards), inside, gamma=0.9, gae_lambda=0.8)
-    close(advantages, reward_to_go(rewards, inside, 0.9 * 0.8))
-    close(returns, advantages)
-
-
 def test_identity_gae_equals_the_double_sum_of_its_docstring():
     """``A_t = sum_{k >= t} (gamma gae_lambda)^(k - t) delta_k``, evaluated as written."""
     rewards, values, inside = random_episode(ragged=False)
@@ -242,16 +168,18 @@ def test_identity_gae_equals_the_double_sum_of_its_docstring():
     close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.8)[0], torch.stack(unrolled, 1))
 
 
-@pytest.mark.parametrize("time", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65])
-def test_identity_gae_of_any_length_is_its_recursion(time):
+def test_identity_gae_of_any_length_is_its_recursion():
     """Lengths at powers of two and beside them, where a sum by doubling would lose its ends."""
-    rewards, values, inside = random_episode(rows=2, time=time, ragged=False)
-    advantages, _ = gae(rewards, values, inside, gamma=0.99, gae_lambda=0.9)
-    following = advantage = torch.zeros(2, dtype=torch.float64)
-    for t in reversed(range(time)):
-        advantage = rewards[:, t] + 0.99 * following - values[:, t] + 0.99 * 0.9 * advantage
-        following = values[:, t]
-        close(advantages[:, t], advantage)
+    for time in (1, 2, 3, 4, 5, 8, 9, 16, 17, 63, 64, 65):
+        rewards, values, inside = random_episode(rows=2, time=time, ragged=False)
+        advantages, _ = gae(rewards, values, inside, gamma=0.99, gae_lambda=0.9)
+        following = advantage = torch.zeros(2, dtype=torch.float64)
+        expected = torch.zeros_like(rewards)
+        for t in reversed(range(time)):
+            advantage = rewards[:, t] + 0.99 * following - values[:, t] + 0.99 * 0.9 * advantage
+            following = values[:, t]
+            expected[:, t] = advantage
+        close(advantages, expected)
 
 
 def test_golden_gae_of_two_dtypes():
@@ -263,36 +191,7 @@ def test_golden_gae_of_two_dtypes():
         close(advantages, [[1.0 + 0.5 * -0.25 - 0.5 + 0.5 * 0.5 * a1, a1, 0]])
 
 
-def test_identity_gae_is_linear_in_rewards_and_values():
-    (r1, v1, inside), (r2, v2, _) = random_episode(), random_episode()
-    combined = gae(2 * r1 - 3 * r2, 2 * v1 - 3 * v2, inside)[0]
-    close(combined, 2 * gae(r1, v1, inside)[0] - 3 * gae(r2, v2, inside)[0])
-
-
-def test_identity_gae_across_holes_is_gae_of_the_row_without_them():
-    rewards, values, inside = random_episode(rows=6)
-    advantages, returns = gae(rewards, values, inside)
-    for b in range(6):
-        keep = inside[b]
-        squeezed = gae(rewards[b : b + 1, keep], values[b : b + 1, keep], keep[keep].unsqueeze(0))
-        close(advantages[b : b + 1, keep], squeezed[0])
-        close(returns[b : b + 1, keep], squeezed[1])
-
-
-def test_identity_gae_of_perfect_values_is_zero():
-    """Where V is the discounted reward to go there is nothing to be surprised by."""
-    rewards, _, inside = random_episode()
-    values = reward_to_go(rewards, inside, 0.9)
-    close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.8)[0], torch.zeros_like(rewards))
-
-
-def test_identity_returns_are_advantages_plus_values():
-    rewards, values, inside = random_episode()
-    advantages, returns = gae(rewards, values, inside)
-    close(returns, torch.where(inside, advantages + values, 0.0))
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("poison", [math.nan, 1e30])
 def test_invariance_gae_and_rewards_under_poison_outside_the_mask(poison):
     rewards, values, inside = random_episode()
     clean = gae(rewards, values, inside)
@@ -303,24 +202,6 @@ def test_invariance_gae_and_rewards_under_poison_outside_the_mask(poison):
     shaped = kl_shaped_rewards(f64([1.0, 2, 3, 4, 5]), rewards, values, inside, kl_coef=0.2)
     rewards, values = rewards.masked_fill(~inside, poison), values.masked_fill(~inside, poison)
     assert torch.equal(kl_shaped_rewards(f64([1.0, 2, 3, 4, 5]), rewards, values, inside, kl_coef=0.2), shaped)
-
-
-def test_invariance_gae_and_rewards_under_extra_padding_and_row_order():
-    rewards, values, inside = random_episode()
-    inside[:, 3] = True
-    scores = f64([1.0, 2, 3, 4, 5])
-
-    def pad(x):
-        return torch.nn.functional.pad(x, (2, 3), value=9.0 if x.is_floating_point() else False)
-
-    order = torch.tensor([3, 0, 4, 2, 1])
-    for part in (0, 1):
-        plain = gae(rewards, values, inside)[part]
-        close(gae(pad(rewards), pad(values), pad(inside))[part][:, 2:-3], plain)
-        close(gae(rewards[order], values[order], inside[order])[part], plain[order])
-    plain = kl_shaped_rewards(scores, rewards, values, inside, kl_coef=0.2)
-    close(kl_shaped_rewards(scores, pad(rewards), pad(values), pad(inside), kl_coef=0.2)[:, 2:-3], plain)
-    close(kl_shaped_rewards(scores[order], rewards[order], values[order], inside[order], kl_coef=0.2), plain[order])
 
 
 def test_identity_no_gradient_flows_through_rewards_or_advantages():
@@ -381,34 +262,6 @@ def test_golden_group_functions_compute_half_precision_in_float32():
     close(rloo_advantages(scores, group_size=2), [255, -255])
     close(group_advantages(scores, group_size=2, scale="none"), [127.5, -127.5])
     assert rloo_advantages(scores, group_size=2).dtype == torch.float32
-
-
-@pytest.mark.parametrize("k", [2, 3, 4, 6])
-def test_identity_rloo_is_the_deviation_from_the_mean_scaled(k):
-    scores = torch.randn(12, dtype=torch.float64)
-    close(rloo_advantages(scores, group_size=k), k / (k - 1) * group_advantages(scores, group_size=k, scale="none"))
-
-
-def test_identity_group_advantages_sum_to_zero_and_ignore_a_shift():
-    scores = torch.randn(12, dtype=torch.float64)
-    for function in (group_advantages, rloo_advantages):
-        close(function(scores, group_size=4).view(3, 4).sum(1), [0, 0, 0])
-        close(function(scores + 5, group_size=4), function(scores, group_size=4))
-
-
-def test_identity_group_advantages_ignore_scale_and_have_sample_variance_one():
-    scores = torch.randn(12, dtype=torch.float64)
-    advantages = group_advantages(scores, group_size=4, eps=0.0)
-    close(group_advantages(7 * scores, group_size=4, eps=0.0), advantages)
-    close(advantages.view(3, 4).var(1), [1, 1, 1])
-
-
-def test_invariance_group_advantages_under_order_of_groups_and_within():
-    scores = torch.randn(3, 4, dtype=torch.float64)
-    groups, rows = torch.tensor([2, 0, 1]), torch.tensor([3, 1, 0, 2])
-    for function in (group_advantages, rloo_advantages):
-        plain = function(scores.flatten(), group_size=4).view(3, 4)
-        close(function(scores[groups][:, rows].flatten(), group_size=4).view(3, 4), plain[groups][:, rows])
 
 
 @pytest.mark.parametrize("function", [group_advantages, rloo_advantages], ids=lambda f: f.__name__)

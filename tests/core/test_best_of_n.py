@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +21,9 @@ def test_kl_bound_by_hand():
 @pytest.mark.parametrize("n", [2, 3, 7])
 def test_kl_bound_is_the_kl_where_no_two_score_the_same(n):
     """Over u in [0, 1], the quantile of a score, best-of-n has the density n u^(n-1): KL = integral of p log p."""
-    steps = 200_000
-    middles = ((i + 0.5) / steps for i in range(steps))
-    integral = sum((p := n * u ** (n - 1)) * math.log(p) for u in middles if u > 1e-12) / steps
-    assert kl_bound(n) == pytest.approx(integral, abs=1e-8)
+    middles = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    p = n * middles ** (n - 1)
+    assert kl_bound(n) == pytest.approx(float((p * p.log()).mean()), abs=1e-8)
 
 
 def test_the_best_is_the_first_of_the_highest():
@@ -36,9 +36,7 @@ def test_expected_best_by_hand():
     assert expected_best([1.0, 3.0, 2.0], [10.0, 30.0, 50.0]) == pytest.approx([30.0, 110 / 3, 30.0], abs=1e-12)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(-9, 9).map(float)), min_size=1, max_size=7),
-)
+@given(st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(-9, 9).map(float)), min_size=1, max_size=7))
 def test_expected_best_is_the_mean_over_all_subsets(pairs):
     """Few different scores, so that ties are frequent: of equal ones the first is taken, in every subset."""
     scores, values = zip(*pairs, strict=True)
@@ -72,20 +70,6 @@ def test_pass_at_k_of_many_responses_neither_overflows_nor_cancels():
     assert pass_at_k(100_000, 1, 7) == 7e-5
     assert pass_at_k(100_000, 99_999, 1) == 0.99999
     assert pass_at_k(10_000, 1, 5_000) == 0.5
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=9))
-def test_pass_at_k_is_the_expected_best_of_rights_and_wrongs(correct):
-    scores = [float(right) for right in correct]
-    found = [pass_at_k(len(scores), sum(correct), k) for k in range(1, len(scores) + 1)]
-    assert found == pytest.approx(expected_best(scores, scores), abs=1e-12)
-
-
-def test_pass_at_k_is_unbiased_where_powers_are_not():
-    """Each response is correct with probability 0.3; the mean over all outcomes of five, with their probabilities."""
-    outcomes = [(math.comb(5, c) * 0.3**c * 0.7 ** (5 - c), c) for c in range(6)]
-    assert sum(p * pass_at_k(5, c, 3) for p, c in outcomes) == pytest.approx(1 - 0.7**3, abs=1e-12)
-    assert sum(p * (1 - (1 - c / 5) ** 3) for p, c in outcomes) < 1 - 0.7**3 - 0.05
 
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 2, 5), (4, 2, 0), (4, 2, -1), (4, 5, 2), (4, -1, 2), (0, 0, 1)])

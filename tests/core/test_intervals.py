@@ -128,7 +128,7 @@ def test_invariance_repeating_what_a_group_said_teaches_nothing(groups, times):
     assert half_width(share_interval(again)) >= half_width(share_interval(single)) - 1e-12
 
 
-@pytest.mark.parametrize(("share", "at_least"), [(0.5, 0.93), (0.9, 0.91)])
+@pytest.mark.parametrize(("share", "at_least"), [pytest.param(0.5, 0.93, marks=pytest.mark.exhaustive), (0.9, 0.91)])
 def test_coverage(share, at_least):
     """40 prompts with 5 pairs each, correlated 0.5 within a prompt (shares drawn from a beta distribution).
 

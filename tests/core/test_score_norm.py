@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.core import ScoreNorm, clip_scores, gae, kl_shaped_rewards, spread_scores
+from heedful.core import ScoreNorm, clip_scores, spread_scores
 
 # Normalisation -------------------------------------------------------------------------------------------------------
 
@@ -50,24 +50,3 @@ def test_golden_spread_scores_skip_the_tokens_of_others():
     mask = torch.tensor([[True, True, False, False, True, True, False]])
     placed = spread_scores(torch.tensor([10.0]), [[1.0, 2.0, 4.0]], mask)
     assert placed.tolist() == [[1.0, 2.0, 0.0, 0.0, 4.0, 3.0, 0.0]]
-
-
-def test_identity_the_first_tokens_return_is_that_of_the_sum():
-    """With gamma 1, lambda 1 and no values, a return is the sum of what is still to come: equal first, different later."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = [torch.randn(n, generator=generator, dtype=torch.float64).tolist() for n in (2, 2, 0)]
-    shaped = torch.tensor([sum(row) for row in tokens], dtype=torch.float64)
-    logprobs, ref_logprobs = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
-    zeros = torch.zeros(3, 4, dtype=torch.float64)
-
-    def returns(scores):
-        rewards = kl_shaped_rewards(scores, logprobs, ref_logprobs, MASK, kl_coef=0.1)
-        return gae(rewards, zeros, MASK, gamma=1.0, gae_lambda=1.0)[1]
-
-    dense, summed = returns(spread_scores(shaped, tokens, MASK)), returns(shaped)
-    torch.testing.assert_close(dense[:, 0], summed[:, 0], rtol=0, atol=1e-12)
-    for t in (0, 1):
-        torch.testing.assert_close(
-            dense[0, t] - dense[0, t + 1], torch.tensor(tokens[0][t]) - 0.1 * (logprobs - ref_logprobs)[0, t]
-        )
-    assert float((dense[:2, 1] - summed[:2, 1]).abs().min()) > 1e-3

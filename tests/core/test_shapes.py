@@ -114,27 +114,43 @@ def as_installed():
     def switch(checked):
         jaxtyping.config.update("jaxtyping_disable", not checked)
 
+    switch(checked=False)
     yield switch
-    switch(True)
+    switch(checked=True)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4)], ids=["2 of 3", "4 of 4"])
-@pytest.mark.parametrize("name", arguments(2, 3))
-def test_shapes_that_would_be_repeated_are_refused(name, shape, as_installed):
-    right = arguments(*shape)[name]
-    for argument, x in right.items():
-        for wrong in wrong_shapes(x) if isinstance(x, torch.Tensor) else ():
-            given = {**right, argument: wrong}
-            as_installed(checked=True)
-            if not breaks_annotation(name, given):
-                continue
-            as_installed(checked=False)
-            with pytest.raises(ValueError, match=r"has shape \[") as refused:
-                call(name, given)
-            assert str(list(wrong.shape)) in str(refused.value)
-            assert argument in str(refused.value)
-    as_installed(checked=False)
-    call(name, right)
+def test_shapes_that_would_be_repeated_are_refused(shape, as_installed, monkeypatch):
+    # What jaxtyping would write of a refusal takes ten times as long as to refuse.
+    monkeypatch.setattr("jaxtyping._decorator._get_problem_arg", lambda *_: "", raising=False)
+    for name, right in arguments(*shape).items():
+        call(name, right)
+        for argument, x in right.items():
+            for wrong in wrong_shapes(x) if isinstance(x, torch.Tensor) else ():
+                given = {**right, argument: wrong}
+                as_installed(checked=True)
+                breaks = breaks_annotation(name, given)
+                as_installed(checked=False)
+                if breaks:
+                    with pytest.raises(ValueError, match=r"has shape \[") as refused:
+                        call(name, given)
+                    assert str(list(wrong.shape)) in str(refused.value), (name, argument)
+                    assert argument in str(refused.value), (name, argument)
+
+
+def test_annotations_are_enforced_while_the_tests_run():
+    """The oracle of the test above."""
+    x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    assert core.masked_mean(x, mask) == 0
+    for refused in (
+        lambda: core.masked_mean(x[:1], mask),
+        lambda: core.masked_mean(x, mask.long()),
+        lambda: core.pairwise_reward_loss(torch.zeros(3), torch.zeros(1)),
+        lambda: core.token_logprobs(torch.zeros(2, 3, 5, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)),
+        lambda: head_logprobs(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=torch.long)),
+    ):
+        with pytest.raises(TypeError, match="Type-check error"):
+            refused()
 
 
 def test_every_public_function_of_tensors_is_among_them():
@@ -145,7 +161,6 @@ def test_every_public_function_of_tensors_is_among_them():
 
 def test_the_message_names_both_arguments_and_both_shapes(as_installed):
     x, mask = torch.zeros(3, 3), torch.ones(3, 3, dtype=torch.bool)
-    as_installed(checked=False)
     message = "^advantages has shape [3], but logprobs has [3, 3]; they must be equal$"
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         core.ppo_policy_loss(x, x, torch.zeros(3), mask, clip_range=0.2)
@@ -181,7 +196,6 @@ def test_the_message_names_both_arguments_and_both_shapes(as_installed):
 def test_a_count_is_one_number(name, count, as_installed):
     """A count per row would make a loss per row; a tensor of no dimension, as from a sum over ranks, is a number."""
     given = arguments(2, 3)[name]
-    as_installed(checked=False)
     call(name, {**given, count: torch.tensor(2.0)})
     with pytest.raises(ValueError, match=r"has shape \[2\]; it must be one number"):
         call(name, {**given, count: torch.tensor([2.0, 2.0])})
@@ -189,7 +203,6 @@ def test_a_count_is_one_number(name, count, as_installed):
 
 def test_the_kernel_outside_core_refuses_fewer_ids_than_states(as_installed):
     """A gather would read the first states only."""
-    as_installed(checked=False)
     with pytest.raises(ValueError, match=r"ids has shape \[1\], but hidden has \[3, 4\]"):
         head_logprobs(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(1, dtype=torch.long))
 
@@ -212,22 +225,22 @@ def tensors_of(found):
     return [x for part in parts for x in tensors_of(part)]
 
 
-@pytest.mark.parametrize("name", sorted(arguments(4, 4).keys() - {"stochastic_round"}))
-def test_half_precision_is_computed_in_float32(name):
-    def given(dtype):
+def test_half_precision_is_computed_in_float32():
+    def given(name, dtype):
         """Numbers that bfloat16 holds exactly, in another type."""
         return {
             key: x.bfloat16().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
             for key, x in arguments(4, 4)[name].items()
         }
 
-    half, single = (tensors_of(call(name, given(dtype))) for dtype in (torch.bfloat16, torch.float32))
-    assert [x.dtype for x in half] == [torch.float32] * len(single)
-    assert all(map(torch.equal, half, single))
+    for name in arguments(4, 4).keys() - {"stochastic_round"}:
+        half, single = (tensors_of(call(name, given(name, dtype))) for dtype in (torch.bfloat16, torch.float32))
+        assert [x.dtype for x in half] == [torch.float32] * len(single), name
+        assert all(map(torch.equal, half, single)), name
 
 
-def test_scores_may_be_integers_or_booleans(as_installed):
-    as_installed(checked=False)
+@pytest.mark.usefixtures("as_installed")
+def test_scores_may_be_integers_or_booleans():
     right, mask = torch.tensor([True, False, False, True]), torch.ones(4, 2, dtype=torch.bool)
     for scores in (right, right.long()):
         for read in (
@@ -240,8 +253,8 @@ def test_scores_may_be_integers_or_booleans(as_installed):
             assert torch.equal(read(scores), read(right.float()))
 
 
-def test_masks_are_boolean_and_lists_are_no_tensors(as_installed):
-    as_installed(checked=False)
+@pytest.mark.usefixtures("as_installed")
+def test_masks_are_boolean_and_lists_are_no_tensors():
     for name, right in arguments(2, 3).items():
         masks = [key for key in right if key.endswith("mask") and name != "spread_scores"]  # which reads integers too
         for argument in masks:
@@ -252,10 +265,8 @@ def test_masks_are_boolean_and_lists_are_no_tensors(as_installed):
         core.group_advantages([1.0, 0.0], group_size=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "level"), [("ppo_policy_loss", "seq"), ("a2c_policy_loss", "sequence-mean"), ("a2c_policy_loss", "words")]
-)
-def test_an_unknown_level_is_refused(name, level, as_installed):
-    as_installed(checked=False)
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(("name", "level"), [("ppo_policy_loss", "seq"), ("a2c_policy_loss", "sequence-mean")])
+def test_an_unknown_level_is_refused(name, level):
     with pytest.raises(ValueError, match=f"^{name}: importance_level is '{level}'; choose 'token'"):
         call(name, {**arguments(2, 3)[name], "importance_level": level})

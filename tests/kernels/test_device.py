@@ -59,7 +59,7 @@ def test_the_cache_of_compiled_products_is_small_unless_the_user_says_otherwise(
     assert os.environ[name] == expected
 
 
-@pytest.mark.parametrize("name", ["banana", "", "cuda:x"])
+@pytest.mark.parametrize("name", ["", "cuda:x"])
 def test_a_device_that_is_none(name):
     with pytest.raises(ConfigError, match=r"is not a device; choose auto, cpu, cuda, cuda:N, mps or another type"):
         resolve_device(name)
@@ -89,17 +89,12 @@ def test_devices_of_other_machines(monkeypatch):
             resolve_device(name)
 
 
-@pytest.mark.parametrize("name", ["cpu", "mps"])
-def test_graphs_are_refused_on_a_device_without_them(monkeypatch, name):
-    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+def test_graphs_are_refused_on_a_device_without_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("cuda", graphs=True) == torch.device("cuda")
-    with pytest.raises(
-        ConfigError, match=f"--cuda-graphs: {name} has no CUDA graphs; leave it out, or .*--device cuda"
-    ):
-        resolve_device(name, graphs=True)
+    with pytest.raises(ConfigError, match=r"--cuda-graphs: cpu has no CUDA graphs; leave it out, or .*--device cuda"):
+        resolve_device("cpu", graphs=True)
 
 
 def test_half_precision_is_refused_on_a_device_without_it(monkeypatch):
@@ -125,11 +120,15 @@ def test_compute_dtype(monkeypatch):
         assert resolve_dtype("auto", cuda) is dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_autocast_changes_half_precision_alone(dtype):
-    a = torch.ones(2, 2, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
-    with autocast(torch.device("cpu"), dtype):
-        assert (a @ a).dtype is dtype
+def test_autocast_changes_half_precision_alone():
+    for dtype, kept in (
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32),
+    ):
+        a = torch.ones(2, 2, dtype=kept)
+        with autocast(torch.device("cpu"), dtype):
+            assert (a @ a).dtype is dtype
 
 
 @pytest.mark.parametrize(("fast", "device", "name", "said"), [

@@ -30,14 +30,11 @@ from heedful.models.heads import checkpoint_layers
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_policies_critics_and_reward_models_have_them(tiny, architecture):
-    policy = load_policy(tiny(architecture), device=CPU, compute_dtype=torch.float32)
-    critic = load_value_model(tiny(architecture), device=CPU, compute_dtype=torch.float32)
-    tokenizer = load_tokenizer(tiny(architecture))
-    reward = load_reward_model(tiny(architecture), tokenizer, device=CPU, compute_dtype=torch.float32, seed=3)
-    for model in (policy, critic, reward):
-        for kind, count in (("MLP", 2), ("Attention", 2), ("RMSNorm", 9 if architecture == "qwen3" else 5)):
+def test_policies_critics_and_reward_models_have_them(tiny):
+    folder, options = tiny("qwen3"), {"device": CPU, "compute_dtype": torch.float32}
+    reward = load_reward_model(folder, load_tokenizer(folder), seed=3, **options)
+    for model in (load_policy(folder, **options), load_value_model(folder, **options), reward):
+        for kind, count in (("MLP", 2), ("Attention", 2), ("RMSNorm", 9)):
             found = [module for module in model.modules() if type(module).__name__.endswith(kind)]
             assert [type(one).__name__[:4] for one in found] == ["Lean"] * count
 
@@ -48,7 +45,14 @@ def test_layers_on_other_devices_stay(tiny):
         assert type(use_lean_layers(layer, torch.device("cuda"))) is kind
 
 
-@pytest.mark.parametrize(("kind", "in_place"), [("norm", "square"), ("rotation", "sub_"), ("mlp", "mul_")])
+@pytest.mark.parametrize(
+    ("kind", "in_place"),
+    [
+        ("mlp", "mul_"),
+        pytest.param("norm", "square", marks=pytest.mark.exhaustive),
+        pytest.param("rotation", "sub_", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_compiled_code_makes_its_own(tiny, kind, in_place):
     made = {"norm": lambda: norm(LlamaRMSNorm), "mlp": mlp, "rotation": lambda: attention_layer(tiny)}[kind]()
     if kind == "rotation":
@@ -84,36 +88,12 @@ def plain_norm(x, weight, eps):
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
-def test_golden_norm():
-    """Of (1, 7) the mean square is 25, of which the root is 5."""
-    x = torch.tensor([1.0, 7.0], dtype=torch.float64)
-    torch.testing.assert_close(rms_norm(x, torch.tensor([10.0, 5.0]).double(), 0.0), torch.tensor([2.0, 7.0]).double())
-
-
-def test_golden_gradients_of_a_norm():
-    """Of (1, 7), weights (10, 5) and upstream (1, 0): dy_1 = 10 r dx_1 + 10 x_1 dr with r = 1/5 and
-    dr = -r^3 (x_1 dx_1 + x_2 dx_2) / 2, so dx_1 = 2 - 10 / 250 = 1.96 and dx_2 = -70 / 250 = -0.28."""
-    x = torch.tensor([[1.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    weight = torch.tensor([10.0, 5.0], dtype=torch.float64, requires_grad=True)
-    rms_norm(x, weight, 0.0)[0, 0].backward()
-    torch.testing.assert_close(x.grad, torch.tensor([[1.96, -0.28]]).double())
-    torch.testing.assert_close(weight.grad, torch.tensor([0.2, 0.0]).double())
-
-
-def test_golden_epsilon_is_below_the_root():
-    """A row of zeros is 0 times 1/sqrt(eps); a row of sqrt(3) with eps 1 is divided by 2."""
-    weight = torch.ones(4, dtype=torch.float64)
-    assert not rms_norm(torch.zeros(1, 4).double(), weight, 1e-6).any()
-    rows = torch.full((1, 4), math.sqrt(3), dtype=torch.float64)
-    torch.testing.assert_close(rms_norm(rows, weight, 1.0), rows / 2)
-
-
 @pytest.mark.parametrize("shape", [(5,), (0, 130), (2, 2, 130)])
 @pytest.mark.parametrize(("learns_x", "learns_weight"), [(True, True), (True, False), (False, True)])
 def test_gradients_of_a_norm_are_those_of_the_formula(shape, learns_x, learns_weight):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=learns_x)
     weight = torch.randn(shape[-1], dtype=torch.float64, requires_grad=learns_weight)
-    if x.numel():
+    if x.numel() == 5:
         assert torch.autograd.gradcheck(lambda *of: rms_norm(*of, 1e-3), (x, weight))
     upstream = torch.randn(shape, dtype=torch.float64).transpose(0, -1).contiguous().transpose(0, -1)
     inputs = [one for one in (x, weight) if one.requires_grad]
@@ -189,14 +169,9 @@ class BiasedRMSNorm(LlamaRMSNorm):
         self.bias = nn.Parameter(torch.zeros(size))
 
 
-@pytest.mark.parametrize("kind", [GemmaRMSNorm, TwiceRMSNorm, Norm, BiasedRMSNorm])
-def test_other_norms_stay(kind):
-    assert type(use_lean_layers(norm(kind), CPU)) is kind
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_norms_in_other_precisions_are_computed_as_before(dtype):
+def test_norms_in_other_precisions_are_computed_as_before():
     """What is rounded when is part of the numbers of a half precision."""
+    dtype = torch.bfloat16
     layer, x = norm(LlamaRMSNorm), torch.randn(2, 8, dtype=dtype)
     assert torch.equal(use_lean_layers(copy.deepcopy(layer), CPU)(x), layer(x))
     half = layer.to(dtype)
@@ -325,19 +300,8 @@ class ClosedAttention(LlamaAttention):
         return super().forward(*arguments, **options)  # super() is a closure
 
 
-@pytest.mark.parametrize("kind", [GlmAttention, ClosedAttention])
-def test_other_layers_stay(tiny, kind):
-    assert of_neighbours is GlmAttention.forward.__globals__["apply_rotary_pos_emb"]
-    assert type(use_lean_layers(attention_layer(tiny, kind), CPU)) is kind
-
-
 def test_a_class_that_inherits_the_formula_is_replaced(tiny):
     assert issubclass(type(use_lean_layers(attention_layer(tiny, OwnAttention), CPU)), OwnAttention)
-
-
-@pytest.mark.parametrize("function", [lambda: None, lambda q, k, cos, sin: (q, k), lambda q, k, cos, sin: q])
-def test_functions_of_the_name_that_compute_something_else_are_not_replaced(function):
-    assert not layers._is_rotation(function)
 
 
 # --------------------------------------------------------------------------------------------------------- gated MLPs
@@ -358,8 +322,9 @@ def storages(layer, x):
     return seen["gate"], seen["last"]
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
-@pytest.mark.parametrize(("has_bias", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("activation", "has_bias", "dtype"), [("silu", False, torch.float32), ("gelu", True, torch.bfloat16)]
+)
 def test_numbers_of_an_mlp_are_those_of_transformers_bit_for_bit(activation, has_bias, dtype):
     plain = mlp(activation=activation, mlp_bias=has_bias).to(dtype)
     lean, x = use_lean_layers(copy.deepcopy(plain), CPU), torch.randn(2, 9, 16, dtype=dtype)
@@ -421,9 +386,18 @@ class TiedMLP(LlamaMLP):
         self.gate_proj = nn.Identity()
 
 
-@pytest.mark.parametrize("kind", [TwiceMLP, NormedMLP, GatedBlock, TiedMLP])
-def test_other_mlps_stay(kind):
-    assert type(use_lean_layers(mlp(kind), CPU)) is kind
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        *((norm, kind) for kind in (GemmaRMSNorm, TwiceRMSNorm, Norm, BiasedRMSNorm)),
+        *((mlp, kind) for kind in (TwiceMLP, NormedMLP, GatedBlock, TiedMLP)),
+        *((attention_layer, kind) for kind in (GlmAttention, ClosedAttention)),
+    ],
+)
+def test_layers_of_another_formula_stay(tiny, make, kind):
+    assert of_neighbours is GlmAttention.forward.__globals__["apply_rotary_pos_emb"]
+    made = attention_layer(tiny, kind) if make is attention_layer else make(kind)
+    assert type(use_lean_layers(made, CPU)) is kind
 
 
 # ------------------------------------------------------------------------------------------------------- the last MLP
@@ -437,9 +411,9 @@ def load(folder):
     return load_policy(folder, device=CPU, compute_dtype=torch.float32).lm.base_model.double()
 
 
-@pytest.fixture(params=["llama", "qwen3"])
-def trunk(checkpoints, request):
-    return load(str(checkpoints[request.param]))
+@pytest.fixture
+def trunk(checkpoints):
+    return load(str(checkpoints["qwen3"]))
 
 
 @pytest.fixture
@@ -515,53 +489,48 @@ def everything(trunk, seen, read=READ):
     return seen[len(trunk.layers) - 1] == IDS.numel()
 
 
-def test_nearly_all_tokens_are_read_as_all(trunk, rows_of):
-    assert everything(trunk, rows_of(trunk), torch.arange(int(12 * MOST_READ) + 1))
-    assert not everything(trunk, rows_of(trunk), torch.arange(int(12 * MOST_READ)))
+def replace_forward(trunk):
+    mlp = trunk.layers[-1].mlp
+    plain = mlp.forward
+    mlp.forward = lambda x: 2 * plain(x)
 
 
-def test_with_products_compiled_for_each_shape_there_are_no_more_shapes(trunk, rows_of):
+def recompute(trunk):
+    checkpoint_layers(trunk.train())
+
+
+def mix(trunk):
+    """Behind the last MLP: it is tried before it is believed."""
+    trunk.norm.register_forward_hook(lambda _, __, states: states.cumsum(1))
+
+
+def balance(trunk):
+    mlp = trunk.layers[-1].mlp
+    mlp.__class__ = type("LlamaSparseMoeBlock", (type(mlp),), {})
+
+
+def divide(trunk):
+    trunk.layers[-1].unshard = lambda: None
+
+
+@pytest.mark.parametrize("spoil", [replace_forward, recompute, mix, balance, divide])
+def test_all_tokens_are_read_where(trunk, rows_of, spoil):
+    spoil(trunk)
+    assert everything(trunk, rows_of(trunk))
+
+
+def test_all_tokens_are_read_where_products_are_compiled_for_each_shape_or_layers_are_compiled(trunk, rows_of):
     seen = rows_of(trunk.float())
+    assert not everything(trunk, seen)
     with torch.autocast("cpu", torch.bfloat16):
         assert everything(trunk, seen)
-
-
-def test_layers_that_are_recomputed_or_divided(trunk, rows_of):
-    checkpointed = copy.deepcopy(trunk).train()
-    seen = rows_of(checkpointed)
-    assert not everything(checkpointed, seen)
-    checkpoint_layers(checkpointed)
-    assert everything(checkpointed, seen)
-    divided = copy.deepcopy(trunk)
-    seen = rows_of(divided)
-    divided.layers[-1].unshard = lambda: None
-    assert everything(divided, seen)
-
-
-def test_compiled_layers_are_not_touched(trunk):
-    assert layers._last_mlp(trunk) is trunk.layers[-1].mlp
     trunk.layers[-1].compile(backend="eager")
     assert layers._last_mlp(trunk) is None
 
 
-def test_a_mixture_balances_over_all_tokens(checkpoints):
-    trunk = load(str(checkpoints["llama"]))
-    trunk.layers[-1].mlp.__class__ = type("LlamaSparseMoeBlock", (type(trunk.layers[-1].mlp),), {})
-    assert layers._last_mlp(trunk) is None
-
-
-def test_a_forward_that_somebody_replaced_is_kept(trunk, rows_of):
-    mlp = trunk.layers[-1].mlp
-    plain = mlp.forward
-    mlp.forward = lambda x: 2 * plain(x)
-    assert everything(trunk, rows_of(trunk))
-    assert "forward" in vars(mlp)
-
-
-def test_what_mixes_tokens_behind_the_last_mlp(trunk, rows_of):
-    """It is tried before it is believed."""
-    trunk.norm.register_forward_hook(lambda _, __, states: states.cumsum(1))
-    assert everything(trunk, rows_of(trunk))
+def test_nearly_all_tokens_are_read_as_all(trunk, rows_of):
+    assert everything(trunk, rows_of(trunk), torch.arange(int(12 * MOST_READ) + 1))
+    assert not everything(trunk, rows_of(trunk), torch.arange(int(12 * MOST_READ)))
 
 
 def test_an_mlp_that_refuses_rows(trunk, rows_of):

@@ -6,17 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    DogeConfig,
-    DogeModel,
-    Gemma3Config,
-    Gemma3Model,
-    MistralConfig,
-    MistralModel,
-)
+import transformers
 
+from architectures import one_decoder
 from heedful.data.batches import collate, collate_padding_behind
 from heedful.devices import CAPABILITIES
 from heedful.kernels.attention import Segments, use_attention
@@ -26,7 +18,6 @@ from heedful.kernels.packing import (
     hidden_states,
     is_worth_packing,
     packed_states,
-    padding_behind,
     response_tokens,
     token_states,
 )
@@ -55,19 +46,6 @@ def read_rows(module, seen):
     return module.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def test_padding_goes_behind_and_no_column_more_is_kept():
-    """Prompts of 1 and 3 tokens, responses of 3 and 1: 6 columns as a batch, 4 with the padding behind."""
-    ids = torch.tensor([[0, 0, 11, 12, 13, 14], [21, 22, 23, 24, 0, 0]])
-    rows, real = padding_behind(ids, ids > 0, longest=4)
-    assert rows.tolist() == [[11, 12, 13, 14], [21, 22, 23, 24]]
-    assert real.all()
-    rows, real = padding_behind(
-        torch.tensor([[0, 1, 2, 0], [4, 0, 0, 0]]), torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]]) > 0, longest=2
-    )
-    assert rows.tolist() == [[1, 2], [4, 0]]
-    assert real.tolist() == [[True, True], [True, False]]
-
-
 def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
     attention = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     responses = torch.tensor([[True, False, True], [True, False, False]])
@@ -75,30 +53,12 @@ def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
     assert found.tolist() == [False, True, False, True, False, False, False, True]
 
 
-def test_texts_of_about_one_length_attend_together_wherever_they_stand():
-    """Lengths 9, 3, 8 and 10: two of width 8, then two of width 16."""
-    segments = Segments([9, 3, 8, 10], CPU)
-    assert segments.widths == [16, 8, 8, 16]
-    assert segments.groups == [(8, 2), (16, 2)]
-    assert segments.places.tolist() == [*range(16, 25), *range(3), *range(8, 16), *range(32, 42)]
-    assert segments.edges.tolist() == [0, 9, 12, 20, 30]
-    assert segments.positions.tolist() == [*range(9), *range(3), *range(8), *range(10)]
-
-
-def test_groups_are_wider_where_products_are_compiled_for_each_width():
-    with torch.autocast("cpu", torch.bfloat16):
-        segments = Segments([9, 3, 33, 32], CPU)
-    assert segments.widths == [32, 32, 64, 32]
-    assert segments.groups == [(32, 3), (64, 1)]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True), ([100, 0], False)],
-)
-def test_it_is_worth_it_where_a_tenth_would_be_padding(lengths, expected):
+def test_it_is_worth_it_where_a_tenth_would_be_padding():
     assert MOST_REAL == 0.9
-    assert is_worth_packing(lengths) is expected
+    assert [lengths for lengths in ([10, 9], [10, 8], [9], [100, 1, 1], [100, 0]) if is_worth_packing(lengths)] == [
+        [10, 8],
+        [100, 1, 1],
+    ]
 
 
 def test_packed_texts_have_the_states_that_each_has_alone(decoder):
@@ -110,6 +70,7 @@ def test_packed_texts_have_the_states_that_each_has_alone(decoder):
     torch.testing.assert_close(together, torch.cat(alone))
 
 
+@one_decoder
 @pytest.mark.parametrize("make", [collate, collate_padding_behind])
 def test_a_batch_with_much_padding_is_read_as_one_row(decoder, make):
     trunk = load(decoder).lm.base_model
@@ -122,7 +83,7 @@ def test_a_batch_with_much_padding_is_read_as_one_row(decoder, make):
     assert seen == [(1, 22), (2, 3)]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("decoder", "checkpointing"), [("gpt2", False), ("qwen3", True)], indirect=["decoder"])
 def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, monkeypatch, checkpointing):
     packed, padded = load(decoder, with_value_head=True).train(), load(decoder, with_value_head=True).train()
     batch = collate(PROMPTS, RESPONSES, pad_id=0)
@@ -147,6 +108,7 @@ def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, mon
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
+@one_decoder
 def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder):
     """Up to 64 tokens, by texts no longer than the longest: a model may not have more positions. Elsewhere it is not."""
     trunk, lengths = load(decoder).lm.base_model, []
@@ -164,6 +126,7 @@ def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder)
     torch.testing.assert_close(filled.float(), plain, rtol=0.05, atol=0.05 * float(plain.detach().abs().max()))
 
 
+@one_decoder
 def test_half_precision_has_the_gradients_of_padded_rows(decoder, monkeypatch):
     """What fills a row up and what fills the head's products up adds nothing to them."""
     batch, gradients, seen = collate(PROMPTS, RESPONSES, pad_id=0), [], []
@@ -202,8 +165,18 @@ def kernel_that_shares(query, key, value, *arguments, enable_gqa=False, **option
     return kernel_of_211(query, *(x.repeat_interleave(groups, dim=1) for x in (key, value)), *arguments, **options)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("kernel", [kernel_of_211, kernel_that_shares])
+def mistral(**options):
+    config = {"num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": None} | options
+    return use_attention(
+        transformers.MistralModel(
+            transformers.MistralConfig(
+                vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, **config
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize(("kernel", "kv_heads"), [(kernel_of_211, 2), (kernel_that_shares, 2), (kernel_that_shares, 4)])
 def test_the_kernel_of_every_torch_packs_shared_key_heads(monkeypatch, kernel, kv_heads):
     """torch 2.11 wants a key head for each query head; an argument that it lacks must not turn packing off."""
     calls = []
@@ -214,11 +187,7 @@ def test_the_kernel_of_every_torch_packs_shared_key_heads(monkeypatch, kernel, k
         return kernel(*arguments, **options)
 
     monkeypatch.setattr("heedful.kernels.attention.varlen_attn", counted)
-    config = MistralConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=kv_heads, sliding_window=None,
-    )  # fmt: skip
-    trunk = use_attention(MistralModel(config).bfloat16())
+    trunk = mistral(num_key_value_heads=kv_heads).bfloat16()
     expected = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
     assert not calls
     monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], varlen_attention=True))
@@ -232,29 +201,16 @@ def test_a_kernel_that_fails_is_told(monkeypatch):
     """Padded batches are slower: without a word nobody would know why."""
     monkeypatch.setattr("heedful.kernels.attention.varlen_attn", lambda *_, other: None)
     monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], varlen_attention=True))
-    config = MistralConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        sliding_window=None,
-    )
     with pytest.warns(
         UserWarning, match="^MistralModel pads its batches, which is slower: the faster way fails with TypeError"
     ):
-        assert not can_pack(use_attention(MistralModel(config).bfloat16()))
+        assert not can_pack(mistral().bfloat16())
 
 
-@pytest.mark.parametrize(("window", "expected"), [(4, False), (None, True)])
-def test_a_window_that_slides_is_not_packed(window, expected):
+def test_a_window_that_slides_is_not_packed():
     """Its mask would be as large as the square of all tokens of the row."""
-    config = MistralConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, sliding_window=window,
-    )  # fmt: skip
-    assert can_pack(use_attention(MistralModel(config))) is expected
+    assert can_pack(mistral())
+    assert not can_pack(mistral(sliding_window=4))
 
 
 def test_a_model_with_a_config_inside_its_config_can_be_tried():
@@ -266,24 +222,27 @@ def test_a_model_with_a_config_inside_its_config_can_be_tried():
         "num_attention_heads": 2,
         "head_dim": 16,
     }
-    config = Gemma3Config(text_config={**text, "num_key_value_heads": 1, "vocab_size": 40, "sliding_window": 8})
+    config = transformers.Gemma3Config(
+        text_config={**text, "num_key_value_heads": 1, "vocab_size": 40, "sliding_window": 8}
+    )
     with torch.device("meta"):
-        trunk = Gemma3Model(config)
+        trunk = transformers.Gemma3Model(config)
     assert not can_pack(trunk)
 
 
 def test_a_trunk_with_masks_of_its_own_is_padded():
     """Doge makes a mask of its own in every layer, also without padding."""
-    config = DogeConfig(
+    config = transformers.DogeConfig(
         vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1,
     )  # fmt: skip
-    trunk, batch = use_attention(DogeModel(config).eval()), collate(PROMPTS, RESPONSES, pad_id=0)
+    trunk, batch = use_attention(transformers.DogeModel(config).eval()), collate(PROMPTS, RESPONSES, pad_id=0)
     assert not can_pack(trunk)
     alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
     torch.testing.assert_close(token_states(trunk, batch.ids, batch.attention_mask), torch.cat(alone))
 
 
+@one_decoder
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("none left"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
@@ -298,6 +257,7 @@ def test_memory_that_runs_out_while_trying_is_told(decoder, error):
     assert can_pack(trunk)
 
 
+@one_decoder
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_what_attends_in_another_way_is_not_packed(decoder, implementation):
     trunk = load(decoder).lm.base_model
@@ -312,6 +272,7 @@ def test_what_attends_in_another_way_is_not_packed(decoder, implementation):
     torch.testing.assert_close(states, torch.cat(alone))
 
 
+@one_decoder
 def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
     """Here: the mean of all states so far is added, which runs on from one text into the next."""
     trunk = load(decoder).lm.base_model
@@ -324,6 +285,7 @@ def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
     assert not can_pack(trunk)
 
 
+@one_decoder
 def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
     """Not even where nothing would show: here the layers add nothing to the embeddings."""
     trunk = load(decoder).lm.base_model
@@ -339,14 +301,17 @@ def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
 
 def scored(folder, tmp_path, pad_id=0):
     """A reward model whose head is far from zero."""
-    lm = AutoModelForCausalLM.from_pretrained(folder)
+    lm = transformers.AutoModelForCausalLM.from_pretrained(folder)
     lm.config.pad_token_id = pad_id
     lm.save_pretrained(tmp_path)
-    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1, dtype=torch.float32)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=1, dtype=torch.float32
+    )
     torch.nn.init.constant_(classifier.score.weight, 0.3)
     return RewardModel(use_attention(classifier).eval(), compute_dtype=torch.float32)
 
 
+@one_decoder
 def test_scores_of_packed_rows_are_those_of_each(decoder, tmp_path):
     model = scored(decoder, tmp_path)
     rows, seen = [{"input_ids": text} for text in TEXTS], []
@@ -359,6 +324,7 @@ def test_scores_of_packed_rows_are_those_of_each(decoder, tmp_path):
     torch.testing.assert_close(together, alone)
 
 
+@one_decoder
 def test_a_score_is_read_before_the_padding_that_a_text_ends_with(decoder, tmp_path):
     """As transformers reads it, which tells padding by its id."""
     model = scored(decoder, tmp_path)
@@ -367,6 +333,7 @@ def test_a_score_is_read_before_the_padding_that_a_text_ends_with(decoder, tmp_p
     torch.testing.assert_close(model(rows), expected)
 
 
+@one_decoder
 def test_a_classifier_that_reads_elsewhere_is_not_packed(decoder, tmp_path):
     model = scored(decoder, tmp_path)
 

@@ -5,7 +5,6 @@ import importlib
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -68,9 +67,10 @@ def numbers_and_gradients(function, tensors, upstream):
     return [numbers.detach(), *(leaf.grad for leaf in leaves)]
 
 
-@pytest.mark.parametrize("sides", [(256, 256, 128), (128, 96, 768), (1000, 520, 17)], ids=str)
-@pytest.mark.parametrize("is_biased", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("is_transposed", [True, False], ids=["transposed", "as it is"])
+@pytest.mark.parametrize(
+    ("sides", "is_biased", "is_transposed"),
+    [((256, 256, 128), True, False), ((128, 96, 768), False, True), ((1000, 520, 17), True, True)],
+)
 def test_numbers_and_gradients_are_those_of_plain_products(sides, is_biased, is_transposed):
     """Against float64: no further from it than torch's own float32."""
     rows, terms, columns = sides
@@ -156,25 +156,24 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("left", LAYOUTS)
-@pytest.mark.parametrize("right", LAYOUTS)
-@pytest.mark.parametrize("sides", [(512, 256, 96), (96, 256, 512)], ids=str)
-def test_matrices_in_any_order_of_memory(sides, left, right):
+def test_matrices_in_any_order_of_memory(left):
     """oneDNN would multiply by one that is neither contiguous nor transposed, but a thousand times slower."""
-    rows, terms, columns = sides
-    a, b = LAYOUTS[left](rows, terms), LAYOUTS[right](terms, columns)
-    with Products() as products:
-        ours = product(a, b)
-    assert len(products.right) == 1
-    assert is_dense(*products.right[0])
-    as_exact_as_plain(ours, a @ b, a.double() @ b.double())
+    for right, make in LAYOUTS.items():
+        for rows, columns in ((512, 96), (96, 512)):
+            a, b = LAYOUTS[left](rows, 256), make(256, columns)
+            with Products() as products:
+                ours = product(a, b)
+            assert len(products.right) == 1
+            assert is_dense(*products.right[0]), right
+            as_exact_as_plain(ours, a @ b, a.double() @ b.double())
 
 
 @pytest.mark.parametrize(
     ("why", "make"),
     [
         ("few multiplications", lambda: (torch.randn(64, 64), torch.randn(64, 64))),
-        ("one row", lambda: (torch.randn(1, 4096), torch.randn(4096, 4096))),
-        ("one term", lambda: (torch.randn(4096, 1), torch.randn(4096, 1))),
+        ("one row", lambda: (torch.randn(1, 1024), torch.randn(1024, 1024))),
+        ("one term", lambda: (torch.randn(1024, 1), torch.randn(1024, 1))),
         ("float64", lambda: (torch.randn(256, 256).double(), torch.randn(256, 256).double())),
         ("bfloat16", lambda: (torch.randn(256, 256).bfloat16(), torch.randn(256, 256).bfloat16())),
     ],
@@ -300,28 +299,14 @@ def test_half_precision_is_left_as_it_is(folders):
     assert not any(isinstance(module, FastLinear | FastConv1D) for module in policy.modules())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("learns", [True, False])
 def test_texts_of_every_length_are_compiled_once(learns):
     """Both libraries' sizes are one compiled code: which of them multiplies is decided when it runs."""
     model = use_fast_products(nn.Sequential(nn.Linear(96, 288), nn.Linear(288, 96)), CPU, torch.float32)
-    counter = CompileCounter()
+    counter = importlib.import_module("torch._dynamo.testing").CompileCounter()
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     with torch.set_grad_enabled(learns):
         for rows in (2, 5, 17, 30, 60, 200, 500, 1000):  # with the sizes of tests both libraries multiply
             compiled(torch.randn(rows, 96))
     assert counter.frame_count == 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, about its own code
-def test_compiled_code_has_them_too():
-    torch.manual_seed(1)
-    model = use_fast_products(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)), CPU, torch.float32)
-    x, upstream = torch.randn(300, 256), torch.randn(300, 256)
-    plain = numbers_and_gradients(model, [x], upstream)
-    compiled = torch.compile(model, dynamic=True, fullgraph=True)
-    with torch.profiler.profile() as seen:
-        ours = numbers_and_gradients(compiled, [x], upstream)
-    assert sum(event.name == "mkldnn::_linear_pointwise" for event in seen.events()) >= 6
-    for one, other in zip(ours, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)

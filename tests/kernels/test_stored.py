@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from architectures import one_decoder
 from heedful.configs.options import LoRAOptions, SamplingOptions
 from heedful.engines.cuda_graph import GraphDecoder, graph_decoder
 from heedful.engines.generate import generate
@@ -34,6 +35,7 @@ def passes(policy):
     return outputs, {name: parameter.grad for name, parameter in policy.lm.named_parameters()}
 
 
+@one_decoder
 def test_a_checkpoint_in_bfloat16_has_the_numbers_of_float32_weights(decoder):
     """Forwards bit for bit; gradients are those rounded to bfloat16, one of 256 parts, and summed there."""
     stored, policy = (Policy(in_bfloat16(decoder), compute_dtype=torch.bfloat16) for _ in range(2))
@@ -61,6 +63,7 @@ def test_matrices_are_stored_and_the_rest_stays(decoder):
         assert parameter.requires_grad
 
 
+@one_decoder
 def test_adapters_on_stored_matrices_are_in_float32(decoder):
     policy = load_policy(decoder, device=CPU, compute_dtype=torch.bfloat16, with_value_head=True, stored=torch.bfloat16)
     add_adapters(policy.lm, LoRAOptions(lora_rank=4), base=decoder, seed=0)
@@ -71,7 +74,7 @@ def test_adapters_on_stored_matrices_are_in_float32(decoder):
     assert sum(p.dtype == torch.bfloat16 for p in frozen) > 4
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_a_tied_matrix_still_has_one_gradient(checkpoints, architecture):
     """Numbers as of two gradients, and rows in float32, although the embedding has two hooks."""
     policy = Policy(load_causal_lm(str(checkpoints[architecture])), compute_dtype=torch.bfloat16)
@@ -92,7 +95,7 @@ def test_a_tied_matrix_still_has_one_gradient(checkpoints, architecture):
         torch.testing.assert_close(gradient.float(), apart[name].float(), rtol=2**-6, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_stored_matrices_sample_as_float32_weights_do(checkpoints, architecture):
     """Token for token, and by the decoder that CUDA graphs record, which runs without them here."""
     stored, policy = (

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from architectures import one_decoder
 from heedful.data.batches import collate
 from heedful.kernels.weights import TiedMatrix, UntrainedRows
-from heedful.models import byte_tokenizer, load_causal_lm, load_policy
+from heedful.models import byte_tokenizer, load_policy
 from heedful.models import policy as policy_module
 
 TOKENIZER = byte_tokenizer()
@@ -36,8 +37,11 @@ def policy_gradients(folder, compute_dtype, *, of_values=False):
     return {name: p.grad for name, p in policy.named_parameters()}
 
 
-@pytest.mark.parametrize("of_values", [False, True], ids=["log-probs", "values alone"])
-@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("decoder", "compute_dtype", "of_values"),
+    [("gpt2", torch.float32, True), ("qwen3", torch.float32, False), ("qwen3", torch.bfloat16, False)],
+    indirect=["decoder"],
+)
 def test_identity_every_gradient_of_a_policy_is_torchs_own(decoder, compute_dtype, of_values, monkeypatch):
     found = policy_gradients(decoder, compute_dtype, of_values=of_values)
     monkeypatch.setattr(policy_module, "TiedMatrix", plain)
@@ -61,22 +65,7 @@ class Made(TorchDispatchMode):
         return result
 
 
-def made_backward(folder, lm_part):
-    lm = load_causal_lm(folder).eval()
-    ids = torch.tensor([TOKENIZER("今天天气怎么样？").input_ids])
-    with lm_part(lm) as tied:
-        logits = nn.functional.linear(lm.base_model(input_ids=ids).last_hidden_state, tied.weight)
-    with Made(lm.get_input_embeddings().weight.shape) as made:
-        logits.square().sum().backward()
-    return made.count
-
-
-def test_one_gradient_of_the_matrix_is_made(decoder):
-    """By torch the head's, the embedding's and their sum: the last because it does not add in place while it is watched."""
-    assert made_backward(decoder, plain) == 3
-    assert made_backward(decoder, TiedMatrix) == 1
-
-
+@one_decoder
 def test_a_policys_pass_makes_one_gradient_of_the_matrix(decoder, monkeypatch):
     """And the product that is added to it, of all 264 words at once; two more by torch."""
     policy = load_policy(decoder, device=torch.device("cpu"), compute_dtype=torch.float32)

@@ -2,20 +2,8 @@
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    DebertaV2Config,
-    DebertaV2ForMaskedLM,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForMaskedLM,
-)
 
 from heedful import CheckpointError, RewardError
 from heedful.data.chat import RewardInputs
@@ -61,7 +49,7 @@ def with_pairs(tokenizer, names, single, pair):
         single=single, pair=pair, special_tokens=[(cls, 2), (sep, 3)]
     )
     types = ["token_type_ids"] if ":1" in pair else []
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=pad, unk_token=unk, cls_token=cls, sep_token=sep, mask_token=mask,
         model_input_names=["input_ids", *types, "attention_mask"],
@@ -75,17 +63,20 @@ RELATIVE = {
     "max_relative_positions": -1, "type_vocab_size": 0, "pooler_hidden_size": 32,
 }  # fmt: skip
 ENCODERS = {
-    "bert": (wordpiece, BertConfig, SIZE | PLACES, BertForMaskedLM),
-    "roberta": (byte_level, RobertaConfig, SIZE | PLACES | {"max_position_embeddings": LONGEST + 1}, RobertaForMaskedLM),
-    "deberta-v2": (unigram, DebertaV2Config, SIZE | PLACES | RELATIVE, DebertaV2ForMaskedLM),
+    "bert": (wordpiece, transformers.BertConfig, SIZE | PLACES, transformers.BertForMaskedLM),
+    "roberta": (
+        byte_level, transformers.RobertaConfig, SIZE | PLACES | {"max_position_embeddings": LONGEST + 1},
+        transformers.RobertaForMaskedLM,
+    ),
+    "deberta-v2": (unigram, transformers.DebertaV2Config, SIZE | PLACES | RELATIVE, transformers.DebertaV2ForMaskedLM),
     "deberta-v3": (
-        unigram, DebertaV2Config,
+        unigram, transformers.DebertaV2Config,
         SIZE | PLACES | RELATIVE | {"position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True},
-        DebertaV2ForMaskedLM,
+        transformers.DebertaV2ForMaskedLM,
     ),
     "distilbert": (
-        wordpiece, DistilBertConfig, {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64} | PLACES,
-        DistilBertForMaskedLM,
+        wordpiece, transformers.DistilBertConfig, {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64} | PLACES,
+        transformers.DistilBertForMaskedLM,
     ),
 }  # fmt: skip
 
@@ -139,13 +130,14 @@ def test_it_trains_and_loads_back(encoder, tmp_path):
     again.eval()
     torch.testing.assert_close(again(rows).detach(), after, rtol=1e-5, atol=1e-6)
 
-    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "rm")
     for (prompt, response), score in zip(PAIRS[:2], after, strict=False):
         inputs_of_two = tokenizer(prompt, response, return_tensors="pt")
         torch.testing.assert_close(plain(**inputs_of_two).logits[0, 0].detach(), score, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("encoder", ["bert", "roberta"], indirect=True)
 def test_prompt_and_response_are_two_texts(encoder):
     """Which is which is told by the separator, and by type ids where the tokenizer has them."""
     _, inputs = load(encoder, seed=1)
@@ -162,6 +154,7 @@ def test_prompt_and_response_are_two_texts(encoder):
         assert types == [0] * first + [1] * (len(ids) - first)
 
 
+@pytest.mark.parametrize("encoder", ["roberta", "deberta-v3"], indirect=True)
 def test_more_tokens_than_it_takes(encoder):
     """Sixty-four are read, also by relative positions: past them DeBERTa would compute, but was never trained."""
     model, inputs = load(encoder, seed=1)

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful import CheckpointError, ConfigError, hub, make_tiny_model
+from heedful import CheckpointError, ConfigError, hub
 from heedful.data import read_records
 from heedful.data.chat import Renderer
 from heedful.models import load_causal_lm, load_tokenizer
@@ -13,11 +13,10 @@ from heedful.models.source import resolve
 
 
 @pytest.fixture
-def sharded(tmp_path):
+def sharded(tiny, tmp_path):
     """A tiny model in several files, and their index."""
-    make_tiny_model("qwen3", tmp_path / "原", hidden_size=16, num_layers=1, max_length=64)
-    AutoModelForCausalLM.from_pretrained(tmp_path / "原").save_pretrained(tmp_path / "模型", max_shard_size="10KB")
-    AutoTokenizer.from_pretrained(tmp_path / "原").save_pretrained(tmp_path / "模型")
+    AutoModelForCausalLM.from_pretrained(tiny("qwen3")).save_pretrained(tmp_path / "模型", max_shard_size="40KB")
+    AutoTokenizer.from_pretrained(tiny("qwen3")).save_pretrained(tmp_path / "模型")
     assert len(list((tmp_path / "模型").glob("*.safetensors"))) > 1
     return tmp_path / "模型"
 
@@ -34,10 +33,6 @@ def rename_shard(folder, new):
     (folder / old).rename(target)
 
 
-def test_weights_in_several_files_are_read(sharded):
-    assert load_causal_lm(str(sharded)).config.num_hidden_layers == 1
-
-
 @pytest.mark.parametrize("new", ["../外.safetensors", "a/../../外.safetensors", "{folder}/../外.safetensors"])
 def test_weights_outside_the_folder_are_refused(sharded, new):
     """Before, they were read."""
@@ -49,11 +44,11 @@ def test_weights_outside_the_folder_are_refused(sharded, new):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 5000])
-def test_an_index_that_cannot_be_read(sharded, content):
-    (sharded / "model.safetensors.index.json").write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"index\.json: cannot load a list of weights"):
-        resolve(str(sharded))
+def test_an_index_that_cannot_be_read(sharded):
+    for content in ("{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 5000):
+        (sharded / "model.safetensors.index.json").write_text(content, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"index\.json: cannot load a list of weights"):
+            resolve(str(sharded))
 
 
 def test_weights_behind_links_are_read(sharded, tmp_path):
@@ -62,7 +57,7 @@ def test_weights_behind_links_are_read(sharded, tmp_path):
     for path in sharded.iterdir():
         path.rename(tmp_path / "存" / path.name)
         path.symlink_to(tmp_path / "存" / path.name)
-    assert load_causal_lm(str(sharded)).config.num_hidden_layers == 1
+    assert load_causal_lm(str(sharded)).config.num_hidden_layers == 2
 
 
 def test_a_tokenizer_reads_no_file_elsewhere(sharded, tmp_path):
@@ -77,15 +72,15 @@ def test_a_tokenizer_reads_no_file_elsewhere(sharded, tmp_path):
     assert "<|外|>" not in load_tokenizer(str(sharded)).get_vocab()
 
 
-@pytest.mark.parametrize("name", ["../../外", "/外", "a/b", "..\\外", "a\0b", ""])
-def test_a_template_whose_name_leads_elsewhere_is_refused(sharded, name):
+def test_a_template_whose_name_leads_elsewhere_is_refused(sharded):
     """It would be saved under that name, after training."""
     config = json.loads((sharded / "tokenizer_config.json").read_text(encoding="utf-8"))
     (sharded / "chat_template.jinja").unlink(missing_ok=True)
-    config["chat_template"] = [{"name": "default", "template": "a"}, {"name": name, "template": "b"}]
-    (sharded / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"a chat template is named .* which is not a file name"):
-        load_tokenizer(str(sharded))
+    for name in ("../../外", "/外", "a/b", "..\\外", "a\0b", ""):
+        config["chat_template"] = [{"name": "default", "template": "a"}, {"name": name, "template": "b"}]
+        (sharded / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"a chat template is named .* which is not a file name"):
+            load_tokenizer(str(sharded))
 
 
 def test_a_template_file_that_is_not_utf8(tmp_path, tiny):

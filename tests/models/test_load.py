@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, utils
 
@@ -25,106 +25,67 @@ def copy(checkpoints, tmp_path):
     return shutil.copytree(checkpoints["qwen3"], tmp_path / "model")
 
 
-@pytest.mark.parametrize("load", LOADERS)
-def test_a_missing_folder_names_the_nearest(load, checkpoints, tmp_path):
+def test_a_missing_folder_names_the_nearest(tmp_path):
     (tmp_path / "tiny-qwen").mkdir()
-    with pytest.raises(CheckpointError) as error:
-        load(f"{tmp_path}/tiny-qwne")
-    assert str(error.value) == f"model {tmp_path}/tiny-qwne does not exist; did you mean {tmp_path}/tiny-qwen?"
-    with pytest.raises(CheckpointError) as error:
-        load(f"{tmp_path}/zzz")
-    assert str(error.value) == f"model {tmp_path}/zzz does not exist"
+    for load in LOADERS:
+        with pytest.raises(CheckpointError) as error:
+            load(f"{tmp_path}/tiny-qwne")
+        assert str(error.value) == f"model {tmp_path}/tiny-qwne does not exist; did you mean {tmp_path}/tiny-qwen?"
+    with pytest.raises(CheckpointError, match=r"model .*/zzz does not exist$"):
+        load_causal_lm(f"{tmp_path}/zzz")
 
 
-@pytest.mark.parametrize("name", ["runs/sft/final", "runs/sft", "./sft", "~/sft", "rnus"])
-def test_a_relative_path_is_not_asked_of_the_hub(tmp_path, monkeypatch, name):
+def test_a_name_is_of_the_hub_unless_it_looks_like_a_path_or_nearly_like_a_folder_here(tmp_path, monkeypatch):
     """``runs/sft`` looks like a Hub name; where there is a folder runs, it is a path with a mistake in it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(CheckpointError, match=f"model {name} does not exist"):
-        load_causal_lm(name)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "sft", "Qwen/Qwen3-0.6B"])
-def test_a_bare_name_is_left_to_the_hub(tmp_path, monkeypatch, name):
-    """``gpt2`` is a model there; only where a folder of nearly that name lies here is it a mistake."""
-    monkeypatch.chdir(tmp_path)
-    assert resolve(name).folder == name
-    (tmp_path / "runs").mkdir()
-    assert resolve(name).folder == name
-
-
-def test_a_bare_name_near_a_folder_is_a_mistake(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny-gpt2").mkdir()
-    with pytest.raises(CheckpointError) as error:
+    for folder in ("runs", "tiny-gpt2"):
+        for name in ("gpt2", "sft", "Qwen/Qwen3-0.6B"):
+            assert resolve(name).folder == name
+        (tmp_path / folder).mkdir()
+    for name in ("runs/sft/final", "runs/sft", "./sft", "~/sft", "rnus"):
+        with pytest.raises(CheckpointError, match=f"model {name} does not exist"):
+            load_causal_lm(name)
+    with pytest.raises(CheckpointError, match=r"^model tiny-gtp2 does not exist; did you mean tiny-gpt2\?$"):
         resolve("tiny-gtp2")
-    assert str(error.value) == "model tiny-gtp2 does not exist; did you mean tiny-gpt2?"
 
 
-@pytest.mark.parametrize("load", LOADERS)
-def test_a_run_folder_points_at_the_models_inside(load, tmp_path):
+def test_a_run_folder_points_at_the_models_inside(tmp_path):
     for name in ("final", "best", "logs"):
         (tmp_path / "x" / name).mkdir(parents=True)
     for name in ("final", "best"):
         (tmp_path / "x" / name / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError) as error:
-        load(f"{tmp_path}/x")
-    assert str(error.value).endswith(
-        f"without a config.json, so it is not a Hugging Face model; did you mean {tmp_path}/x/best or {tmp_path}/x/final?"
-    )
+    with pytest.raises(CheckpointError, match=r"without a config.json, .*; did you mean .*/x/best or .*/x/final\?$"):
+        resolve(f"{tmp_path}/x")
 
 
-@pytest.mark.parametrize("load", LOADERS)
-def test_a_file_is_no_model(load, copy):
+def test_damaged_folders(copy):
+    path = copy / "model.safetensors"
+    content = path.read_bytes()
+    weights = safetensors.load(content)
     with pytest.raises(CheckpointError, match=r"model.safetensors is a file; a model is a folder"):
-        load(f"{copy}/model.safetensors")
+        resolve(str(path))
 
+    def refused(said, loaders=(load_causal_lm, load_trunk)):
+        for load in loaders:
+            with pytest.raises(CheckpointError, match=said) as error:
+                load(str(copy))
+            assert "\n" not in str(error.value)
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_trunk])
-@pytest.mark.parametrize("damage", ["truncated", "empty", "noise", "absent"])
-def test_damaged_weights(load, copy, damage):
-    weights = copy / "model.safetensors"
-    content = weights.read_bytes()
-    if damage == "absent":
-        weights.unlink()
-    else:
-        weights.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "noise": b"\xff" * 999}[damage])
-    with pytest.raises(CheckpointError, match=r"model: cannot load a .*model from it: ") as error:
-        load(str(copy))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("load", LOADERS[:2])
-def test_missing_weights_are_not_filled_with_random_numbers(load, copy):
-    weights = load_file(copy / "model.safetensors")
+    for damaged in (content[: len(content) // 2], b"", b"\xff" * 999):
+        path.write_bytes(damaged)
+        refused(r"model: cannot load a .*model from it: ")
+    path.unlink()
+    refused(r"model: cannot load a .*model from it: ")
+    safetensors.save_file({**weights, "model.norm.weight": torch.ones(7)}, path, metadata={"format": "pt"})
+    refused("cannot load a")
     del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks .*weights?, first (model\.)?layers.1.mlp.up_proj.weight"):
-        load(str(copy))
-
-
-@pytest.mark.parametrize("load", LOADERS[:2])
-def test_weights_of_another_shape(load, copy):
-    weights = load_file(copy / "model.safetensors")
-    weights["model.norm.weight"] = torch.ones(7)
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="cannot load a"):
-        load(str(copy))
-
-
-def test_a_configuration_that_is_no_json(copy):
+    safetensors.save_file(weights, path, metadata={"format": "pt"})
+    refused(r"lacks .*weights?, first (model\.)?layers.1.mlp.up_proj.weight")
     (copy / "config.json").write_text("{")
-    for load in (load_causal_lm, load_trunk, load_config):
-        with pytest.raises(CheckpointError, match=r"config\.json: line 1 is not valid JSON"):
-            load(str(copy))
-
-
-def test_a_folder_without_a_tokenizer(copy):
+    refused(r"config\.json: line 1 is not valid JSON", (load_causal_lm, load_trunk, load_config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
-    with pytest.raises(CheckpointError, match="cannot load a tokenizer from it"):
-        load_tokenizer(str(copy))
+    refused(r"cannot load a tokenizer from it|is not valid JSON", (load_tokenizer,))
 
 
 def test_a_tokenizer_without_an_end(copy):
@@ -218,21 +179,15 @@ def test_a_companion_of_shorter_context_is_refused(checkpoints, tmp_path):
         check_companion("--reference", str(tmp_path / "short"), tokenizer, 65)
 
 
-@pytest.mark.parametrize("missing", [1, 100])
-def test_a_companion_with_too_few_embeddings_is_refused(checkpoints, tmp_path, missing):
+def test_a_companion_with_too_few_embeddings_is_refused(checkpoints, tmp_path):
     """Its tokenizer knows all tokens, its weights do not: an index error in the middle of training."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "small")
     tokenizer = load_tokenizer(str(folder))
     config = AutoConfig.from_pretrained(folder)
-    config.vocab_size = len(tokenizer) - missing
+    config.vocab_size = len(tokenizer) - 1
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     with pytest.raises(ConfigError, match=f"--reference .*small has {config.vocab_size} embeddings, fewer than .* 264"):
         check_companion("--reference", str(folder), tokenizer, 10)
-
-
-def test_a_companion_that_does_not_exist(checkpoints, tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist"):
-        check_companion("--reference", f"{tmp_path}/none", load_tokenizer(str(checkpoints["gpt2"])), 10)
 
 
 def test_chat_templates(copy):
@@ -271,25 +226,13 @@ def test_tensors_come_back(tmp_path):
         load_tensors(tmp_path / "x.safetensors")
 
 
-def test_explained_puts_the_verbosity_back():
-    before = utils.logging.get_verbosity()
-    for error in (ValueError("第一行\nsecond"), KeyError()):
-        with pytest.raises(CheckpointError) as raised, explained("m", "model"):
-            raise error
-        assert raised.value.__cause__ is error
-    assert str(raised.value) == "m: cannot load a model from it: KeyError (and no local folder has that name)"
-    assert utils.logging.get_verbosity() == before
-
-
 def test_explained_says_whether_there_is_a_folder(tmp_path):
     """A misspelt path that looks like a Hub name fails at the Hub, with a message about the network."""
-    with pytest.raises(CheckpointError) as raised, explained(str(tmp_path), "model"):
-        raise KeyError
-    assert str(raised.value) == f"{tmp_path}: cannot load a model from it: KeyError"
-    with pytest.raises(CheckpointError) as raised, explained("org/m", "tokenizer"):
-        raise ValueError("无")
-    assert str(raised.value) == "org/m: cannot load a tokenizer from it: 无 (and no local folder has that name)"
-
-
-def test_the_tokenizer_is_that_of_the_folder(copy):
-    assert load_tokenizer(str(copy))("你").input_ids == AutoTokenizer.from_pretrained(copy)("你").input_ids
+    before = utils.logging.get_verbosity()
+    for name, said in ((str(tmp_path), ""), ("org/m", r" \(and no local folder has that name\)")):
+        with (
+            pytest.raises(CheckpointError, match=f"^{name}: cannot load a model from it: 无{said}$"),
+            explained(name, "model"),
+        ):
+            raise ValueError("无")
+    assert utils.logging.get_verbosity() == before

@@ -3,11 +3,10 @@
 import copy
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -18,9 +17,10 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from cases import pairs_often
+from architectures import one_decoder
 from heedful import CheckpointError, ConfigError, MergeConfig, SFTConfig, merge_model
 from heedful.data.chat import RewardInputs
+from heedful.engines.decoder import SamplingModel
 from heedful.kernels.weights import same_weights
 from heedful.models import (
     Policy,
@@ -36,7 +36,7 @@ from heedful.models import (
     save_reward_model,
     save_value_model,
 )
-from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
+from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, save_model
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.models.source import load_config, resolve
 
@@ -91,14 +91,6 @@ def test_fresh_adapters_change_nothing_and_are_all_that_learns(decoder):
     assert all(LORA_NAMES & set(name.split(".")) for name in trained)
 
 
-def test_every_linear_layer_below_the_head_gets_adapters(checkpoints):
-    for architecture, layers in {"gpt2": 4, "llama": 7, "qwen3": 7}.items():
-        lm = with_adapters(load_causal_lm(str(checkpoints[architecture])), "b")
-        adapted = [name for name, _ in lm.named_modules() if name.endswith(".lora_A")]
-        assert len(adapted) == 2 * layers
-        assert not any("lm_head" in name or "embed" in name for name in adapted)
-
-
 def test_targets_choose_layers_by_the_end_of_their_names(checkpoints):
     lm = with_adapters(load_causal_lm(str(checkpoints["llama"])), "b", lora_targets="q_proj, 1.mlp.up_proj")
     adapted = {name.removesuffix(".lora_A") for name, _ in lm.named_modules() if name.endswith(".lora_A")}
@@ -150,6 +142,7 @@ def test_dropout_of_adapters_is_on_in_training_and_can_be_switched_off(checkpoin
     assert torch.equal(logprobs(), logprobs())
 
 
+@one_decoder
 def test_the_same_weights_are_no_copy_and_stay_without_adapters(decoder):
     """The reference of LoRA: parameters at the same address, and what is learned later is not on it."""
     policy = load_policy(decoder, device=CPU, compute_dtype=torch.float32, with_value_head=True)
@@ -184,26 +177,7 @@ def test_an_adapter_folder_is_the_model_everywhere(adapter, decoder):
     assert load_tokenizer(folder).get_vocab() == load_tokenizer(decoder).get_vocab()
 
 
-def test_the_same_adapters_are_the_same_file(checkpoints, tmp_path):
-    for name in "ab":
-        save_model(with_adapters(load_causal_lm(str(checkpoints["qwen3"])), checkpoints["qwen3"]), tmp_path / name)
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    targets = json.loads((tmp_path / "a" / "adapter_config.json").read_text("utf-8"))["target_modules"]
-    assert targets == sorted(targets)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "limit"), [pytest.param(torch.float32, 1e-5, marks=pytest.mark.exhaustive), (torch.float64, 1e-10)]
-)
-def test_merged_and_adapters_agree(adapter, decoder, dtype, limit):
-    folder = adapter[0]
-    beside, merged = (load_causal_lm(decoder).to(dtype) for _ in range(2))
-    attach_adapter(beside, Path(folder))
-    merged = merge_adapters(merged, [Path(folder)])
-    torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=limit)
-
-
+@one_decoder
 def test_adapters_on_adapters_are_merged_in_turn(adapter, decoder, tmp_path):
     """SFT with LoRA, then PPO with LoRA: what the second was trained on is the base with the first in it."""
     first, _ = adapter
@@ -217,6 +191,7 @@ def test_adapters_on_adapters_are_merged_in_turn(adapter, decoder, tmp_path):
     assert float((logits(lm) - on_first).abs().max()) > 0.1
 
 
+@one_decoder
 def test_tokenizer_and_generation_config_of_the_nearest_folder_that_has_one(adapter, tmp_path):
     """Adapters of other tools often come without them."""
     bare = tmp_path / "bare"
@@ -240,6 +215,10 @@ def test_adapters_that_peft_made(checkpoints, tmp_path, settings):
     randomise(model)
     model.save_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(logits(load_causal_lm(str(tmp_path / "theirs"))), logits(model), rtol=0, atol=2e-5)
+    policy = Policy(load_causal_lm(base))
+    attach_adapter(policy.lm, tmp_path / "theirs")
+    copied = SamplingModel(policy, merge_adapters=True).lm  # not if DoRA's: its magnitudes are no part of B A
+    torch.testing.assert_close(logits(copied), logits(model), rtol=0, atol=2e-5)
 
 
 QUESTIONS = [("你好", "您好！"), ("2+2?", "four, I think"), ("hello", "再见")]
@@ -251,16 +230,7 @@ def scores(model, tokenizer):
         return model([inputs.encode(question, answer) for question, answer in QUESTIONS])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "pad"),
-    [
-        ("llama", "own"),
-        pytest.param("llama", "eos", marks=pytest.mark.exhaustive),
-        pytest.param("gpt2", "own", marks=pytest.mark.exhaustive),
-        ("gpt2", "eos"),
-        ("deberta-v2", "own"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "pad"), [("gpt2", "eos"), ("deberta-v2", "own")])
 def test_a_reward_model_comes_back_exactly(checkpoints, tmp_path, architecture, pad):
     """The head, and where there is one the pooler, are trained whole. Scores equal bit for bit, for PEFT nearly."""
     base = str(checkpoints[architecture])
@@ -306,6 +276,7 @@ def test_a_pooler_inside_the_trunk_is_trained_whole(tmp_path):
     torch.testing.assert_close(scores(loaded, tokenizer), scores(model, tokenizer), rtol=0, atol=1e-6)
 
 
+@one_decoder
 def test_a_reward_model_from_adapters_of_a_language_model(adapter, tmp_path):
     """SFT with LoRA, then a reward model, with LoRA or all of it: its trunk is the SFT model's, and the chain comes back."""
     folder, _ = adapter
@@ -324,17 +295,25 @@ def test_a_reward_model_from_adapters_of_a_language_model(adapter, tmp_path):
         load_causal_lm(str(tmp_path / "reward"))
 
 
-def test_a_critic_comes_back_with_its_head(decoder, tmp_path):
+@one_decoder
+def test_a_critic_comes_back_with_its_head_and_is_merged(decoder, tmp_path):
     model = load_value_model(decoder, device=CPU, compute_dtype=torch.float32)
     with_adapters(model.trunk, decoder)
     with torch.no_grad():
         model.value_head.weight.normal_()
     mask = torch.ones_like(IDS, dtype=torch.bool)
-    save_value_model(model.eval(), load_tokenizer(decoder), tmp_path / "critic")
-    loaded = load_value_model(str(tmp_path / "critic"), device=CPU, compute_dtype=torch.float32).eval()
-    torch.testing.assert_close(loaded(IDS, mask, mask[:, 2:]), model(IDS, mask, mask[:, 2:]), rtol=0, atol=1e-4)
+    save_value_model(model.eval(), load_tokenizer(decoder), tmp_path / "adapters")
+    merge_model(MergeConfig(adapter=str(tmp_path / "adapters"), output=tmp_path / "plain"))
+    AutoModel.from_pretrained(tmp_path / "plain")
+    loaded, merged = (
+        load_value_model(str(tmp_path / name), device=CPU, compute_dtype=torch.float32).eval()(IDS, mask, mask[:, 2:])
+        for name in ("adapters", "plain")
+    )
+    torch.testing.assert_close(loaded, model.eval()(IDS, mask, mask[:, 2:]), rtol=0, atol=1e-4)
+    assert torch.equal(loaded, merged)
 
 
+@one_decoder
 def test_merging_writes_a_plain_model(adapter, tmp_path):
     folder, wanted = adapter
     policy = load_policy(folder, device=CPU, compute_dtype=torch.float32, with_value_head=True)
@@ -354,10 +333,7 @@ def test_merging_writes_a_plain_model(adapter, tmp_path):
     assert torch.equal(head.value_head.weight, policy.value_head.weight)
 
 
-@pytest.mark.parametrize(
-    ("task", "architecture"),
-    pairs_often(["SEQ_CLS", None], ["llama", "deberta-v2"], [("SEQ_CLS", "deberta-v2"), (None, "llama")]),
-)
+@pytest.mark.parametrize(("task", "architecture"), [("SEQ_CLS", "deberta-v2"), (None, "llama")])
 def test_merging_a_reward_model(checkpoints, tmp_path, architecture, task):
     base = str(checkpoints[architecture])
     tokenizer = load_tokenizer(base)
@@ -374,21 +350,6 @@ def test_merging_a_reward_model(checkpoints, tmp_path, architecture, task):
     torch.testing.assert_close(scores(plain, tokenizer), scores(model, tokenizer), rtol=0, atol=1e-5)
 
 
-def test_merging_a_critic(checkpoints, tmp_path):
-    base = str(checkpoints["qwen3"])
-    model = load_value_model(base, device=CPU, compute_dtype=torch.float32)
-    with_adapters(model.trunk, base)
-    save_value_model(model, load_tokenizer(base), tmp_path / "adapters")
-    merge_model(MergeConfig(adapter=str(tmp_path / "adapters"), output=tmp_path / "plain"))
-    AutoModel.from_pretrained(tmp_path / "plain")
-    mask = torch.ones_like(IDS, dtype=torch.bool)
-    values = [
-        load_value_model(str(tmp_path / name), device=CPU, compute_dtype=torch.float32).eval()(IDS, mask, mask[:, 1:])
-        for name in ("adapters", "plain")
-    ]
-    assert torch.equal(*values)
-
-
 def edited(folder, tmp_path, **changes):
     """A copy of an adapter folder with another configuration."""
     copied = tmp_path / "edited"
@@ -398,18 +359,19 @@ def edited(folder, tmp_path, **changes):
     return str(copied)
 
 
-@pytest.fixture
-def small_adapter(checkpoints, tmp_path):
-    save_model(with_adapters(load_causal_lm(str(checkpoints["llama"])), checkpoints["llama"]), tmp_path / "small")
-    return str(tmp_path / "small")
+@pytest.fixture(scope="module")
+def small_adapter(checkpoints, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("小") / "small"
+    save_model(with_adapters(load_causal_lm(str(checkpoints["llama"])), checkpoints["llama"]), folder)
+    return str(folder)
 
 
-@pytest.mark.parametrize("load", [resolve, load_tokenizer, load_causal_lm, load_trunk, load_config])
-def test_a_base_that_is_gone_is_named(small_adapter, tmp_path, load):
+def test_a_base_that_is_gone_is_named(small_adapter, tmp_path):
     gone = str(tmp_path / "没有" / "final")
     folder = edited(small_adapter, tmp_path, base_model_name_or_path=gone)
-    with pytest.raises(CheckpointError, match=f"{folder} has adapters without their base: model {gone} does not"):
-        load(folder)
+    for load in (resolve, load_tokenizer, load_causal_lm, load_trunk, load_config):
+        with pytest.raises(CheckpointError, match=f"{folder} has adapters without their base: model {gone} does not"):
+            load(folder)
 
 
 @pytest.mark.parametrize(
@@ -417,6 +379,7 @@ def test_a_base_that_is_gone_is_named(small_adapter, tmp_path, load):
     [
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
         ({"peft_type": "IA3"}, "adapters of type IA3"),
+        ({"peft_type": "PREFIX_TUNING"}, "adapters of type PREFIX_TUNING"),
         ({"peft_type": None}, "adapter_config.json: it has no peft_type"),
     ],
 )
@@ -429,14 +392,6 @@ def test_adapters_that_are_their_own_base(small_adapter, tmp_path):
     folder = edited(small_adapter, tmp_path, base_model_name_or_path=str(tmp_path / "edited"))
     with pytest.raises(CheckpointError, match="leads back"):
         resolve(folder)
-
-
-@pytest.mark.parametrize("config", [PromptTuningConfig, PrefixTuningConfig])
-def test_prompt_learning_is_no_lora(checkpoints, tmp_path, config):
-    lm = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
-    get_peft_model(lm, config(task_type="CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path / "p")
-    with pytest.raises(CheckpointError, match=f"adapters of type {config(task_type='CAUSAL_LM').peft_type.value}"):
-        load_causal_lm(str(tmp_path / "p"))
 
 
 def test_weights_that_are_missing_or_do_not_fit(small_adapter, checkpoints, tmp_path):
@@ -464,13 +419,10 @@ def test_only_adapters_are_written(small_adapter):
     assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in names)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limit"), [pytest.param(torch.float32, 1e-6, marks=pytest.mark.exhaustive), (torch.float64, 1e-12)]
-)
-@pytest.mark.parametrize("lora", [False, True])
-def test_gradient_checkpointing_changes_no_gradient(decoder, dtype, limit, lora):
+@pytest.mark.parametrize(("decoder", "lora"), [("gpt2", False), ("qwen3", True)], indirect=["decoder"])
+def test_gradient_checkpointing_changes_no_gradient(decoder, lora):
     """And it is on: layers compute again in the backward pass."""
-    policy = load_policy(decoder, device=CPU, compute_dtype=torch.float32, with_value_head=True).to(dtype)
+    policy = load_policy(decoder, device=CPU, compute_dtype=torch.float32, with_value_head=True).double()
     if lora:
         with_adapters(policy.lm, decoder)
     disable_dropout(policy)
@@ -488,4 +440,4 @@ def test_gradient_checkpointing_changes_no_gradient(decoder, dtype, limit, lora)
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
     assert len(layer_calls) == 2
     assert float(gradients[0].norm()) > 0
-    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < limit
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 1e-12

@@ -1,6 +1,5 @@
 """A model's own Python code runs only if the user asked for it, and then only from a folder on this machine."""
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -160,9 +159,7 @@ def test_a_name_on_the_hub_never_runs_code(with_code, canary, tmp_path, monkeypa
 def test_the_revision_of_what_is_no_model_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "org" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert [hub.hub_revision(name) for name in ("org/here", "/a/b/c", "modelscope:org/x", "org/never-read")] == [
-        None
-    ] * 4
+    assert not any(map(hub.hub_revision, ("org/here", "/a/b/c", "modelscope:org/x", "org/never-read")))
 
 
 def test_a_folder_from_modelscope_runs_no_code(with_code, canary, monkeypatch):
@@ -257,17 +254,6 @@ def test_no_command_runs_code_that_nobody_asked_for(words, canary, tmp_path, cap
     error = capsys.readouterr().err
     assert "--trust-remote-code" in error
     assert "Traceback" not in error
-    assert not canary.exists()
-    assert not (tmp_path / "运行").exists()
-
-
-def test_yes_to_every_question_is_no_way_in(words, canary, tmp_path, heedful, monkeypatch):
-    """``yes | heedful sft``"""
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 1000))
-    done = heedful(*words([*COMMANDS["sft"], "--model", "{own}"]))
-    assert done.status == 2, done.err
-    assert "--trust-remote-code" in done.err
-    assert "[y/N]" not in done.out + done.err
     assert not canary.exists()
     assert not (tmp_path / "运行").exists()
 

@@ -6,14 +6,15 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from architectures import DECODERS
 from heedful import make_tiny_model
 from heedful.models import byte_tokenizer
 
 ARCHITECTURES = (*DECODERS, "deberta-v2")
-EXACT = [a for a in ARCHITECTURES if a != "qwen2"]
+FEW = ["gpt2", "qwen3", "deberta-v2"]
+EXACT = ["gpt2", "deberta-v2"]
 """A qwen2 folder reloads as transformers' own tokenizer, which normalises to NFC; all others keep every byte."""
 TEXT = "你好，世界！\n\n  两个空格\t🙂👩‍👩‍👧 \x00\x07\x1b ｆｕｌｌ <|endoftext|> <|end|><|pad|> ok\r\n"
 
@@ -24,43 +25,23 @@ def test_plain_transformers_loads_every_weight(checkpoints, architecture):
     model, info = kind.from_pretrained(checkpoints[architecture], output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert model.config.model_type == architecture
-    trunk, info = AutoModel.from_pretrained(checkpoints[architecture], output_loading_info=True)
-    assert not info["missing_keys"]
-    assert trunk.config.hidden_size == 32
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_id_is_below_the_vocabulary_size(checkpoints, architecture):
-    tokenizer = AutoTokenizer.from_pretrained(checkpoints[architecture])
-    model = AutoModel.from_pretrained(checkpoints[architecture])
+    config, tokenizer = model.config, AutoTokenizer.from_pretrained(checkpoints[architecture])
+    assert (config.model_type, config.hidden_size) == (architecture, 32)
     assert max(tokenizer.get_vocab().values()) < model.get_input_embeddings().weight.shape[0]
-    assert tokenizer.eos_token_id == model.config.eos_token_id
-    assert tokenizer.pad_token_id == model.config.pad_token_id != tokenizer.eos_token_id
+    assert tokenizer.eos_token_id == config.eos_token_id
+    assert tokenizer.pad_token_id == config.pad_token_id != tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("text", [TEXT, "你好，世界！", "plain ascii"])
-def test_one_token_a_byte_and_back(checkpoints, architecture, text):
+@pytest.mark.parametrize("architecture", FEW)
+def test_one_token_a_byte_and_back(checkpoints, architecture):
     """Special texts too where they are asked to be read literally, whatever the reloaded class is."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoints[architecture])
-    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-    assert len(ids) == len(text.encode())
-    assert tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
+    ids = tokenizer(TEXT, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert len(ids) == len(TEXT.encode())
+    assert tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == TEXT
 
 
-@pytest.mark.parametrize("architecture", EXACT)
-def test_all_bytes_have_their_own_token_after_a_reload(checkpoints, architecture):
-    """Decomposed accents and all 256 byte values: nothing is normalised."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoints[architecture])
-    text = "e\u0301 \u212b " + "".join(map(chr, range(0x800)))
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert len(ids) == len(text.encode())
-    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-    assert len(set(ids)) == len(set(text.encode()))
-
-
-@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen2"])
 def test_special_texts_of_the_template_become_single_ids(checkpoints, architecture):
     tokenizer = AutoTokenizer.from_pretrained(checkpoints[architecture])
     names = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"]
@@ -107,7 +88,7 @@ def test_an_encoder_reads_pairs(checkpoints):
     assert tokenizer("问？").input_ids == [cls, *a, sep]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
 def test_a_seed_makes_the_weights_and_leaves_the_callers_random_state(tmp_path, architecture):
     state = torch.get_rng_state()
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -119,26 +100,15 @@ def test_a_seed_makes_the_weights_and_leaves_the_callers_random_state(tmp_path, 
     assert any(not torch.equal(a[key], c[key]) for key in a)
 
 
-def test_sizes_are_the_ones_asked_for(tmp_path):
-    make_tiny_model("qwen3", tmp_path / "m", hidden_size=16, num_layers=3, max_length=99)
-    config = AutoConfig.from_pretrained(tmp_path / "m")
-    assert (config.hidden_size, config.num_hidden_layers, config.max_position_embeddings) == (16, 3, 99)
-
-
-@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("architecture", FEW)
 def test_weights_are_drawn_as_wide_as_asked_for(tmp_path, architecture):
-    make_tiny_model(architecture, tmp_path, hidden_size=64, num_layers=1, initializer_range=0.125)
-    embeddings = AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight
-    assert embeddings.std().item() == pytest.approx(0.125, rel=0.02)  # 1%: three standard errors
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_padding_token_is_drawn_as_its_neighbours_are(tmp_path, architecture):
-    """A random model samples it as often as any other, and the gradient into a row of zeros would be far too large."""
+    """The padding token's too: a random model samples it as often as any other, and the gradient into a row of zeros would
+    be far too large."""
     make_tiny_model(architecture, tmp_path, hidden_size=256, num_layers=1, initializer_range=0.125)
     model = AutoModel.from_pretrained(tmp_path)
-    row = model.get_input_embeddings().weight[model.config.pad_token_id]
-    assert row.std().item() == pytest.approx(0.125, rel=0.15)  # 15 %: three standard errors
+    weight = model.get_input_embeddings().weight
+    assert weight.std().item() == pytest.approx(0.125, rel=0.02)
+    assert weight[model.config.pad_token_id].std().item() == pytest.approx(0.125, rel=0.15)  # three standard errors
 
 
 @pytest.mark.exhaustive

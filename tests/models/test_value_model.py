@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from architectures import one_decoder
 from heedful import CheckpointError
 from heedful.data.batches import collate
-from heedful.models import ValueModel, byte_tokenizer, load_value_model, save_value_model
+from heedful.models import byte_tokenizer, load_value_model, save_value_model
 from heedful.models.save import VALUE_HEAD
 
 CPU = torch.device("cpu")
@@ -37,38 +38,13 @@ def check_equals_single_rows(model, trunk, *, pad_id, tolerance):
             assert not values[row, len(response) :].any()
 
 
-@pytest.mark.parametrize("pad_id", [0, 1])
+@pytest.mark.parametrize(("decoder", "pad_id"), [("gpt2", 0), ("qwen3", 1)], indirect=["decoder"])
 def test_a_padded_batch_equals_plain_transformers_row_by_row(decoder, pad_id):
     trunk = AutoModel.from_pretrained(decoder, dtype=torch.float32)
     check_equals_single_rows(load(decoder), trunk, pad_id=pad_id, tolerance=1e-5)
 
 
-def test_the_same_in_float64(checkpoints):
-    """Only gpt2 computes in float64 throughout."""
-    trunk = AutoModel.from_pretrained(checkpoints["gpt2"], dtype=torch.float64)
-    model = ValueModel(trunk, 32)
-    torch.nn.init.normal_(model.value_head.weight)
-    check_equals_single_rows(model, trunk, pad_id=1, tolerance=1e-10)
-
-
-def test_what_stands_in_the_padding_changes_nothing(decoder):
-    model = load(decoder)
-    a, b = (run(model, collate(PROMPTS, RESPONSES, pad_id=pad)) for pad in (0, 200))
-    assert torch.equal(a, b)
-
-
-def test_a_value_is_that_of_the_state_before_its_token(decoder):
-    model = load(decoder)
-    prompt, response = PROMPTS[1], RESPONSES[0]
-    values = run(model, collate([prompt], [response], pad_id=0))[0]
-    for t in range(len(response)):
-        changed = response.copy()
-        changed[t] = 77
-        other = run(model, collate([prompt], [changed], pad_id=0))[0]
-        assert torch.equal(other[: t + 1], values[: t + 1])
-        assert (other[t + 1 :] != values[t + 1 :]).all()
-
-
+@one_decoder
 def test_values_start_at_zero_and_every_weight_learns(decoder):
     model = load_value_model(decoder, device=CPU, compute_dtype=torch.float32)
     batch = collate(PROMPTS, RESPONSES, pad_id=0)
@@ -81,6 +57,7 @@ def test_values_start_at_zero_and_every_weight_learns(decoder):
         assert "k_proj.bias" in name or parameter.grad.any(), name
 
 
+@one_decoder
 def test_half_precision_gives_float32_values(decoder):
     model = load(decoder)
     batch = collate(PROMPTS, RESPONSES, pad_id=0)
@@ -99,6 +76,7 @@ def test_an_encoder_is_refused(checkpoints):
         load_value_model(str(checkpoints["deberta-v2"]), device=CPU, compute_dtype=torch.float32)
 
 
+@one_decoder
 def test_a_saved_value_model_reloads_with_trunk_and_head(decoder, tmp_path):
     model = load(decoder)
     with torch.no_grad():

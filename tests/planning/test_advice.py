@@ -28,7 +28,7 @@ def peak(config):
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("gigabytes", often([16, 24, 48, 80], [16, 80]))
+@pytest.mark.parametrize("gigabytes", often([16, 24, 48, 80], [16]))
 def test_what_is_said_to_fit_fits(name, gigabytes):
     config = RUNS[name]
     if peak(config) <= gigabytes * GB:
@@ -46,8 +46,7 @@ def test_what_is_said_to_fit_fits(name, gigabytes):
 
 def test_a_single_change_is_preferred_to_several():
     found = what_fits(replace(RUNS["sft"], model="1.5B"), peak, 40 * GB)
-    assert found[0][0] == "--micro-batch-size 2"
-    assert found[1][0] == "--gradient-checkpointing"
+    assert [flags for flags, _ in found[:2]] == ["--micro-batch-size 2", "--gradient-checkpointing"]
     assert not any("micro-batch-size" in flags for flags, _ in found[1:])
 
 
@@ -68,37 +67,18 @@ def test_nothing_fits_into_next_to_nothing():
         refuse_on_gpu(RUNS["grpo"], KNOWN.__getitem__, Lengths(1024, 512), half=True, free=1 * GB)
 
 
-def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
-    config, lengths = RUNS["sft"], Lengths(1024)
-    with pytest.raises(ConfigError) as caught:
-        refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=24 * GB)
-    said = str(caught.value)
-    need = (peak(config) - 0.6 * GB) / GB
-    assert said.startswith(f"this run needs about {need:.1f} GB, and 24.0 GB of the GPU are free")
-    assert "heedful plan lists the parts" in said
-    assert "--lora-rank 16" in said
-    assert "--no-memory-check" in said
-
-
-def test_a_plan_that_is_a_tenth_above_is_let_through():
+def test_a_run_that_is_more_than_a_tenth_too_large_is_refused_with_what_would_fit():
     config, lengths = RUNS["sft"], Lengths(1024)
     need = peak(config) - 0.6 * GB
     refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.09)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.11)
-
-
-def test_a_report_says_part_by_part_what_is_needed_and_whether_it_fits():
-    lines = plan_report(plan_settings(SFTConfig)(model="0.5B", gpu_gb=80.0), KNOWN.__getitem__)
-    weights = next(line for line in lines if line.startswith("policy, trained"))
-    assert weights.split()[-2:] == ["1.98", "1.98"]
-    assert lines[-1] == "that fits into 80 GB"
-
-
-def test_a_report_says_what_would_fit():
-    lines = plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=24.0), KNOWN.__getitem__)
-    assert "that does not fit into 24 GB; these settings would:" in lines[-1]
-    assert "--lora-rank 16" in lines[-1]
+    said = str(caught.value)
+    assert said.startswith(
+        f"this run needs about {need / GB:.1f} GB, and {need / 1.11 / GB:.1f} GB of the GPU are free"
+    )
+    for part in ("heedful plan lists the parts", "--lora-rank 16", "--no-memory-check"):
+        assert part in said
 
 
 def test_a_preset_keeps_its_defaults_in_a_plan():
@@ -132,31 +112,9 @@ def test_a_loss_without_a_reference_is_planned_without_one(loss):
     assert free["step"] == apart["step"]
 
 
-def test_kto_learns_from_single_rows():
-    """Half the rows of a pair, so about half the activations; the reference is given back before the first step."""
-    dpo, kto = phases(RUNS["dpo"]), phases(RUNS["kto"])
-    assert kto["backward"]["activations"] < 0.6 * dpo["backward"]["activations"]
-    assert kto["scoring"]["reference"] == dpo["scoring"]["reference"]
-    assert "reference" not in kto["backward"]
-    assert kto["step"] == dpo["step"]
-
-
 def phases_of_ranks(config, ranks=8):
     lengths = Lengths(1024, 512 if hasattr(config, "max_new_tokens") else 0)
     return plan_of(config, KNOWN.__getitem__, lengths, ranks=ranks, device="cuda", half=True).phases
-
-
-def test_ranks_with_whole_models_have_their_rows_only():
-    """8 of 64 rows, in one micro-batch: no gradients are there before it. Weights and moments are whole."""
-    one, eight = (phases_of_ranks(replace(RUNS["ppo"], minibatch_size=64), ranks) for ranks in (1, 8))
-    assert eight["sampling"]["keys and values"] < one["sampling"]["keys and values"]
-    assert eight["backward"]["gradients"] < one["backward"]["gradients"]
-    for name in ("policy, trained", "moments of the optimizer", "reference"):
-        assert eight["step"][name] == one["step"][name]
-
-
-def test_one_process_divides_nothing():
-    assert phases_of_ranks(replace(RUNS["ppo"], shard="full"), 1) == phases_of_ranks(RUNS["ppo"], 1)
 
 
 def test_divided_models_share_no_weights():
@@ -180,15 +138,11 @@ def test_the_reference_of_divided_pairs_is_there_before_the_first_step():
     assert "scoring" not in phases_of_ranks(DPOConfig(model="1.5B", loss="simpo", shard="full", **BASE))
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(4 * 1024, 4), (5 * 1024 - 1, 4), (100, 1), (10**9, 64)])
+@pytest.mark.parametrize(("tokens", "rows"), [(5 * 1024 - 1, 4), (100, 1), (10**9, 64)])
 def test_sampling_is_planned_with_its_limit_of_tokens(tokens, rows):
     config = replace(RUNS["ppo"], rollout_micro_batch_size=64, rollout_micro_batch_tokens=tokens)
-    assert (
-        phases_of_ranks(config, 1)["sampling"]
-        == phases_of_ranks(replace(config, rollout_micro_batch_tokens=None, rollout_micro_batch_size=rows), 1)[
-            "sampling"
-        ]
-    )
+    by_rows = replace(config, rollout_micro_batch_tokens=None, rollout_micro_batch_size=rows)
+    assert phases_of_ranks(config, 1)["sampling"] == phases_of_ranks(by_rows, 1)["sampling"]
 
 
 def test_what_is_loaded_is_planned():
@@ -234,9 +188,8 @@ def test_adapters_beside_the_experts_are_offered_where_those_on_them_do_not_fit(
 SERVER = ("vllm:http://127.0.0.1:8000",)
 
 
-@pytest.mark.parametrize("shard", ["none", "full"])
-def test_what_a_server_samples_takes_nothing_here(shard):
-    config = replace(RUNS["grpo"], shard=shard)
+def test_what_a_server_samples_takes_nothing_here():
+    config = replace(RUNS["grpo"], shard="full")
     here, there = phases_of_ranks(config), phases_of_ranks(replace(config, sampler=SERVER))
     assert there == {name: parts for name, parts in here.items() if name != "sampling"}
 

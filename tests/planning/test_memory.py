@@ -54,8 +54,7 @@ def saved_bytes(folder, rank, layers):
 
 
 @pytest.mark.parametrize(
-    ("rank", "architecture"),
-    pairs_often([0, 4], ["qwen2", "qwen3", "llama"], [(0, "qwen2"), (0, "llama"), (4, "qwen3")]),
+    ("rank", "architecture"), pairs_often([0, 4], ["qwen2", "qwen3", "llama"], [(0, "qwen2"), (4, "qwen3")])
 )
 def test_a_layer_keeps_what_is_planned_to_the_byte(tmp_path, architecture, rank):
     more, tokens, shape = saved_bytes(tmp_path / f"{architecture}-3", rank, 3)
@@ -63,7 +62,7 @@ def test_a_layer_keeps_what_is_planned_to_the_byte(tmp_path, architecture, rank)
     assert (more - less) / tokens == saved_per_token(shape, half=False, rank=rank)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [4])
 def test_the_last_layer_keeps_nothing_of_its_mlp_for_tokens_that_are_not_read(tmp_path, monkeypatch, rank):
     """16 of 24 tokens of each row are read. The switch is the share of tokens from which on all are computed."""
     part, tokens, shape = saved_bytes(tmp_path / "qwen3-a", rank, 2)
@@ -166,17 +165,9 @@ def test_the_last_layers_mlp_reads_what_is_scored_on_a_cpu():
 
 
 ONLINE = PPOConfig(
-    model="1.5B",
-    data="d",
-    output="o",
-    critic="separate",
-    rewards=("model:0.5B",),
-    micro_batch_size=8,
-    minibatch_size=64,
-    rollout_batch_size=64,
-    rollout_micro_batch_size=64,
-    max_new_tokens=512,
-)
+    model="1.5B", data="d", output="o", critic="separate", rewards=("model:0.5B",), micro_batch_size=8, minibatch_size=64,
+    rollout_batch_size=64, rollout_micro_batch_size=64, max_new_tokens=512,
+)  # fmt: skip
 
 
 def on_gpu(config, length=1024, ranks=1):
@@ -247,27 +238,16 @@ def test_as_many_rows_are_sampled_as_fit(asked, free, ranks, rows):
     assert found.peak <= max(free, on_gpu(replace(config, rollout_micro_batch_size=asked or 64), ranks=ranks).peak)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"micro_batch_size": 4},
-        {"rollout_micro_batch_size": 4, "micro_batch_size": 4},
-        {"max_new_tokens": 256},
-        {"gradient_checkpointing": True},
-        {"optimizer": "adamw-8bit"},
-        {"optimizer_device": "cpu"},
-        {"weights_dtype": "bfloat16"},
-        {"reference_device": "cpu"},
-        {"critic": "shared"},
-        {"rewards": ("rule:digits",)},
-        {"lora_rank": 16},
-        {"lora_rank": 16, "quantize": "4bit"},
-    ],
-    ids=str,
-)
-def test_what_saves_memory_does_so_in_the_plan(change):
-    length = 512 + change.get("max_new_tokens", 512)
-    assert on_gpu(replace(ONLINE, **change), length).peak < on_gpu(ONLINE).peak - 0.01 * GB
+def test_what_saves_memory_does_so_in_the_plan():
+    most = on_gpu(ONLINE).peak - 0.01 * GB
+    for change in (
+        *({"micro_batch_size": 4}, {"rollout_micro_batch_size": 4, "micro_batch_size": 4}, {"max_new_tokens": 256}),
+        *({"gradient_checkpointing": True}, {"optimizer": "adamw-8bit"}, {"optimizer_device": "cpu"}),
+        *({"weights_dtype": "bfloat16"}, {"reference_device": "cpu"}, {"critic": "shared"}),
+        *({"rewards": ("rule:digits",)}, {"lora_rank": 16}, {"lora_rank": 16, "quantize": "4bit"}),
+    ):
+        length = 512 + change.get("max_new_tokens", 512)
+        assert on_gpu(replace(ONLINE, **change), length).peak < most, change
 
 
 def test_the_peak_is_the_largest_phase():

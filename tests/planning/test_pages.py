@@ -1,6 +1,7 @@
 """docs/memory.md and docs/results/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the
 tables of docs/memory.md again, `python docs/scale.py` those of docs/results/scale.md."""
 
+import functools
 import re
 import runpy
 from dataclasses import replace
@@ -46,13 +47,16 @@ def peak(config):
     return plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True).peak
 
 
-def cell(config, gigabytes):
-    """The largest micro-batch that fits, with ``r`` if activations must be recomputed; a dash if none does."""
-    for recomputed in (False, True):
-        for size in (8, 4, 2, 1):
-            if peak(replace(config, micro_batch_size=size, gradient_checkpointing=recomputed)) <= gigabytes * GB:
-                return f"{size}r" if recomputed else str(size)
-    return "–"
+def cells(config):
+    """The largest micro-batch that fits into each GPU, with ``r`` if activations must be recomputed; a dash if none does."""
+
+    @functools.cache
+    def needed(size, recomputed):
+        return peak(replace(config, micro_batch_size=size, gradient_checkpointing=recomputed))
+
+    ways = [(size, recomputed) for recomputed in (False, True) for size in (8, 4, 2, 1)]
+    fitting = (next((way for way in ways if needed(*way) <= gpu * GB), None) for gpu in GPUS)
+    return "/".join(f"{way[0]}{'r' * way[1]}" if way else "–" for way in fitting)
 
 
 def what_fits_table():
@@ -60,8 +64,7 @@ def what_fits_table():
     for model in KNOWN:
         for method, change in METHODS.items():
             runs = [kind(model=model, **own, **change) for kind, own in TRAINERS.values()]
-            cells = ["/".join(cell(run, gpu) for gpu in GPUS) for run in runs]
-            lines.append(f"| {model} | {method} | {' | '.join(cells)} |")
+            lines.append(f"| {model} | {method} | {' | '.join(map(cells, runs))} |")
     return "\n".join(lines)
 
 
@@ -91,34 +94,8 @@ def test_scale_holds_what_its_script_says():
     script = runpy.run_path(str(DOCS / "scale.py"))
     page = (DOCS / "results" / "scale.md").read_text(encoding="utf-8")
     assert script["written"](page) == page
-
-
-def test_the_short_table_of_scale_has_numbers_of_the_long_ones():
-    """A row's GB are those of GRPO in the table of memory, its seconds and share of products those in the table of costs."""
-    rows, long = (
-        [
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in (DOCS / name).read_text("utf-8").splitlines()
-        ]
-        for name in ("scale.md", "results/scale.md")
-    )
-    of_grpo = {(row[0], row[1], len(row)): row for row in long if len(row) > 2 and row[2] == "GRPO"}
-    short = [row for row in rows if len(row) == 5 and row[1].isdigit()]
-    assert len(short) == 5
-    for model, gpus, memory, seconds, share in short:
-        assert (memory, seconds, share) == (
-            of_grpo[model, gpus, 12][10],
-            *of_grpo[model, gpus, 11][9:],
-        )
-
-
-def test_the_models_of_scale_have_the_parameters_that_are_published():
-    script = runpy.run_path(str(DOCS / "scale.py"))
-    assert {name: round(shape.parameters / 1e9, 2) for name, shape in script["MODELS"].items()} == {
-        "7B": 7.62,
-        "70B": 70.55,
-        "405B": 405.85,
-    }
+    sizes = {name: round(shape.parameters / 1e9, 2) for name, shape in script["MODELS"].items()}
+    assert sizes == {"7B": 7.62, "70B": 70.55, "405B": 405.85}, "as published"
 
 
 if __name__ == "__main__":
