@@ -38,8 +38,3 @@ def test_without_a_font_one_warning_says_what_to_install(only_latin, monkeypatch
     plot.tokens(["你"], {"KL": [0.1]})  # warnings are errors here
     assert [text.get_text() for text in drawn.axes[0].texts][1::2][:2] == [r"\u4f60", "a"]
     drawn.draw_without_rendering()
-
-
-def test_other_characters_without_a_font_are_codes_too():
-    drawn = plot.tokens(["\U0001f9ff\u0001"], {"KL": [0.1]})
-    assert drawn.axes[0].texts[1].get_text() == r"\U0001f9ff\x01"
