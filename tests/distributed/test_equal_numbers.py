@@ -196,27 +196,25 @@ def go_on(launch, inputs, tmp_path):
     return of
 
 
+ANOTHER_WAY = (
+    [(2, SHARDED), (1, {}), (2, SHARDED)],
+    [(1, {}), (2, SHARDED), (4, SHARDED)],
+    [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", ["sft", "reward", "ppo", "ppo-separate", "grpo-dynamic"])
 @pytest.mark.parametrize(
-    "stages",
+    ("case", "variables", "stages"),
     [
-        [(2, SHARDED), (1, {}), (2, SHARDED)],
-        [(1, {}), (2, SHARDED), (4, SHARDED)],
-        [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+        *((case, {}, s) for case in ("sft", "reward", "ppo", "ppo-separate", "grpo-dynamic") for s in ANOTHER_WAY),
+        *((case, {"APART": "1"}, s) for case in ("sft", "ppo-separate") for s in ANOTHER_WAY[:2]),
     ],
     ids=str,
 )
-def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, stages):
-    """On ranks that divide, on one process, on ranks that do not."""
-    check(trained(1, (case,)), go_on(case, stages), (case,))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
-@pytest.mark.parametrize("stages", [[(2, SHARDED), (1, {}), (2, SHARDED)], [(1, {}), (2, SHARDED), (4, SHARDED)]])
-def test_moments_in_main_memory_go_on_divided_in_another_way(trained, go_on, check, case, stages):
-    check(trained(1, (case,)), go_on(case, stages, APART="1"), (case,))
+def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, variables, stages):
+    """On ranks that divide, on one process, on ranks that do not; also with moments in main memory."""
+    check(trained(1, (case,)), go_on(case, stages, **variables), (case,))
 
 
 @pytest.mark.exhaustive

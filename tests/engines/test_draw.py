@@ -22,15 +22,6 @@ def draw_all(logits, uniforms):
     return draw(logits.expand(len(uniforms), -1), uniforms)
 
 
-@pytest.mark.parametrize("parts", [[1, 2, 3, 4], [10], [0, 5, 0, 0, 3, 2, 0], [1] * 10, [0, 0, 10, 0]])
-def test_frequencies_are_the_probabilities(parts):
-    """Probabilities in tenths; of 10 n evenly spread numbers every token gets its tenths times n, exactly."""
-    logits = torch.tensor([parts], dtype=torch.float64).log()
-    n = 1000
-    counts = torch.bincount(draw_all(logits, midpoints(10 * n)), minlength=len(parts))
-    assert counts.tolist() == [n * part for part in parts]
-
-
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=30), st.integers(0, 2**32))
 def test_frequencies_of_any_logits(values, seed):
     """At most one grid number a border may fall on its other side."""

@@ -275,12 +275,10 @@ def test_what_a_trainer_returned_is_drawn_as_its_folder(sft):
     "line",
     [
         "{",
-        "[1]",
         '{"step": 1, "loss/sft": "低"}',
         '{"step": 1, "loss/sft": true}',
         '{"step": 1, "loss/sft": 1' + "0" * 400 + "}",
         "[" * 5000,
-        '{"loss/sft": 1}',
         '{"step": null}',
     ],
 )

@@ -18,13 +18,6 @@ def only_latin(monkeypatch):
 
 
 @pytest.mark.skipif(len(style.families()) == 1, reason="no CJK font is installed")
-def test_chinese_has_a_font():
-    drawn = plot.tokens(["你好", "火"], {"优势": [0.1, -0.2]}, title="优势函数")
-    assert [text.get_text() for text in drawn.axes[0].texts] == ["优势函数", "优势", "你好", "0.10", "火", "−0.20"]
-    drawn.draw_without_rendering()  # a character without a font would warn, and warnings are errors
-
-
-@pytest.mark.skipif(len(style.families()) == 1, reason="no CJK font is installed")
 def test_a_font_that_was_installed_since_is_found(only_latin):
     drawn = plot.tokens(["你"], {"KL": [0.1]})
     assert drawn.axes[0].texts[1].get_text() == "你"
