@@ -201,7 +201,7 @@ def watch(row: Row) -> contextlib.ExitStack:
     return changes
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, with_reward: bool = True) -> None:
     """A tiny model, a reward model of it, and data."""
     torch.manual_seed(0)
     make_tiny_model("qwen3", folder / "model", hidden_size=32, initializer_range=0.1)
@@ -218,6 +218,8 @@ def prepare(folder: Path) -> None:
     for name, content in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content)
         (folder / name).write_text(text, encoding="utf-8")
+    if not with_reward:
+        return
     config = RewardConfig(
         model=str(folder / "model"), output=folder / "trained", device="cpu", **_in(folder, REWARD, {})
     )

@@ -2,12 +2,13 @@
 
 import copy
 import json
+import os
 import shutil
 import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ from heedful.training.state import load_optimizer_state, load_trained_weights, t
 from heedful.types import MicroBatch
 
 (MODELS, FOLDER), NAMES = (Path(word) for word in sys.argv[1:3]), sys.argv[3:]
-CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
+CPU, STEPS, ROWS = torch.device("cpu"), int(os.environ["STEPS"]), 5
 CONFIG = SFTConfig(model="m", data="d", output="o", learning_rate=1e-3)
 APART = replace(CONFIG, optimizer_device="cpu")
 HALF = replace(CONFIG, weights_dtype="bfloat16", dtype="bfloat16")
@@ -65,9 +66,15 @@ def bytes_held(tensors):
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32, stored=torch.float32):
+@cache
+def loaded(name, *, value_head, dtype, stored):
+    """A policy as its file has it, to be copied."""
     torch.manual_seed(3)
-    made = load_policy(str(MODELS / name), device=CPU, compute_dtype=dtype, with_value_head=value_head, stored=stored)
+    return load_policy(str(MODELS / name), device=CPU, compute_dtype=dtype, with_value_head=value_head, stored=stored)
+
+
+def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32, stored=torch.float32):
+    made = copy.deepcopy(loaded(name, value_head=value_head, dtype=dtype, stored=stored))
     if lora:
         add_adapters(made.lm, replace(CONFIG, lora_rank=4), base=name, seed=0)
     if checkpointing:
@@ -131,7 +138,7 @@ def loss_of(model, ids, mask, responses, weights):
 
 
 def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONFIG):
-    """Losses, gradient norms and weights of five steps, in which this rank passes over some rows in micro-batches."""
+    """Losses, gradient norms and the optimizer of some steps, in which this rank passes over some rows in micro-batches."""
     torch.manual_seed(7)
     optimizer = make_optimizer([(model, 1e-3)], config)
     losses, norms = [], []
@@ -159,7 +166,7 @@ shard_half = partial(shard, compute_dtype=torch.bfloat16)
 
 
 def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
-    """The largest relative differences between a divided and a whole model after five steps."""
+    """The largest relative differences between a divided and a whole model after some steps."""
     mine = mine or [[0, 2, 4], [1, 3]]
     one = make()
     with ranks.alone():
@@ -214,6 +221,7 @@ def gathered_in_half():
         "same": same,
         "norm": max(abs(a / b - 1) for a, b in zip(norms, norms_again, strict=True)),
         "bytes": bytes_of_pass,
+        "whole": [name for name, weight in model.named_parameters() if not is_divided(weight)],
     }
 
 
@@ -318,10 +326,7 @@ def whole_for_a_time(checkpointing=False, stored=torch.float32):
 
 def copies():
     """What samples and what is saved: whole copies of a divided policy."""
-    one, several = (
-        copy.deepcopy(policy()),
-        policy(),
-    )  # in memory of its own: products round by where in a file weights lie
+    one, several = policy(), policy()
     shard(several, make_mesh(CPU))
     prompts, options = [[7, 8, 9], [10, 11], [12] * 5], SamplingOptions(max_new_tokens=12)
     drawn = [
@@ -450,7 +455,7 @@ def noise():
 
 
 def averaged():
-    """Five steps whose gradients are averaged over the ranks, as FSDP2 does if nobody says otherwise."""
+    """Steps whose gradients are averaged over the ranks, as FSDP2 does if nobody says otherwise."""
 
     def divide(model, mesh):
         shard(model, mesh)
@@ -549,10 +554,9 @@ class Live(TorchDispatchMode):
         return sum(torch.UntypedStorage._new_with_weak_ptr(one.cdata).nbytes() for one in there)
 
 
-def collected():
+def collected(kinds):
     """What is written for servers in bfloat16, of divided policies beside whole ones, and bytes of it all while it is."""
     found = {}
-    kinds = {"tied": policy, "untied": lambda: policy("qwen3"), "adapters": lambda: policy("llama", lora=True)}
     for name, make in kinds.items():
         one, several = make(), make()
         for model in (one, several):
@@ -590,7 +594,10 @@ def written(model, folder):
 
 
 EVERY = {
-    "collected": collected,
+    "collected": lambda: collected({"tied": policy}),
+    "collected, others": lambda: collected(
+        {"untied": lambda: policy("qwen3"), "adapters": lambda: policy("llama", lora=True)}
+    ),
     "for servers": for_servers,
     "patience": patience,
     "differs": differs,

@@ -93,18 +93,15 @@ def test_two_ranks_write_the_numbers_of_every_token(trained, tokens_of):
     assert len(set(one["log_ratio"])) > 100
 
 
-@pytest.fixture
-def divided(trained):
-    """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. Other trainers are exhaustive."""
-    return trained(2, ("ppo",), steps=FEW, **SHARDED | {"save_every": FEW})
+def test_two_ranks_that_divide_their_models_train_as_one_does(trained, check):
+    """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. Other trainers are exhaustive.
 
-
-def test_two_ranks_that_divide_their_models_train_as_one_does(trained, divided, check):
-    check(trained(1, SHORT, steps=FEW), divided, ("ppo",), steps=FEW)
-
-
-def test_a_checkpoint_holds_safetensors_and_json_only(divided):
-    """Each rank has written its parts; the manifest names all files, and is checked when a run goes on."""
+    A checkpoint holds safetensors and JSON only: each rank has written its parts; the manifest names all files, and is
+    checked when a run goes on.
+    """
+    once = {"steps": FEW, "ppo_epochs": 1}
+    divided = trained(2, ("ppo",), **once, **SHARDED | {"save_every": FEW})
+    check(trained(1, ("ppo",), **once), divided, ("ppo",), steps=FEW)
     folder = divided / "ppo" / "checkpoints"
     step = sorted(folder.glob("step-*"))[-1]
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
@@ -199,27 +196,25 @@ def go_on(launch, inputs, tmp_path):
     return of
 
 
+ANOTHER_WAY = (
+    [(2, SHARDED), (1, {}), (2, SHARDED)],
+    [(1, {}), (2, SHARDED), (4, SHARDED)],
+    [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", ["sft", "reward", "ppo", "ppo-separate", "grpo-dynamic"])
 @pytest.mark.parametrize(
-    "stages",
+    ("case", "variables", "stages"),
     [
-        [(2, SHARDED), (1, {}), (2, SHARDED)],
-        [(1, {}), (2, SHARDED), (4, SHARDED)],
-        [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+        *((case, {}, s) for case in ("sft", "reward", "ppo", "ppo-separate", "grpo-dynamic") for s in ANOTHER_WAY),
+        *((case, {"APART": "1"}, s) for case in ("sft", "ppo-separate") for s in ANOTHER_WAY[:2]),
     ],
     ids=str,
 )
-def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, stages):
-    """On ranks that divide, on one process, on ranks that do not."""
-    check(trained(1, (case,)), go_on(case, stages), (case,))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
-@pytest.mark.parametrize("stages", [[(2, SHARDED), (1, {}), (2, SHARDED)], [(1, {}), (2, SHARDED), (4, SHARDED)]])
-def test_moments_in_main_memory_go_on_divided_in_another_way(trained, go_on, check, case, stages):
-    check(trained(1, (case,)), go_on(case, stages, APART="1"), (case,))
+def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, variables, stages):
+    """On ranks that divide, on one process, on ranks that do not; also with moments in main memory."""
+    check(trained(1, (case,)), go_on(case, stages, **variables), (case,))
 
 
 @pytest.mark.exhaustive

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ LIMIT = 300
 
 @pytest.fixture(scope="module")
 def ended(launch):
-    """Exit status of each rank and what it said, and the seconds until the last had ended; what hangs is left out."""
+    """Exit status of each rank and what it said; what hangs is left out."""
 
     def of(seconds, *does, **variables):
-        started = time.monotonic()
         processes = launch(len(does), "failing.py", seconds, *does, **variables)
         found = []
         try:
@@ -29,23 +27,24 @@ def ended(launch):
             for process in processes:
                 process.kill()
                 process.communicate()
-        return found, time.monotonic() - started
+        return found
 
     return of
 
 
 def test_an_error_on_one_rank_is_told_by_the_first(ended):
-    (first, second), _ = ended(600, "go on", "raise")
+    first, second = ended(600, "go on", "raise")
     assert first == (2, ["heedful: RankError: rank 1 of 2: DataError: 坏的 line 3"])
     assert second == (2, [])
 
 
-def test_a_rank_that_is_killed_is_named(ended):
-    (first, second), seconds = ended(600, "go on", "kill")
+@pytest.mark.parametrize("does", ["go on", pytest.param("save", marks=pytest.mark.exhaustive)])
+def test_a_rank_that_is_killed_is_named(ended, does):
+    """Also while the others write their parts."""
+    first, second = ended(600, does, "kill")
     assert first[0] == 4
     assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
     assert second == (-9, [])
-    assert seconds < LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +95,9 @@ def test_a_mistake_of_our_own_beside_gpus_has_its_traceback(torchrun):
 
 
 @pytest.mark.exhaustive
-def test_a_rank_that_is_killed_while_others_write_their_parts_is_named(ended):
-    (first, second), _ = ended(600, "save", "kill")
-    assert first[0] == 4
-    assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
-    assert second == (-9, [])
-
-
-@pytest.mark.exhaustive
 def test_without_the_first_rank_another_speaks(ended):
     """Rank 0 served the store, so the others know only that it is gone."""
-    (first, *others), _ = ended(600, "kill", "go on", "go on")
+    first, *others = ended(600, "kill", "go on", "go on")
     assert first == (-9, [])
     assert [status for status, _ in others] == [4, 4]
     said = [line for _, lines in others for line in lines]
@@ -117,7 +108,7 @@ def test_without_the_first_rank_another_speaks(ended):
 
 @pytest.mark.exhaustive
 def test_a_rank_that_hangs_is_named_after_the_timeout(ended):
-    (first, second), _ = ended(4, "go on", "hang", "go on")
+    first, second = ended(4, "go on", "hang", "go on")
     assert first[0] == second[0] == 4
     assert first[1][0].startswith(
         "heedful: RankError: rank 1 of 3 hangs, or is slower than --distributed-timeout-minutes"
@@ -127,19 +118,19 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(ended):
 
 @pytest.mark.exhaustive
 def test_an_error_on_every_rank_is_told_once(ended):
-    found, _ = ended(600, "raise", "raise", "raise")
+    found = ended(600, "raise", "raise", "raise")
     assert found == [(2, ["heedful: DataError: 坏的 line 3"]), (2, []), (2, [])]
 
 
 @pytest.mark.exhaustive
 def test_a_mistake_of_our_own_has_its_traceback_and_ends_the_others(ended):
-    (first, second), _ = ended(600, "go on", "break")
+    first, second = ended(600, "go on", "break")
     assert first == (1, ["heedful: RankError: rank 1 of 2: ValueError: a mistake of our own"])
     assert second[0] == 1
 
 
 @pytest.mark.exhaustive
 def test_a_rank_that_is_asked_to_end_ends_all(ended):
-    (first, second), _ = ended(600, "go on", "terminate")
+    first, second = ended(600, "go on", "terminate")
     assert first == (143, ["heedful: RankError: rank 1 of 2: Terminated"])
     assert second == (143, [])

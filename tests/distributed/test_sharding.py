@@ -18,35 +18,16 @@ from heedful.training.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
 
 LEAST = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full"}
-OFTEN = ("tied, with a value head", "bfloat16, untied", "products in bfloat16", "stored in half precision")
+OFTEN = ("tied, with a value head", "bfloat16, untied", "stored in half precision")
 SELDOM = (
-    "untied",
-    "a rank without rows",
-    "sums in every micro-batch",
-    "encoder",
-    "in float64",
-    "adapters",
-    "layers recomputed",
-    "unequal micro-batches",
-    "reward model",
-    "value model",
-    "moments of its own",
-    "bfloat16",
-    "bfloat16, reward model",
-    "bfloat16, encoder",
-    "products in bfloat16, encoder",
-)
-OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "states read", "whole for a time")
-OTHERS += (
-    "collected",
-    "gathered in half",
-    "differs",
-    "patience",
-    "whole for a time, bfloat16",
-    "copies",
-    "average",
-    "states",
-)
+    "untied", "a rank without rows", "sums in every micro-batch", "encoder", "in float64", "adapters", "layers recomputed",
+    "unequal micro-batches", "reward model", "value model", "moments of its own", "bfloat16", "bfloat16, reward model",
+    "bfloat16, encoder", "products in bfloat16", "products in bfloat16, encoder",
+)  # fmt: skip
+OTHERS = (
+    "bfloat16, rows divided", "noise", "refused", "memory", "states read", "whole for a time", "collected",
+    "gathered in half", "differs", "patience", "whole for a time, bfloat16", "copies", "average", "states",
+)  # fmt: skip
 STATES = ("states, bfloat16", "states, products in bfloat16")
 
 
@@ -57,19 +38,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launched(results, checkpoints, folder):
-    """``launched(names)`` is what two ranks found of these cases."""
-    assert {"gpt2", "llama", "qwen2", "qwen3"} <= set(checkpoints)
-    return lambda names: results(2, "divided.py", checkpoints["gpt2"].parent, folder, *names)
+    """``launched(steps, names)`` is what two ranks found of these cases."""
+    models = checkpoints["gpt2"].parent
+    return lambda steps, names: results(2, "divided.py", models, folder, *names, STEPS=str(steps))
 
 
 @pytest.fixture(scope="module")
 def two(launched):
-    return launched((*OFTEN, *OTHERS))
+    return launched(2, (*OFTEN, *OTHERS))
 
 
 @pytest.fixture(scope="module")
 def seldom(launched):
-    return launched((*SELDOM, "for servers", *STATES))
+    return launched(5, (*SELDOM, *OFTEN, "averaged", "for servers", "collected, others", *STATES))
 
 
 @pytest.mark.exhaustive
@@ -80,21 +61,25 @@ def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_th
         assert [written for _, written in first] == [1, 1, 2, 2]
 
 
-def test_weights_for_servers_are_rounded_and_proven_one_by_one(two):
+@pytest.mark.parametrize(
+    ("cases", "name"),
+    [("two", "collected"), pytest.param("seldom", "collected, others", marks=pytest.mark.exhaustive)],
+)
+def test_weights_for_servers_are_rounded_and_proven_one_by_one(request, cases, name):
     """On the rank's device: main memory holds what is written, 2 bytes per weight, and the bits are those of whole models."""
-    for name, (same, size) in two[0]["collected"].items():
-        assert same, name
-        assert size < 2.1, name
+    for kind, (same, size) in request.getfixturevalue(cases)[0][name].items():
+        assert same, kind
+        assert size < 2.1, kind
 
 
 @pytest.mark.parametrize(
     ("cases", "name"),
     [
         *(("two", name) for name in OFTEN),
-        *(pytest.param("seldom", name, marks=pytest.mark.exhaustive) for name in SELDOM),
+        *(pytest.param("seldom", name, marks=pytest.mark.exhaustive) for name in (*SELDOM, *OFTEN)),
     ],
 )
-def test_five_steps_give_the_numbers_of_one_process(request, cases, name):
+def test_steps_give_the_numbers_of_one_process(request, cases, name):
     """Sums are made in another order: rounding, and what AdamW makes of it, is all that may differ.
 
     In bfloat16 all rows are on one rank: each rank's gradients are rounded to it before they are summed.
@@ -113,20 +98,13 @@ def test_weights_in_bfloat16_learn_from_the_rows_of_all_ranks(two):
     for found in two:
         numbers = found["bfloat16, rows divided"]
         assert max(numbers["loss"], numbers["norm"], numbers["weights"]) < 2**-9
-
-
-def test_matrices_wait_in_half_precision_for_their_parts_in_float32(two):
-    """Else each rank has all of them in float32 at first."""
-    for found in two:
+        assert found["noise"] == 0, "they are rounded alike on any number of ranks"
+        # matrices wait in half precision for their parts in float32: else each rank has all of them in float32 at first
         assert found["stored in half precision"]["dtypes"] == [["torch.bfloat16", "torch.float32"], ["torch.float32"]]
 
 
-def test_weights_in_bfloat16_are_rounded_alike_on_any_number_of_ranks(two):
-    assert [found["noise"] for found in two] == [0, 0]
-
-
 def test_blocks_are_gathered_in_the_dtype_of_their_products(two, planned):
-    """With the same bits: autocast would convert their weights. Embeddings, head and the last norm stay in float32."""
+    """With the same bits: autocast would convert their weights. Embeddings, head and norms stay in float32."""
     shape, _ = planned
     for found in two:
         numbers = found["gathered in half"]
@@ -135,7 +113,8 @@ def test_blocks_are_gathered_in_the_dtype_of_their_products(two, planned):
         wide, narrow = numbers["bytes"]
         vectors = shape.vectors - shape.hidden
         assert wide - narrow == 2 * shape.linear + 4 * vectors
-        assert found["products in bfloat16"]["whole"]
+        assert numbers["whole"]
+        assert all("norm" in name for name in numbers["whole"])
 
 
 def test_one_dtype_of_a_block_is_divided(two):
@@ -300,46 +279,38 @@ def divided(tree):
             yield from divided(value)
 
 
-@pytest.fixture
-def _no_passes_open(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            torch.OutOfMemoryError("the device has none"),
+            MemoryFullError,
+            "--micro-batch-size 3, and the run resumes from its newest checkpoint",
+        ),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"),
+            RankError,
+            "Connection closed by peer",
+        ),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError, "mat1 and mat2"),
+    ],
+)
+def test_an_error_in_a_pass_of_all_ranks_ends_the_run(monkeypatch, error, kind, said):
+    """The others wait in the middle of the pass: doing it again would be answered by nobody. Elsewhere it is halved. One of
+    the connection names a rank."""
     monkeypatch.setattr(rank_failures._Passes, "are_open", False)
-
-
-@pytest.mark.usefixtures("_no_passes_open")
-def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
-    """The others wait in the middle of the pass: doing it again would be answered by nobody. Elsewhere it is halved."""
     tried = []
 
     def work(limit):
         tried.append(limit.rows)
         with rank_failures.in_lockstep():
-            raise torch.OutOfMemoryError("the device has none")
+            raise error
 
-    with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run resumes from its newest checkpoint"):
+    with pytest.raises(kind, match=said) as raised:
         AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
-    assert tried == [6]
+    assert (type(raised.value), tried) == (kind, [6])
     assert rank_failures.others_wait()
     assert not rank_failures.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
-
-
-@pytest.mark.usefixtures("_no_passes_open")
-def test_a_rank_that_leaves_in_a_pass_is_named():
-    def work(limit):
-        with rank_failures.in_lockstep():
-            raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
-
-    with pytest.raises(RankError, match="Connection closed by peer"):
-        AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
-
-
-@pytest.mark.usefixtures("_no_passes_open")
-def test_other_errors_in_a_pass_stay_what_they_are():
-    def work(limit):
-        with rank_failures.in_lockstep():
-            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
 
 
 @pytest.mark.parametrize(
@@ -362,9 +333,7 @@ def test_other_errors_in_a_pass_stay_what_they_are():
 )
 def test_what_cannot_be_divided_is_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
-        heedful.PPOConfig(
-            **{"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full", **settings}
-        )
+        heedful.PPOConfig(**LEAST | settings)
 
 
 def test_in_one_process_there_is_nothing_to_divide(tmp_path):
@@ -375,18 +344,15 @@ def test_in_one_process_there_is_nothing_to_divide(tmp_path):
 
 
 def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):
+    """And groups wait as long as the settings say: torch gives rows and columns a timeout of its own, 30 minutes."""
     for found in two:
+        assert found["patience"] == [420.0, 420.0]
         assert found["refused"] == [
             "--replicas 3 does not divide the 2 ranks; choose one of 1, 2, or start a multiple of 3 ranks",
             "--shard full: Linear has no list of layers to shard; leave out --shard",
             "--shard full: GPT2LMHeadModel is a mixture of experts with a module per expert, and ranks would differ "
             "in the experts that get gradients; leave out --shard",
         ]
-
-
-def test_groups_of_ranks_wait_as_long_as_the_settings_say(two):
-    """The world's timeout is not that of its rows and columns: torch gives them its own, 30 minutes."""
-    assert [found["patience"] for found in two] == [[420.0, 420.0]] * 2
 
 
 def test_ranks_with_another_version_or_other_code_are_refused(two):
@@ -399,7 +365,8 @@ def test_ranks_with_another_version_or_other_code_are_refused(two):
         assert code.endswith("; install the same heedful on every machine")
 
 
-def test_gradients_that_are_averaged_would_be_noticed(two):
+@pytest.mark.exhaustive
+def test_gradients_that_are_averaged_would_be_noticed(seldom):
     """A planted mistake: FSDP2's own choice is the mean over ranks."""
-    for found in two:
+    for found in seldom:
         assert found["averaged"]["norm"] > 0.1

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,19 +12,10 @@ import torch
 from heedful import ConfigError
 from heedful.distributed import ranks
 
-SFT = (
-    "sft",
-    "--model",
-    "policy",
-    "--data",
-    "demonstrations.jsonl",
-    "--max-steps",
-    2,
-    "--sample-every",
-    0,
-    "--eval-every",
-    0,
-)
+SFT = [
+    "sft", "--model", "policy", "--data", "demonstrations.jsonl", "--max-steps", "2", "--sample-every", "0",
+    "--eval-every", "0",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -114,31 +103,29 @@ def test_a_port_that_is_taken(command, tmp_path):
     assert "--master-port" in found[0][1][0]
 
 
-def alone(*words, **variables):
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    return subprocess.run(
-        [sys.executable, "-m", "heedful", *map(str, words)],
-        env=environment | {"WORLD_SIZE": "2"} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_process_alone_is_refused(forked_heedful, inputs):
+    """Another command than a trainer, and one of which nothing says which rank it is."""
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"WORLD_SIZE": "2"}
+    for words, rank, said in (
+        (["tiny"], {"RANK": "0"}, "heedful tiny is one process; start it without torchrun, which is for trainers\n"),
+        (SFT, {}, "RANK is not set, but WORLD_SIZE=2 means several processes; start them with torchrun"),
+    ):
+        process = forked_heedful(*words, "--output", "run", cwd=inputs(), env=environment | rank)
+        _, err = process.communicate()
+        assert process.returncode == 2
+        assert said in err
+        assert len(err.splitlines()) == 1
 
 
-def test_other_commands_are_one_process():
-    done = alone("tiny", "--output", "x", RANK="0")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "heedful: ConfigError: heedful tiny is one process; start it without torchrun, which is for trainers\n"
-    )
+@pytest.fixture
+def environment(monkeypatch):
+    """``environment(rank=3, ...)`` sets what a launcher sets."""
 
+    def put(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name.upper(), str(value))
 
-@pytest.mark.exhaustive
-def test_rank_is_not_set(inputs, tmp_path, monkeypatch):
-    monkeypatch.chdir(inputs())
-    done = alone(*SFT, "--output", tmp_path / "run")
-    assert done.returncode == 2
-    assert "RANK is not set, but WORLD_SIZE=2 means several processes; start them with torchrun" in (done.stderr)
+    return put
 
 
 @pytest.mark.parametrize(
@@ -153,17 +140,15 @@ def test_rank_is_not_set(inputs, tmp_path, monkeypatch):
         ("mps", 0, "--device mps: 4 ranks cannot share it"),
     ],
 )
-def test_ranks_that_would_share_a_device(monkeypatch, name, gpus, said):
-    for key, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}.items():
-        monkeypatch.setenv(key, value)
+def test_ranks_that_would_share_a_device(monkeypatch, environment, name, gpus, said):
+    environment(world_size=4, rank=3, local_rank=3, local_world_size=4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(ConfigError, match=re.escape(said)):
         ranks.local_device(torch.device(name))
 
 
-def test_each_rank_has_the_device_of_its_number(monkeypatch):
-    for key, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(key, value)
+def test_each_rank_has_the_device_of_its_number(monkeypatch, environment):
+    environment(world_size=4, rank=3, local_rank=1, local_world_size=2)
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)

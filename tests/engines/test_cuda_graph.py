@@ -82,10 +82,11 @@ def test_rows_that_are_done_leave_the_rest_as_it_was(policy):
     assert torch.equal(torch.cat([before[rows], after[:, 1:]], dim=1), expected[rows])
 
 
-def test_one_decoder_serves_batch_after_batch(policy):
+def test_one_decoder_serves_batch_after_batch(policies):
     """Fewer rows and shorter ones in the memory of the batch before; then longer ones, then more, than it holds."""
+    policy = policies["qwen3"]
     model = recording(policy)
-    for prompts, new_tokens in ((PROMPTS, 20), (PROMPTS[:2], 7), (PROMPTS[:2], POSITIONS + 3), (PROMPTS * 2, 7)):
+    for prompts, new_tokens in ((PROMPTS, 12), (PROMPTS[:2], 7), (PROMPTS[:2], POSITIONS + 3), (PROMPTS * 2, 7)):
         assert torch.equal(decode(model, prompts, new_tokens), generate(policy.lm, prompts, new_tokens))
 
 
@@ -120,16 +121,8 @@ def test_filling_rows_stay_inside_the_models_context(policies):
         assert torch.equal(decode(model, PROMPTS[:1], 30), generate(policy.lm, PROMPTS[:1], 30))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that cannot capture")
-def test_where_capturing_fails_the_same_tokens_come_without_a_graph(policies):
-    lm = policies["qwen3"].lm
-    with pytest.warns(UserWarning, match="Qwen3ForCausalLM cannot be captured as a CUDA graph") as caught:
-        tokens = decode(recording(policies["qwen3"], capture=True), PROMPTS, 12)
-    assert torch.equal(tokens, generate(lm, PROMPTS, 12))
-    assert len(caught) == 1
-
-
-def test_a_device_without_graphs_refuses_them(policy):
+def test_a_device_without_graphs_refuses_them(policies):
+    policy = policies["gpt2"]
     with pytest.raises(ConfigError, match="--cuda-graphs: cpu has no CUDA graphs"):
         SamplingModel(policy, cuda_graphs=True)
 
@@ -187,13 +180,6 @@ def test_a_broken_recording_leaves_its_stream_and_its_cause_is_named(policies, m
     assert torch.equal(tokens, generate(lm, PROMPTS, 12))
     assert len(caught) == 1
     assert device.stream_now is device.outside
-
-
-def test_half_precision_is_that_of_single_kernels(policies):
-    policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=torch.bfloat16).eval()
-    decoder, ids = begun(recording(policy), PROMPTS, 2)
-    plain, _ = begun(SamplingModel(policy), PROMPTS, 2)
-    torch.testing.assert_close(decoder.read_tokens(ids), plain.read_tokens(ids), rtol=0.02, atol=0.02)
 
 
 def test_the_decoders_have_no_obstacle(policy):

@@ -22,15 +22,6 @@ def draw_all(logits, uniforms):
     return draw(logits.expand(len(uniforms), -1), uniforms)
 
 
-@pytest.mark.parametrize("parts", [[1, 2, 3, 4], [10], [0, 5, 0, 0, 3, 2, 0], [1] * 10, [0, 0, 10, 0]])
-def test_frequencies_are_the_probabilities(parts):
-    """Probabilities in tenths; of 10 n evenly spread numbers every token gets its tenths times n, exactly."""
-    logits = torch.tensor([parts], dtype=torch.float64).log()
-    n = 1000
-    counts = torch.bincount(draw_all(logits, midpoints(10 * n)), minlength=len(parts))
-    assert counts.tolist() == [n * part for part in parts]
-
-
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=30), st.integers(0, 2**32))
 def test_frequencies_of_any_logits(values, seed):
     """At most one grid number a border may fall on its other side."""
@@ -52,22 +43,6 @@ def test_a_token_of_probability_zero_is_never_drawn(dtype):
     assert draw_all(logits, uniforms).tolist() == [1, 1, 1, 1, 3, 3, 3]
 
 
-@given(st.lists(st.sampled_from([-torch.inf, -50.0, 0.0, 0.1, 3.0]), min_size=1, max_size=40))
-def test_the_ends_of_the_unit_interval_draw_the_first_and_last_possible_token(values):
-    values = [*values, 0.3] if all(v == -torch.inf for v in values) else values
-    logits = torch.tensor([values])
-    possible = [i for i, v in enumerate(values) if v > -torch.inf]
-    first, last = draw_all(logits, torch.tensor([0.0, LARGEST], dtype=torch.float64)).tolist()
-    assert first == possible[0]
-    assert last in possible
-    assert not [i for i in possible if i > last and values[i] > -50]
-
-
-def test_a_larger_number_never_draws_an_earlier_token():
-    tokens = draw_all(torch.randn(1, 500) * 3, midpoints(5000))
-    assert (tokens.diff() >= 0).all()
-
-
 def test_rows_are_drawn_by_themselves():
     logits, uniforms = torch.randn(20, 300), torch.rand(20, dtype=torch.float64)
     together = draw(logits, uniforms)
@@ -81,12 +56,10 @@ def test_a_large_vocabulary():
     vocabulary = 150_000
     logits = torch.zeros(1, vocabulary)
     wanted = torch.tensor([0, 1, 74_999, 149_000, 149_998, 149_999])
-    drawn = draw_all(logits, (wanted.double() + 0.5) / vocabulary)
-    assert torch.equal(drawn, wanted)
-    assert draw(logits, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [vocabulary - 1]
-    rare = logits.clone()
-    rare[0, 70_000:] = -torch.inf
-    assert draw(rare, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [69_999]
+    assert torch.equal(draw_all(logits, (wanted.double() + 0.5) / vocabulary), wanted)
+    for possible in (vocabulary, 70_000):
+        logits[0, possible:] = -torch.inf
+        assert draw(logits, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [possible - 1]
 
 
 def test_a_tail_of_rare_tokens_is_drawn_in_proportion():
@@ -97,9 +70,9 @@ def test_a_tail_of_rare_tokens_is_drawn_in_proportion():
     assert torch.equal(draw_all(logits, (1 + (wanted.double() + 0.5) * rare) / (1 + 1000 * rare)), wanted + 1)
 
 
-@pytest.mark.parametrize("at_once", [1, 299, 600, 2000, 2**19])
+@pytest.mark.parametrize("at_once", [1, 600, 2**19])
 def test_rows_added_up_in_parts_are_drawn_as_all_together(monkeypatch, at_once):
-    """One, two, six and all seven rows at a time."""
+    """One, two and all seven rows at a time."""
     probabilities, uniforms = (torch.randn(7, 300) * 3).softmax(-1), torch.rand(7, dtype=torch.float64)
     together = draw_from(probabilities, uniforms)
     monkeypatch.setattr(draw_module, "AT_ONCE", at_once)
@@ -133,7 +106,7 @@ def test_no_copy_is_made_of_all_the_probabilities():
     assert all(size < probabilities.numel() for size in sizes.copied)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 3, 8, 9, 10, 15, 16, 17, 99, 100, 101, 1000])
+@pytest.mark.parametrize("vocabulary", [1, 2, 8, 9, 10, 1000])
 def test_every_token_of_any_vocabulary_is_drawn_in_its_place(vocabulary):
     """Tokens are searched in blocks of the root of their number; squares, their neighbours, and a last block half full."""
     logits = torch.linspace(-2, 2, vocabulary).unsqueeze(0)
@@ -145,11 +118,10 @@ def test_every_token_of_any_vocabulary_is_drawn_in_its_place(vocabulary):
     assert draw_all(logits.double(), borders[1:] - inside).tolist() == list(range(vocabulary))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("possible", [[0], [3], [4], [15], [3, 4], [0, 15], [7, 12], [4, 5, 6, 7]])
-def test_tokens_of_probability_zero_beside_the_borders_of_blocks(possible, dtype):
+@pytest.mark.parametrize("possible", [[0], [4], [15], [3, 4], [0, 15], [4, 5, 6, 7]])
+def test_tokens_of_probability_zero_beside_the_borders_of_blocks(possible):
     """Sixteen tokens in blocks of four, whole blocks of zeros among them; sixteen more numbers lie on the borders."""
-    logits = torch.full((1, 16), -torch.inf, dtype=dtype)
+    logits = torch.full((1, 16), -torch.inf)
     logits[0, possible] = 0.0
     edges = [edge for i in range(len(possible)) for edge in (i / len(possible), (i + 1) / len(possible) - 2**-50)]
     wanted = [token for token in possible for _ in range(2)]
@@ -194,29 +166,13 @@ def test_the_far_end_never_leaves_the_vocabulary(uniform):
     assert (draw(logits, torch.full((2000,), uniform, dtype=torch.float64)) == 48).all()
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 7, 299, 300, 999])
-def test_top_k_is_that_of_transformers(top_k):
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (7, 1.0), (999, 1.0), (0, 1e-6), (0, 0.9), (20, 0.8), (0, 1.0)])
+def test_filters_are_those_of_transformers(top_k, top_p):
+    """In its order: top-p is of what top-k left, and the other order keeps fewer."""
     logits = torch.randn(8, 300) * 3
-    assert torch.equal(filter_logits(logits, top_k=top_k, top_p=1.0), TopKLogitsWarper(top_k)(None, logits))
-
-
-@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
-def test_top_p_is_that_of_transformers(top_p):
-    logits = torch.randn(8, 300) * 3
-    assert torch.equal(filter_logits(logits, top_k=0, top_p=top_p), TopPLogitsWarper(top_p)(None, logits))
-
-
-def test_both_filters_in_the_order_of_transformers():
-    """Top-p is of what top-k left: the other order keeps fewer."""
-    logits = torch.randn(8, 300)
-    expected = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, logits))
-    assert torch.equal(filter_logits(logits, top_k=20, top_p=0.8), expected)
-    assert not torch.equal(TopKLogitsWarper(20)(None, TopPLogitsWarper(0.8)(None, logits)), expected)
-
-
-def test_no_filter_changes_nothing():
-    logits = torch.randn(8, 300)
-    assert torch.equal(filter_logits(logits, top_k=0, top_p=1.0), logits)
+    expected = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
+    expected = TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
+    assert torch.equal(filter_logits(logits, top_k=top_k, top_p=top_p), expected)
 
 
 def test_the_token_that_crosses_top_p_is_kept():

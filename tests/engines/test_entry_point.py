@@ -9,7 +9,7 @@ import pytest
 from heedful import make_tiny_model
 
 COMMAND = (
-    "ppo --model tiny --data prompts.jsonl --rewards rule:repetition --steps 2 --rollout-batch-size 4 --minibatch-size 4 "
+    "ppo --model tiny --data prompts.jsonl --rewards rule:repetition --steps 1 --rollout-batch-size 4 --minibatch-size 4 "
     "--max-new-tokens 4 --eval-fraction 0 --device cpu"
 )
 PACKAGE = '''
@@ -56,11 +56,17 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("nearby", None)
 
 
-def test_a_package_samples(heedful, installed, tmp_path, monkeypatch):
+@pytest.fixture
+def _here(tmp_path, monkeypatch):
+    """A tiny model and prompts in the current folder."""
     make_tiny_model("gpt2", tmp_path / "tiny", hidden_size=16, max_length=64)
     rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("你好", "ab", "cd", "ef"))
     (tmp_path / "prompts.jsonl").write_text(rows, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_package_samples(heedful, installed, tmp_path):
     there = heedful(*COMMAND.split(), "--sampler", "nearby:anywhere", "--output", "there")
     assert there.status == 0, there.err
     assert "nearby samples for ('nearby:anywhere',)" in there.out
@@ -70,10 +76,8 @@ def test_a_package_samples(heedful, installed, tmp_path, monkeypatch):
     assert weights[0] == weights[1], "it samples with the policy's weights and the run's random numbers"
 
 
-def test_a_package_that_is_broken_or_gone(heedful, installed, tmp_path, monkeypatch):
-    make_tiny_model("gpt2", tmp_path / "tiny", hidden_size=16, max_length=64)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n' * 4)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("_here")
+def test_a_package_that_is_broken_or_gone(heedful, installed):
     (installed / "nearby.py").unlink()
     sys.modules.pop("nearby", None)
     broken = heedful(*COMMAND.split(), "--sampler", "nearby:anywhere", "--output", "nowhere")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cases import often
-from heedful import Prompt, make_tiny_model
+from heedful import Prompt
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.chat import Renderer
@@ -15,10 +15,9 @@ from heedful.data.loading import EncodedPrompt
 from heedful.engines import decoder, generate
 from heedful.engines.decoder import SamplingModel
 from heedful.engines.generate import decode
-from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler
 from heedful.engines.teacher_forced import token_outputs
-from heedful.models import byte_tokenizer, load_policy
+from heedful.models import byte_tokenizer
 from heedful.types import MicroBatch
 
 TOKENIZER = byte_tokenizer()
@@ -88,23 +87,12 @@ def test_greedy_is_generate_token_for_token(policy):
     assert len(set(map(len, expected))) >= 3
 
 
-def test_greedy_of_a_padded_batch_is_generates_too(policy):
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[EOS] * (width - len(p)) + p for p in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
-    output = policy.lm.generate(
-        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=EOS
-    )
-    rollouts = roll(policy, stop_ids=(), pad_id=EOS, temperature=0.0, max_new_tokens=20)
-    assert responses(rollouts) == output[:, width:].tolist()
-
-
-@pytest.mark.parametrize("filters", often([{}, {"top_k": 12}, {"top_p": 0.8}], [{}, {"top_p": 0.8}]))
+@pytest.mark.parametrize("filters", often([{}, {"top_k": 12}, {"top_p": 0.8}], [{"top_p": 0.8}]))
 def test_a_row_does_not_depend_on_its_batch(policy, filters):
-    """Every row has its own uniform numbers: one at a time, in twos, within so many tokens and all together are the same."""
+    """Every row has its own uniform numbers: one at a time, within so many tokens and all together are the same."""
     stop_ids = stops_midway(policy, max_new_tokens=24, **filters)
     together = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **filters)
-    for limit in ({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 70}):
+    for limit in ({"micro_batch_size": 1}, {"micro_batch_tokens": 70}):
         other = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **limit, **filters)
         assert responses(other) == responses(together)
         assert torch.equal(other.batch.ids, together.batch.ids)
@@ -113,23 +101,22 @@ def test_a_row_does_not_depend_on_its_batch(policy, filters):
     assert len(set(map(len, responses(together)))) >= 3
 
 
-@pytest.mark.parametrize("temperature", often([0.7, 1.3], [0.7]))
-def test_samples_are_the_inverse_of_the_cumulative_distribution(policy, temperature):
+def test_samples_are_the_inverse_of_the_cumulative_distribution(policy):
     """Against plain transformers without a cache: each token is the first whose cumulative probability passes u."""
-    rollouts = roll(policy, stop_ids=(), temperature=temperature, max_new_tokens=8, seed=3)
+    rollouts = roll(policy, stop_ids=(), temperature=0.7, max_new_tokens=8, seed=3)
     uniforms = torch.rand(len(PROMPTS), 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for row, prompt in enumerate(PROMPTS):
         ids = list(prompt)
         for step in range(8):
             with torch.no_grad():
-                logits = policy.lm(input_ids=torch.tensor([ids])).logits[0, -1].double() / temperature
+                logits = policy.lm(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.7
             ids.append(int((logits.softmax(-1).cumsum(-1) <= uniforms[row, step]).sum()))
         assert responses(rollouts)[row] == ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 20, "top_p": 0.9}])
-def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy, filters):
+def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy):
     """Unfiltered and at the temperature: filters change what is drawn, never a log-prob."""
+    filters = {"top_k": 20, "top_p": 0.9}
     stop_ids = stops_midway(policy, temperature=0.7, max_new_tokens=24, **filters)
     rollouts = roll(policy, stop_ids=stop_ids, temperature=0.7, max_new_tokens=24, **filters)
     forced = token_outputs(policy, rollouts.batch, temperature=0.7, micro_batch=MicroBatch(64))
@@ -137,26 +124,12 @@ def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy, filters):
     assert forced.logprobs[rollouts.batch.response_mask].min() < -1
 
 
-def test_filters_shape_what_is_drawn(policy):
-    """With top-k 3 every token is among the three likeliest of its step; without, many are not."""
-
-    def ranks(rollouts):
-        for row, prompt in enumerate(PROMPTS):
-            response = responses(rollouts)[row]
-            with torch.no_grad():
-                logits = policy.lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-            yield from (logits > logits.gather(1, torch.tensor(response).unsqueeze(1))).sum(1).tolist()
-
-    options = {"stop_ids": (), "max_new_tokens": 16}
-    assert set(ranks(roll(policy, top_k=3, **options))) == {0, 1, 2}
-    assert set(ranks(roll(policy, top_p=1e-9, **options))) == {0}
-    assert max(ranks(roll(policy, **options))) > 2
-
-
 def test_a_response_ends_with_its_stop_token(policies):
     policy = policies["qwen3"]
     stop_ids = stops_midway(policy, max_new_tokens=24)
-    free = responses(roll(policy, response_length="fixed", max_new_tokens=24))
+    fixed = roll(policy, stop_ids=stop_ids, response_length="fixed", max_new_tokens=24)
+    assert (fixed.lengths.tolist(), fixed.truncated.all()) == ([24] * len(PROMPTS), True), "which ignores stop tokens"
+    free = responses(fixed)
     rollouts = roll(policy, stop_ids=stop_ids, max_new_tokens=24)
     with_stop = rollouts.own_ids()
     for row, whole in enumerate(free):
@@ -179,14 +152,6 @@ def test_a_stop_token_at_the_last_allowed_place_is_no_truncation(policies):
         assert rollouts.truncated.tolist() == [truncated]
 
 
-def test_fixed_length_ignores_stop_tokens(policy):
-    stop_ids = stops_midway(policy, max_new_tokens=24)
-    rollouts = roll(policy, stop_ids=stop_ids, response_length="fixed", max_new_tokens=24)
-    assert rollouts.lengths.tolist() == [24] * len(PROMPTS)
-    assert rollouts.truncated.all()
-    assert any(stop in response[:-1] for stop in stop_ids for response in responses(rollouts))
-
-
 def noted(monkeypatch):
     """The prompts of every micro-batch that is decoded from now on."""
     seen, right = [], generate.decode
@@ -199,58 +164,40 @@ def noted(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(64, 130), (3, 90), (64, 1)])
+@pytest.mark.parametrize(("rows", "tokens"), [(3, 90), (64, 1)])
 def test_rows_are_sampled_in_order_of_length_within_the_limits(policies, monkeypatch, rows, tokens):
     """A prompt takes the room of the longest beside it, and max_new_tokens more; one that has too many goes by itself."""
     seen = noted(monkeypatch)
     asked = [[7] * length for length in (30, 2, 17, 2, 25, 3, 40, 16)]
-    roll(policies["gpt2"], asked, max_new_tokens=12, stop_ids=(), micro_batch_size=rows, micro_batch_tokens=tokens)
+    roll(policies["gpt2"], asked, max_new_tokens=4, stop_ids=(), micro_batch_size=rows, micro_batch_tokens=tokens)
     assert [len(prompt) for part in seen for prompt in part] == sorted(map(len, asked))
     assert len(seen) > 1
     for part in seen:
-        widest = max(map(len, part)) + 12
+        widest = max(map(len, part)) + 4
         assert len(part) == 1 or (len(part) <= rows and len(part) * widest <= tokens)
 
 
-def test_one_micro_batch_keeps_the_order_of_its_rows(policies, monkeypatch):
-    seen = noted(monkeypatch)
-    roll(policies["gpt2"], max_new_tokens=2)
-    assert seen == [list(PROMPTS)]
-
-
-def test_the_same_seed_gives_the_same_rollouts(policy):
-    first, again, other = (roll(policy, max_new_tokens=16, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(first.batch.ids, again.batch.ids)
-    assert torch.equal(first.logprobs, again.logprobs)
-    assert responses(first) != responses(other)
-
-
-def test_the_global_random_state_is_neither_read_nor_moved(policies):
+def test_the_seed_decides_and_the_global_random_state_is_neither_read_nor_moved(policies):
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = roll(policies["gpt2"], max_new_tokens=8)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    assert responses(roll(policies["gpt2"], max_new_tokens=8)) == responses(first)
+    again, other = (roll(policies["gpt2"], max_new_tokens=8, seed=seed) for seed in (0, 1))
+    assert torch.equal(first.batch.ids, again.batch.ids)
+    assert torch.equal(first.logprobs, again.logprobs)
+    assert responses(first) != responses(other)
 
 
-def test_padding_with_the_end_of_sequence_token(policy):
+def test_padding_with_the_end_of_sequence_token(policies):
     """The layout differs in the padding alone; an EOS that was sampled counts, one that pads does not."""
+    policy = policies["gpt2"]
     stop = stops_midway(policy, max_new_tokens=24)[0]
     with_pad, with_stop = (roll(policy, stop_ids=(stop,), pad_id=pad, max_new_tokens=24) for pad in (PAD, stop))
     assert responses(with_pad) == responses(with_stop)
     assert torch.equal(with_pad.batch.attention_mask, with_stop.batch.attention_mask)
     assert torch.equal(with_pad.truncated, with_stop.truncated)
     assert torch.equal(with_pad.logprobs, with_stop.logprobs)
-
-
-def test_the_batch_holds_prompts_and_responses(policy):
-    rollouts = roll(policy, max_new_tokens=6)
-    for row, prompt in enumerate(PROMPTS):
-        kept = rollouts.batch.ids[row][rollouts.batch.attention_mask[row]].tolist()
-        assert kept == prompt + responses(rollouts)[row]
-        assert not rollouts.logprobs[row, len(responses(rollouts)[row]) :].any()
-        assert 1 <= len(responses(rollouts)[row]) <= 6
 
 
 def test_the_weights_are_copied_once_for_all_micro_batches(policies, monkeypatch):
@@ -282,23 +229,6 @@ def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     )
     next(steps)
     assert policy.training == dropout.training == training
-
-
-def test_sampling_does_not_switch_dropout_on(tmp_path):
-    """A language model loads in evaluation mode; putting the mode back after sampling must not put it in training."""
-    make_tiny_model("gpt2", tmp_path / "m", hidden_size=16, num_layers=1)
-    policy = load_policy(str(tmp_path / "m"), device=torch.device("cpu"), compute_dtype=torch.float32)
-    rollouts = roll(policy, stop_ids=(), max_new_tokens=8)
-    forced = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(64))
-    torch.testing.assert_close(rollouts.logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
-
-
-def test_rows_can_be_selected(policies):
-    rollouts = roll(policies["gpt2"], max_new_tokens=6)
-    chosen = rollouts.select(torch.tensor([3, 0, 3]))
-    assert isinstance(chosen, Responses)
-    assert responses(chosen) == [responses(rollouts)[row] for row in (3, 0, 3)]
-    assert torch.equal(chosen.logprobs, rollouts.logprobs[[3, 0, 3]])
 
 
 def test_a_sampler_reads_responses_as_text(policies):

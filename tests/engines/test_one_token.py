@@ -96,22 +96,19 @@ def operations(policy, tokens, **options):
     return counted.count
 
 
-@pytest.fixture(scope="module")
-def deep():
-    """A tiny model with the 28 layers of Qwen3-0.6B."""
-    lm = Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"num_hidden_layers": 28}))
-    return use_lean_layers(use_attention(lm.eval()), CPU)
-
-
 @pytest.mark.parametrize(("adapters", "most"), [("none", 830), ("merged", 830), ("beside", 1620)])
-def test_a_token_takes_few_operations(deep, tmp_path, adapters, most):
-    """Of 28 layers. Before, by transformers' code, it took 1,485, and 2,269 with adapters; its generate takes 1,379."""
-    lm = copy.deepcopy(deep)
-    if adapters != "none":
-        add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(tmp_path), seed=3)
-    options = {"merge_adapters": adapters == "merged"}
-    per_token = (operations(Policy(lm), 8, **options) - operations(Policy(lm), 4, **options)) / 4
-    assert per_token <= most
+def test_a_token_takes_few_operations(tmp_path, adapters, most):
+    """Of the 28 layers of Qwen3-0.6B, each of which adds as many as the one before. By transformers' code it took 1,485, and
+    2,269 with adapters; its generate takes 1,379."""
+    counts = []
+    for layers in (1, 2):
+        lm = Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"num_hidden_layers": layers}))
+        lm = use_lean_layers(use_attention(lm.eval()), CPU)
+        if adapters != "none":
+            add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(tmp_path), seed=3)
+        options = {"merge_adapters": adapters == "merged"}
+        counts.append((operations(Policy(lm), 8, **options) - operations(Policy(lm), 4, **options)) / 4)
+    assert counts[0] + 27 * (counts[1] - counts[0]) <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,7 +133,7 @@ def test_merged_adapters_sample_as_those_beside_the_matrices(policies, tmp_path,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", often(["llama", "qwen2", "qwen3"], ["qwen2", "qwen3"]))
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_matrices_beside_each_other_are_one_product(policies, architecture, dtype):
     """Of queries, keys and values, and of gate and up, as on a GPU: up to rounding the same, in fewer operations, and weights
     that are refreshed in place are the new ones. qwen2's have biases, and stay apart."""

@@ -16,7 +16,7 @@ RESPONSES = [[*TOKENIZER(text).input_ids, 1] for text in ("很好！", "晴", "�
 BATCH = collate(PROMPTS, RESPONSES, pad_id=1)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 5, 64])
+@pytest.mark.parametrize("micro_batch_size", [2, 64])
 def test_micro_batches_change_nothing(policy, micro_batch_size):
     with torch.no_grad():
         direct = policy(BATCH.ids, BATCH.attention_mask, BATCH.response_mask, temperature=0.7, with_entropy=True)
@@ -36,13 +36,10 @@ def test_the_temperature_and_entropy_are_handed_on(policies):
         for t in (0.5, 2.0)
     )
     assert (warm.entropy > cold.entropy)[BATCH.response_mask].all()
-    assert not token_outputs(policies["gpt2"], BATCH, temperature=1.0, micro_batch=MicroBatch(2)).entropy.any()
-
-
-def test_no_values_without_a_head(policies):
     policy = copy.deepcopy(policies["gpt2"])
     policy.value_head = None
-    assert token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(2)).values is None
+    plain = token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(2))
+    assert (plain.entropy.any(), plain.values) == (False, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -59,13 +56,12 @@ def test_states_are_what_the_value_head_reads_and_take_no_more_than_their_tokens
     assert not any(x.requires_grad for x in states)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
-def test_values_of_a_model_of_its_own(policy, micro_batch_size):
+def test_values_of_a_model_of_its_own(policy):
     policy = copy.deepcopy(policy)
     torch.nn.init.zeros_(policy.value_head.out.weight)  # what is left of its head is linear, as the model's
     model = ValueModel(policy.lm.base_model, 32)
     model.value_head.load_state_dict({name: policy.value_head.state_dict()[name] for name in ("weight", "bias")})
-    values = token_values(model, BATCH, micro_batch=MicroBatch(micro_batch_size))
+    values = token_values(model, BATCH, micro_batch=MicroBatch(2))
     shared = token_outputs(policy, BATCH, temperature=1.0, micro_batch=MicroBatch(5)).values
     torch.testing.assert_close(values, shared, rtol=1e-6, atol=1e-5)
     assert not values.requires_grad

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import struct
 import xml.etree.ElementTree as ET
 
@@ -11,7 +10,6 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import heedful
-from cases import often
 from heedful import CheckpointError, ConfigError, DataError, plot
 from heedful.cli.main import COMMANDS, main
 from heedful.configs.options import RunOptions
@@ -134,26 +132,25 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
     assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
 
 
-NOT_LOGGED = {"KL coefficient", "variance explained by values", "KL of the update", "clipped"}
+EXPLAINED = "variance explained by values"
+NOT_LOGGED = {"KL coefficient", EXPLAINED, "KL of the update", "clipped"}
 ONLINE = {"score", "KL to the reference", "length", "responses that end", "entropy"}
 
 
 def test_online_algorithms_have_panels_of_their_own(ppo):
-    """The run folder names the algorithm: PPO, A2C and GRPO log the same metrics here."""
-    drawn = panels(
-        figure(
-            ppo("一", value_explained_variance=[0.1] * 5),
-            ppo("二", "grpo", reward_score_mean=[7.0] * 5),
-            ppo("三", "a2c", reward_score_mean=[3.0] * 5, value_explained_variance=[0.2] * 5),
-        )
-    )
-    named = {f"{algorithm}: {name}" for algorithm in ("PPO", "A2C", "GRPO") for name in ONLINE}
-    assert set(drawn) == named | {f"{algorithm}: variance explained by values" for algorithm in ("PPO", "A2C")}
-    for algorithm, colour, score in (("PPO", "C0", 1.0), ("GRPO", "C1", 7.0), ("A2C", "C2", 3.0)):
-        axes = drawn[f"{algorithm}: score"]
-        assert lines(axes) == [[(i, score) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
-        assert axes.lines[0].get_color() == colour
-    assert lines(drawn["A2C: variance explained by values"])[0] == [(i, 0.2) for i in range(1, 6)]
+    """The run folder names the algorithm: PPO and A2C log the same metrics here. Runs of one algorithm share them."""
+    other = ppo("二", reward_score_mean=[2.0] * 5)
+    a2c = ppo("三/ppo", "a2c", reward_score_mean=[3.0] * 5, value_explained_variance=[0.2] * 5)
+    drawn = figure(ppo("一", value_explained_variance=[0.1] * 5), other, a2c)
+    found = panels(drawn)
+    assert set(found) == {f"{algorithm}: {name}" for algorithm in ("PPO", "A2C") for name in (*ONLINE, EXPLAINED)}
+    assert lines(found["PPO: score"])[::2] == [[(i, score) for i in range(1, 6)] for score in (1.0, 2.0)]
+    assert lines(found["A2C: score"]) == [[(i, 3.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
+    assert lines(found[f"A2C: {EXPLAINED}"])[0] == [(i, 0.2) for i in range(1, 6)]
+    assert [line.get_color() for line in found["PPO: score"].lines] == ["C0", "C0", "C1", "C1"]
+    assert [line.get_color() for line in found["A2C: score"].lines] == ["C2", "C2"]
+    assert legend(drawn) == ["一", "二", "ppo", "training", "held out", "healthy"]
+    assert [key.get_color() for key in drawn.legends[0].get_lines()[:3]] == ["C0", "C1", "C2"]
 
 
 def test_every_command_that_leaves_a_run_has_panels():
@@ -191,7 +188,6 @@ def test_a_run_without_an_environment_does_not_say_what_it_ran(ppo, tmp_path, ca
         ('{"seed": 0}', "it has no command"),
         ('{"command": 3}', "command must be a text"),
         ('{"command": "heedful evaluate kl"}', "got 'heedful evaluate kl'"),
-        ('{"command": "trl ppo"}', "got 'trl ppo'"),
     ],
 )
 def test_an_environment_that_names_no_algorithm(sft, content, fragment):
@@ -213,33 +209,11 @@ def test_noisy_accuracies_are_smoothed_and_the_panel_says_so(reward):
     assert axes.get_xlabel() == "step (training: mean of 3 steps)"
 
 
-def test_a_coefficient_has_a_panel_if_it_varies(ppo):
-    assert "PPO: KL coefficient" not in panels(figure(ppo("固定")))
-    drawn = figure(ppo("固定 2"), ppo("变化", reference_kl_coef=[0.05, 0.06, 0.07, 0.08, 0.09]))
-    fixed, varied = lines(panels(drawn)["PPO: KL coefficient"])
-    assert fixed == [(i, 0.05) for i in range(1, 6)]
-    assert varied == [(1, 0.05), (2, 0.06), (3, 0.07), (4, 0.08), (5, 0.09)]
-
-
-def test_runs_of_one_algorithm_overlay_and_the_legend_tells_them(ppo, sft):
-    runs = [ppo("甲/ppo"), ppo("乙/ppo", reward_score_mean=[2.0] * 5), sft]
-    drawn = figure(*runs)
-    colours = [line.get_color() for line in panels(drawn)["PPO: score"].lines]
-    assert colours == ["C0", "C0", "C1", "C1"]
-    assert [line.get_color() for line in panels(drawn)["SFT: loss"].lines] == ["C2", "C2"]
-    assert lines(panels(drawn)["PPO: score"])[2] == [(i, 2.0) for i in range(1, 6)]
-    assert legend(drawn) == ["ppo", "ppo", "sft", "training", "held out", "healthy"]
-    keys = drawn.legends[0].get_lines()
-    assert [key.get_color() for key in keys[:3]] == ["C0", "C1", "C2"]
-
-
 @pytest.mark.parametrize(
     ("folders", "names"),
     [
         (["a/ppo", "b/ppo"], ["a/ppo", "b/ppo"]),
-        (["a", "a/b"], ["a", "a/b"]),
-        (["一"], ["一"]),
-        (["一", "二"], ["一", "二"]),
+        (["一", "一/b"], ["一", "一/b"]),
     ],
 )
 def test_names_are_as_short_as_they_can_be(ppo, folders, names):
@@ -256,27 +230,19 @@ def test_only_a_line_break_ends_a_line(logged):
     assert lines(axes) == [[(1, 1.0), (2, 1.0)]]
 
 
-def test_what_is_not_finite_is_a_gap(logged):
-    folder = logged("x", [{"step": 1, "loss/sft": 2.0}, {"step": 2, "loss/sft": None}, {"step": 3, "loss/sft": 1}])
-    (axes,) = figure(folder).axes
-    values = [value for _, value in lines(axes)[0]]
-    assert (values[0], math.isnan(values[1]), values[2]) == (2.0, True, 1.0)
-
-
-@pytest.mark.parametrize("many", often([False, True], [True]))
-def test_no_text_lies_on_another(sft, reward, ppo, many):
+def test_no_text_lies_on_another(sft, reward, ppo):
     changed = {"reference_kl_coef": [0.05, 0.1, 0.2, 0.4, 0.8], "value_explained_variance": [-0.1, 0.1, 0.5, 0.7, 0.9]}
     runs = [sft, reward, ppo(**changed)]
-    if many:
-        runs += [ppo(f"另一次 with a rather long name that goes on, number {i}", **changed) for i in range(6)]
+    runs += [ppo(f"另一次 with a rather long name that goes on, number {i}", **changed) for i in range(3)]
     drawn = figure(*runs)
     assert len(panels(drawn)) == 9
+    assert drawn.get_size_inches()[0] == pytest.approx(12.6), "rows of three, 4.2 inches each"
     assert overlaps(drawn) == []
 
 
-def test_names_that_no_font_has_are_escaped_and_none_is_a_formula(ppo):
+def test_names_that_no_font_has_are_escaped_and_none_is_a_formula(sft):
     """Otherwise empty boxes and a warning; a dollar sign would start mathematics."""
-    drawn = figure(ppo(r"$\x$ 😀第一次"))
+    drawn = plot.curves(sft, [r"$\x$ 😀第一次"])
     fonts = {font.name for font in font_manager.fontManager.ttflist}
     chinese = fonts & {"Noto Sans CJK SC", "Noto Sans SC", "Microsoft YaHei", "PingFang SC", "WenQuanYi Zen Hei"}
     assert legend(drawn)[0].startswith(r"$\x$ ")
@@ -284,15 +250,19 @@ def test_names_that_no_font_has_are_escaped_and_none_is_a_formula(ppo):
     assert overlaps(drawn) == []  # draws it, and warnings are errors
 
 
-def test_the_picture_is_real(sft, reward, ppo, tmp_path):
-    """Seven panels: two rows of four, 4.2 by 3.4 inches each at 150 dots an inch, and a line of legend."""
+def test_the_picture_is_real(sft, reward, tmp_path, capsys):
+    """Two panels, 4.2 by 3.4 inches each at 150 dots an inch, and a line of legend."""
     output = tmp_path / "图" / "curves.png"
-    plot.curves([sft, str(reward), ppo()], path=output)
+    plot.curves([sft, str(reward)], path=output)
     header = output.read_bytes()[:24]
     assert header.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", header[16:])
-    assert (width, height) == (2520, 1057)
+    assert (width, 510 < height < 600) == (1260, True), height
     assert [path.name for path in output.parent.iterdir()] == ["curves.png"]
+    output = tmp_path / "曲线.svg"
+    assert main(["report", str(sft), str(reward), "--output", str(output)]) == 0
+    assert f"2 runs are in {output}" in capsys.readouterr().out
+    assert ET.parse(output).getroot().tag.endswith("svg")
 
 
 def test_what_a_trainer_returned_is_drawn_as_its_folder(sft):
@@ -301,24 +271,14 @@ def test_what_a_trainer_returned_is_drawn_as_its_folder(sft):
     assert legend(plot.curves([result, sft], ["a", "b"]))[:2] == ["a", "b"]
 
 
-def test_the_command(sft, ppo, tmp_path, capsys):
-    output = tmp_path / "曲线.svg"
-    assert main(["report", str(sft), str(ppo()), "--output", str(output)]) == 0
-    assert f"2 runs are in {output}" in capsys.readouterr().out
-    assert ET.parse(output).getroot().tag.endswith("svg")
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "{",
-        "[1]",
         '{"step": 1, "loss/sft": "低"}',
-        '{"step": 1, "loss/sft": "1"}',
         '{"step": 1, "loss/sft": true}',
         '{"step": 1, "loss/sft": 1' + "0" * 400 + "}",
         "[" * 5000,
-        '{"loss/sft": 1}',
         '{"step": null}',
     ],
 )

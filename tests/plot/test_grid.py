@@ -24,10 +24,6 @@ def test_each_panel_has_its_numbers():
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 
-def test_the_usual_lambdas_are_in_one_row():
-    assert len(plot.advantages([0.0, 1.0], [0.0, 0.5]).axes) == 5
-
-
 def test_nan_is_written_where_it_is():
     (axes,) = plot.advantages([0.0, 1.0], [math.nan, 0.5], lambdas=(0.0,)).axes
     assert [(text.get_position()[0], text.get_text()) for text in axes.texts] == [(0, "nan")]

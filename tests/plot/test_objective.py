@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from heedful import ConfigError, plot
 
@@ -40,17 +39,6 @@ def test_the_line_is_flat_beyond_the_bound():
         assert beyond == pytest.approx([level] * len(beyond))
         assert min(RATIOS) >= x[0]
         assert max(RATIOS) <= x[-1]
-
-
-def test_larger_advantages_are_larger_points():
-    sizes = plot.clip_region([1.0, 1.1], [1.0, 4.0]).axes[0].collections[0].get_sizes()
-    assert sizes[0] < sizes[1]
-
-
-def test_tensors_of_any_shape():
-    ratios, advantages = torch.tensor([[1.0, 1.1]], requires_grad=True), torch.tensor([[1.0, -1.0]])
-    positive, negative = plot.clip_region(ratios, advantages).axes
-    assert (points(positive), points(negative)[0][0][0]) == ([[(1.0, 1.0)], []], pytest.approx(1.1))
 
 
 def test_what_has_no_place_on_the_line_is_counted():

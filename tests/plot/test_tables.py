@@ -29,13 +29,6 @@ def test_metrics_of_steps_are_counted_from_one():
     assert legend(figure) == ["run 1", "training", "healthy"]
 
 
-def test_steps_that_are_named_are_kept():
-    assert points(plot.curves([{"step": 5, "loss/sft": 2.0}, {"step": 10, "loss/sft": 1.0}]).axes[0]) == [
-        (5, 2),
-        (10, 1),
-    ]
-
-
 def test_a_table_has_its_own_steps_and_gaps():
     """As ``result.metrics``: steps are the index, and a step without a value is no point."""
     table = pandas.DataFrame({"loss/sft": [math.nan, 2.0, 1.0], "eval/loss": [3.0, math.nan, 1.5]}, index=[0, 10, 20])
@@ -58,15 +51,12 @@ def test_chosen_metrics_have_a_panel_each():
     assert titles(figure) == ["reference/kl", "reward/score_mean"]
 
 
-def test_unknown_metrics_are_drawn_by_their_names():
-    assert titles(plot.curves([{"agreement": 0.5, "tokens": 3.0}])) == ["agreement", "tokens"]
-
-
 def test_what_is_not_finite_is_a_cross_at_the_bottom():
     figure = plot.curves([{"reference/kl": value} for value in (0.1, math.nan, 0.3, math.inf)])
     (axes,) = figure.axes
     assert [float(x) for found in axes.collections for x, _ in found.get_offsets()] == [2.0, 4.0]
     assert legend(figure)[-1] == "not finite"
+    assert [math.isfinite(y) for _, y in points(axes)] == [True, False, True, False], "and a gap of the line"
 
 
 def test_the_online_loss_of_pairs_is_not_dpo():

@@ -49,31 +49,31 @@ def test_only_the_model_and_its_card_go_out(edited, runs, tmp_path, capsys, monk
         assert b"hf_aB3" not in content, name
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "is_refused"),
-    [
-        ("config.json", "see\nhf_" + "aB3" * 11, True),
-        ("tokenizer_config.json", "see https://huggingface.co/docs/x?a=b#chat", False),
-        ("tokenizer_config.json", "https://me:secret@host/x", True),
-        ("chat_template.jinja", "{# 秘密-秘密-秘密 #}", True),
-    ],
-)
-def test_a_file_with_a_secret_is_refused(name, text, is_refused, edited, tmp_path, capsys, monkeypatch):
+def test_a_file_with_a_secret_is_refused(edited, tmp_path, capsys, monkeypatch):
     """An address with a fragment is none: a tokenizer's documentation may stand there."""
     monkeypatch.setenv("MY_API_KEY", "秘密-秘密-秘密")
     run = edited("sft", tmp_path / "run")
-    path = run / "final" / name
-    if name.endswith(".json"):
-        text = json.dumps({**json.loads(path.read_text("utf-8")), "note": text})
-    path.write_text(text, encoding="utf-8")
-    assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == (2 if is_refused else 0)
-    assert (f"{name} seems to contain a secret" in told(capsys)) is is_refused
-    assert (tmp_path / "run-push").exists() is not is_refused
+    (run / "metrics.jsonl").unlink()  # no picture is drawn
+    for name, text in (
+        ("config.json", "see\nhf_" + "aB3" * 11),
+        ("tokenizer_config.json", "https://me:secret@host/x"),
+        ("chat_template.jinja", "{# 秘密-秘密-秘密 #}"),
+        ("tokenizer_config.json", "see https://huggingface.co/docs/x?a=b#chat"),
+    ):
+        is_refused, path = "docs" not in text, run / "final" / name
+        before = path.read_text("utf-8") if path.exists() else None
+        new = json.dumps({**json.loads(before), "note": text}) if name.endswith(".json") else text
+        path.write_text(new, encoding="utf-8")
+        assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == (2 if is_refused else 0)
+        assert (f"{name} seems to contain a secret" in told(capsys)) is is_refused
+        assert (tmp_path / "run-push").exists() is not is_refused
+        path.unlink() if before is None else path.write_text(before, encoding="utf-8")
 
 
 def adapters_on(base, edited, folder, *, model="away/final", **hashes):
     """A run of adapters that lie on this, and that was trained from this model."""
     run = edited("lora", folder, config={"model": model}, environment={"models": {model: "a" * 64, **hashes}})
+    (run / "metrics.jsonl").unlink()  # no picture is drawn
     path = run / "final" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "base_model_name_or_path": base}), "utf-8")
     return run
@@ -123,7 +123,7 @@ def test_adapters_on_adapters_fit_only_a_base_that_holds_those(edited, runs, tmp
         (["org/name", *MIT, "--dry-run", "--folder", "."], "exists or cannot be created"),
         (
             ["org/name", *MIT, "--results", "nothing.json"],
-            "nothing.json: there is no such file; --results takes files written by heedful evaluate --output",
+            "nothing.json: there is no such file; --results takes",
         ),
         (["org/name", *MIT, "--base-model", "/here"], "is no model on the Hub"),
     ],
@@ -177,29 +177,25 @@ def test_a_push_is_one_commit_of_all_files(runs, hub, pushed):
     ("status", "exit_status", "reason"),
     [
         (401, 2, "the Hub refuses org/name (401): run `hf auth login`"),
-        pytest.param(
-            403, 2, "the Hub refuses org/name (403): your token may not write there", marks=pytest.mark.exhaustive
+        *(
+            pytest.param(*row, marks=pytest.mark.exhaustive)
+            for row in (
+                (403, 2, "the Hub refuses org/name (403): your token may not write there"),
+                (404, 2, "the Hub refuses org/name (404): there is no such repository"),
+                (400, 2, "the Hub refuses org/name (400): see its message"),
+                (500, 3, "failed (500); try again later"),
+            )
         ),
-        pytest.param(
-            404, 2, "the Hub refuses org/name (404): there is no such repository", marks=pytest.mark.exhaustive
-        ),
-        pytest.param(400, 2, "the Hub refuses org/name (400): see its message", marks=pytest.mark.exhaustive),
-        (500, 3, "failed (500); try again later"),
+        (None, 3, "cannot be reached; try again later"),
     ],
 )
-def test_a_hub_that_refuses(status, exit_status, reason, runs, hub, pushed):
+def test_a_hub_that_refuses_or_is_away(status, exit_status, reason, runs, hub, pushed):
     before = {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
-    found, said = pushed(runs("sft"), hub(status=status))
+    found, said = pushed(runs("sft"), hub(status=status) if status else "http://127.0.0.1:9")
     assert (found, reason in said) == (exit_status, True), said
     assert f"{runs('sft')} is unchanged" in said
     assert "Traceback" not in said
     assert before == {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
-
-
-def test_a_hub_that_is_away(runs, pushed):
-    found, said = pushed(runs("sft"), "http://127.0.0.1:9")
-    assert found == 3, said
-    assert "the Hub at http://127.0.0.1:9 cannot be reached; try again later" in said
 
 
 def test_nobody_is_logged_in(runs, hub, monkeypatch, pushed):

@@ -39,10 +39,6 @@ def test_ticks_are_round(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
-def test_ticks_of_a_logarithmic_axis():
-    assert ticks(0.3, 12, logarithmic=True) == pytest.approx([0.5, 1, 2, 5, 10])
-
-
 def test_a_long_line_keeps_its_peaks():
     points = [(float(x), math.sin(x)) for x in range(10_000)]
     points[5555] = (5555.0, 99.0)
@@ -106,12 +102,11 @@ def test_a_sample_has_the_extremes_and_is_random_else():
     assert sample(found, most=5000, most_tokens=10**9, longest=1000, seed=1) == list(range(5000))
 
 
-@pytest.mark.parametrize("most_tokens", [200, 10_000])
-def test_a_sample_stays_within_its_tokens(most_tokens):
+def test_a_sample_stays_within_its_tokens():
     found = surveyed(5000)
     found.kl[:100] = np.nan
-    chosen = sample(found, most=1000, most_tokens=most_tokens, longest=20, seed=0)
-    assert 0.8 * most_tokens < np.minimum(found.tokens[chosen], 20).sum() <= most_tokens
+    chosen = sample(found, most=1000, most_tokens=10_000, longest=20, seed=0)
+    assert 8000 < np.minimum(found.tokens[chosen], 20).sum() <= 10_000
 
 
 def test_score_up_and_another_reward_down():

@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_for_a_while_gets_all_of_a_run_once(plant, settings
 def test_a_tracker_that_hangs_or_fails_changes_nothing(
     does, said, plant, settings, untracked, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("heedful.tracking.trackers.AT_THE_END", 1.0)
+    monkeypatch.setattr("heedful.tracking.trackers.AT_THE_END", 0.3)
     plant(**does)
     run = tmp_path / "with"
     train_sft(settings(run, track=("wandb",)))

