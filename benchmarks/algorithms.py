@@ -19,13 +19,13 @@ from heedful.algorithms.dpo import train_dpo
 from heedful.algorithms.kto import train_kto
 from heedful.algorithms.online_dpo import train_online_dpo
 from heedful.algorithms.ppo import train_grpo, train_ppo
+from heedful.apps.demo.judge import gold_judge
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
 from heedful.configs.offline import DPOConfig, KTOConfig
 from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.tools import DemoConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.demo.judge import gold_judge
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps.demo.folder import make_beginning
+from heedful.apps.demo.judge import gold_judge
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.online import OnlineConfig
 from heedful.configs.tools import DemoConfig
-from heedful.demo.folder import make_beginning
-from heedful.demo.judge import gold_judge
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.evaluate.policies import evaluate_scores
 
 SERVER = Path(__file__).parents[1] / "tests" / "policy_server.py"

@@ -18,9 +18,9 @@ from heedful import faults
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps.demo.folder import make_beginning
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.configs.tools import DemoConfig
-from heedful.demo.folder import make_beginning
-from heedful.demo.pipeline import RECIPE, read_recipe
 
 CALLS = 1_000_000
 

@@ -41,14 +41,14 @@ from heedful.algorithms.online_dpo import train_online_dpo
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps.demo.folder import make_beginning
+from heedful.apps.demo.judge import gold_score
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.cli.doctor import examine
 from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig, RolloutConfig
 from heedful.configs.tools import DemoConfig
 from heedful.core import share_interval
 from heedful.data.chat import RewardInputs
-from heedful.demo.folder import make_beginning
-from heedful.demo.judge import gold_score
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.display import silence
 from heedful.errors import HeedfulError
 from heedful.files import to_json
@@ -487,7 +487,7 @@ def by_doctor(case: str, examined: Sequence[Row]) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """A panel for each disease: the gold judge of its runs and of their twins, and a line at the first alarm of each."""
-    from heedful.plot.style import as_text, current_theme, picture, save
+    from heedful.apps.plot.style import as_text, current_theme, picture, save
 
     theme = current_theme()
     page = picture(13, 8, layout="constrained")

@@ -38,7 +38,9 @@ def kinds_of_lines(text):
 
 
 def room_of(path):
-    first = path.relative_to(SOURCE).parts[0]
+    first, *rest = path.relative_to(SOURCE).parts
+    if first == "apps" and rest[1:]:
+        return f"apps/{rest[0]}"
     return first if (SOURCE / first).is_dir() else "(top level)"
 
 

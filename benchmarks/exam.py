@@ -30,10 +30,15 @@ from typing import Any
 
 import torch
 
-from heedful import exam as room
+from heedful.apps import exam as room
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps.demo.facts import family_named
+from heedful.apps.demo.folder import make_beginning
+from heedful.apps.demo.judge import gold_judge
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
+from heedful.apps.exam.examine import examine
 from heedful.configs.evaluate import AccuracyConfig, ScoresConfig
 from heedful.configs.exam import ExamConfig
 from heedful.configs.offline import RewardConfig
@@ -42,14 +47,9 @@ from heedful.configs.parse import parse
 from heedful.configs.tools import DemoConfig
 from heedful.core.agreement import correlation
 from heedful.data import prompt_key, read_prompts, split_by_prompt
-from heedful.demo.facts import family_named
-from heedful.demo.folder import make_beginning
-from heedful.demo.judge import gold_judge
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.display import silence
 from heedful.evaluate.policies import evaluate_scores
 from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.exam.examine import examine
 from heedful.files import to_json, write_text
 from heedful.models.tiny import make_tiny_model
 from heedful.training.output_folder import finished

@@ -21,9 +21,9 @@ from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import backward_minibatch, make_experience
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.configs.online import GRPOConfig
 from heedful.configs.tools import DemoConfig
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 
 BATCH = 256

@@ -23,7 +23,7 @@ from heedful.algorithms.online import loop
 from heedful.configs.parse import parse
 from heedful.display import silence
 
-RECIPE = Path(__file__).resolve().parents[1] / "src" / "heedful" / "demo" / "recipe" / "ppo.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "src" / "heedful" / "apps" / "demo" / "recipe" / "ppo.yaml"
 
 
 class Writing:

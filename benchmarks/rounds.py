@@ -27,6 +27,15 @@ from typing import Any
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps.demo import judge as gold
+from heedful.apps.demo.folder import make_beginning
+from heedful.apps.demo.pipeline import FROM_LABELS, RECIPE, read_recipe
+from heedful.apps.label.project import Project
+from heedful.apps.label.records import Item
+from heedful.apps.rounds.judging import Labeller, label_project, load_judge, scores_of
+from heedful.apps.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
+from heedful.apps.rounds.round import run_round
+from heedful.apps.rounds.sample import sample_answers
 from heedful.configs.evaluate import AccuracyConfig, WinRateConfig
 from heedful.configs.label import ProjectSettings
 from heedful.configs.offline import RewardConfig, SFTConfig
@@ -35,18 +44,9 @@ from heedful.configs.rounds import RoundConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.tools import DemoConfig, SampleConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.demo import judge as gold
-from heedful.demo.folder import make_beginning
-from heedful.demo.pipeline import FROM_LABELS, RECIPE, read_recipe
 from heedful.evaluate.policies import evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.files import to_json, write_text
-from heedful.label.project import Project
-from heedful.label.records import Item
-from heedful.rounds.judging import Labeller, label_project, load_judge, scores_of
-from heedful.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
-from heedful.rounds.round import run_round
-from heedful.rounds.sample import sample_answers
 from heedful.training.output_folder import finished
 
 HELD_OUT = 0.17

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import heedful
+from heedful.apps.demo.world import write_world
 from heedful.cli import main as cli
-from heedful.demo.world import write_world
 
 TRAINERS: dict[str, tuple[Callable, Callable]] = {
     "sft": (heedful.SFTConfig, heedful.train_sft),

@@ -21,9 +21,9 @@ from torch import Tensor
 
 import heedful
 from heedful import core, plot
+from heedful.apps.demo.judge import gold_judge
+from heedful.apps.demo.pipeline import RECIPE, read_recipe
 from heedful.data import read_prompts, split_by_prompt
-from heedful.demo.judge import gold_judge
-from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.types import Prompt
 
 SEED, STEPS, WARMUP_STEPS = 0, 60, 10

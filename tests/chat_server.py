@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from heedful.demo.judge import gold_score
+from heedful.apps.demo.judge import gold_score
 
 CUT = "\n(It was cut off here, because it had reached the longest length that was allowed.)"
 PART = re.compile(r"<(prompt|response(?: \d+)?) (\w{8})>\n(.*?)\n</\1 \2>", re.DOTALL)

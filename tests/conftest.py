@@ -256,7 +256,7 @@ class ChatServer:
 @pytest.fixture(scope="session")
 def gold_prompts(tmp_path_factory):
     """Prompts of the demo's world, Chinese ones too, with what its gold judge needs to know."""
-    from heedful.demo.world import instructions
+    from heedful.apps.demo.world import instructions
 
     path = tmp_path_factory.mktemp("gold") / "题目.jsonl"
     chosen = instructions()[::11]

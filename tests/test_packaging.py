@@ -31,7 +31,11 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other():
     here = {str(path.relative_to(source)) for path in (source / "heedful").rglob("*") if path.is_file()}
     expected = {name for name in here if "__pycache__" not in name}
     assert files_of(WheelBuilder) == expected
-    assert {"heedful/py.typed", "heedful/label/pages/static/work.js", "heedful/demo/story.zh.toml"} <= expected
+    assert {
+        "heedful/py.typed",
+        "heedful/apps/label/pages/static/work.js",
+        "heedful/apps/demo/story.zh.toml",
+    } <= expected
 
 
 def test_the_sdist_has_what_builds_and_tests_it():

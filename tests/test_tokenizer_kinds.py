@@ -13,12 +13,12 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 
 from heedful import CheckpointError, Demonstration, DPOConfig, Labelled, Message, Prompt, Ranking
 from heedful.algorithms.dpo import encode_preferences
+from heedful.apps.plot import token_texts
 from heedful.cli.main import main
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
 from heedful.models import load_tokenizer
 from heedful.models.tokenizer import PLAIN_TEMPLATE
-from heedful.plot import token_texts
 from jsonl import read_jsonl, write_jsonl
 
 TEXTS = [

@@ -20,11 +20,11 @@ from workload import make_prompts
 
 import heedful
 from heedful import Policy, PPOConfig
+from heedful.apps.device_checks.checks import CHECKS, run_check
+from heedful.apps.device_checks.result import largest
 from heedful.cli.doctor_device import about_device
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch, Batch
-from heedful.device_checks.checks import CHECKS, run_check
-from heedful.device_checks.result import largest
 from heedful.devices import capabilities
 from heedful.engines.generate import generate
 from heedful.engines.responses import Responses

@@ -7,8 +7,8 @@ import argparse
 import json
 from pathlib import Path
 
+from heedful.apps.demo.facts import FAMILIES
 from heedful.data import read_records
-from heedful.demo.facts import FAMILIES
 from heedful.errors import DataError, HeedfulError
 
 FILES = ("demonstrations", "preferences", "gold_preferences", "prompts")

@@ -1,6 +1,5 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
-from . import plot as plot
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
 from .algorithms.online.advantages import Rewards as Rewards
@@ -11,6 +10,11 @@ from .algorithms.ppo import train_grpo as train_grpo
 from .algorithms.ppo import train_ppo as train_ppo
 from .algorithms.reward_model import train_reward as train_reward
 from .algorithms.sft import train_sft as train_sft
+from .apps import course as course
+from .apps import plot as plot
+from .apps.demo.pipeline import run_demo as run_demo
+from .apps.exam.examine import examine as examine
+from .apps.serving.rewards import serve_reward as serve_reward
 from .building_blocks import as_responses as as_responses
 from .building_blocks import encode_prompts as encode_prompts
 from .building_blocks import load_rewards as load_rewards
@@ -37,7 +41,6 @@ from .configs.scoring import ServeRewardConfig as ServeRewardConfig
 from .configs.tools import ChatConfig as ChatConfig
 from .configs.tools import DemoConfig as DemoConfig
 from .configs.tools import MergeConfig as MergeConfig
-from .demo.pipeline import run_demo as run_demo
 from .engines.engine import AnyPrompt as AnyPrompt
 from .engines.engine import Engine as Engine
 from .engines.local import LocalEngine as LocalEngine
@@ -56,12 +59,10 @@ from .evaluate.policies import evaluate_perplexity as evaluate_perplexity
 from .evaluate.policies import evaluate_scores as evaluate_scores
 from .evaluate.policies import evaluate_win_rate as evaluate_win_rate
 from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
-from .exam.examine import examine as examine
 from .models.merge import merge_model as merge_model
 from .models.policy import Policy as Policy
 from .models.tiny import make_tiny_model as make_tiny_model
 from .rewards.scoring import Reward as Reward
-from .rewards.serve import serve_reward as serve_reward
 from .training.callbacks import STOP as STOP
 from .training.result import TrainingResult as TrainingResult
 from .training.verdict import Verdict as Verdict

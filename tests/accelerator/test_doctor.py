@@ -5,7 +5,7 @@ import torch
 from pretend_device import OTHER_NAMES, Module
 from rehearsal import DEVICE
 
-from heedful.device_checks.checks import CHECKS, LACKED, run_check
+from heedful.apps.device_checks.checks import CHECKS, LACKED, run_check
 
 BY_NAME = {check.name: check for check in CHECKS}
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 
+from heedful.apps.label import Project
 from heedful.cli.command_table import COMMANDS
 from heedful.configs.label import ProjectSettings
-from heedful.label import Project
 from heedful.training.output_folder import MARKER
 
 NOTE = "我的笔记：heedful report, heedful exam, made by hand\n"

@@ -21,7 +21,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from heedful.course.catalogue import LANGUAGES, QUICK, lessons
+from heedful.apps.course.catalogue import LANGUAGES, QUICK, lessons
 
 LONGEST_CELL = 600
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful import ConfigError, course
-from heedful.course import checks, commands
+from heedful.apps.course import checks, commands
 from heedful.data import read_prompts
 
 LESSON = """---
@@ -45,7 +45,7 @@ course.check("97.2", negate)
 def lesson_97(course_of):
     """A course of one lesson, with two exercises, and the test's folder as the current one."""
     hidden = (
-        "from heedful.course.checks import same\n"
+        "from heedful.apps.course.checks import same\n"
         "def check_1(answer):\n    same(answer(3), 6, 'double(3)')\n"
         "def check_2(answer):\n    same(answer(3), -3, 'negate(3)')\n"
     )

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from heedful import core
-from heedful.course.catalogue import lessons
-from heedful.course.exercises import NOT_DONE, RIGHT, exercises, outcome
+from heedful.apps.course.catalogue import lessons
+from heedful.apps.course.exercises import NOT_DONE, RIGHT, exercises, outcome
 
 FORMS = {}
 for path in sorted((Path(__file__).parent / "forms").glob("*.toml")):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.course.catalogue import LANGUAGES, SECTIONS, lesson, lessons
-from heedful.course.exercises import NOT_DONE, RIGHT, exercises, outcome
+from heedful.apps.course.catalogue import LANGUAGES, SECTIONS, lesson, lessons
+from heedful.apps.course.exercises import NOT_DONE, RIGHT, exercises, outcome
 
 HERE = Path(__file__).parent
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)

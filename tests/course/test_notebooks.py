@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.course.exercises import RIGHT, outcome
+from heedful.apps.course.exercises import RIGHT, outcome
 
 RUNS = {
     "plain": "def f(x):\n    return 2 * x\nCHECK(f)",
@@ -29,7 +29,7 @@ RUNS = {
     "a line with a magic": "%matplotlib inline\nf = lambda x: 2 * x\n!true\nCHECK(f)",
     "the check in another cell": ["def f_of_18(x):\n    return 2 * x", "CHECK(f_of_18)"],
     "await": "import asyncio\nawait asyncio.sleep(0)\nCHECK(lambda x: 2 * x)",
-    "another name of the check": "from heedful.course import check as grade, check\ncheck(NUMBER, lambda x: 2 * x)",
+    "another name of the check": "from heedful.apps.course import check as grade, check\ncheck(NUMBER, lambda x: 2 * x)",
     "what the lesson computes for minutes": ["slow = forever()", "def f(x):\n    slow = 2\n    return slow * x\nCHECK(f)"],
 }  # fmt: skip
 FAILS = {
@@ -54,7 +54,7 @@ def lesson_98(course_of):
     """The notebook of a lesson with an exercise for each odd cell."""
     count = len(RUNS) + len(FAILS)
     hidden = (
-        "from heedful.course.checks import same\n"
+        "from heedful.apps.course.checks import same\n"
         "def check(answer):\n    same(answer(3), 6, 'double(3)')\n    same(answer(4.5), 9.0, 'double(4.5)')\n"
         f"globals().update({{f'check_{{i}}': check for i in range({count + 1})}})\n"
     )

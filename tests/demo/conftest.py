@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.demo import world
+from heedful.apps.demo import world
 
 COMMON = "eval_fraction: 0.12\neval_every: 0\nsample_every: 0\n"
 RECIPE = {

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import Message, Prompt, Reward
-from heedful.demo.facts import FAMILIES, LISTS, family_named
-from heedful.demo.judge import gold_judge, gold_marks, gold_score
-from heedful.demo.world import answers, instructions, prompts
+from heedful.apps.demo.facts import FAMILIES, LISTS, family_named
+from heedful.apps.demo.judge import gold_judge, gold_marks, gold_score
+from heedful.apps.demo.world import answers, instructions, prompts
 from heedful.rewards import Completion, score
 
 KNOWN = instructions()

@@ -12,14 +12,14 @@ from http.client import HTTPConnection
 import pytest
 
 from heedful import ConfigError, DemoConfig, run_demo
+from heedful.apps.demo import labelling
+from heedful.apps.demo.folder import CONTENTS, LABELS, check_output, make_beginning
+from heedful.apps.demo.pipeline import read_recipe
+from heedful.apps.demo.story import STORIES
+from heedful.apps.label import Project
+from heedful.apps.label.server.run import invite
 from heedful.configs.label_server import InviteConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.demo import labelling
-from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning
-from heedful.demo.pipeline import read_recipe
-from heedful.demo.story import STORIES
-from heedful.label import Project
-from heedful.label.server.run import invite
 
 
 def rows_of(path):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from heedful.demo import measure
-from heedful.demo.measure import bytes_of_tokens, unreadable
+from heedful.apps.demo import measure
+from heedful.apps.demo.measure import bytes_of_tokens, unreadable
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import SPECIALS
 

@@ -31,14 +31,14 @@ from heedful import (
     faults,
     run_demo,
 )
+from heedful.apps.demo.folder import CONTENTS, RUNS, check_output, make_beginning
+from heedful.apps.demo.pipeline import RECIPE, read_recipe, why
+from heedful.apps.demo.watching import MOST, WATCHED
+from heedful.apps.demo.world import instructions
 from heedful.cli.main import main
 from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
-from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
-from heedful.demo.pipeline import RECIPE, read_recipe, why
-from heedful.demo.watching import MOST, WATCHED
-from heedful.demo.world import instructions
 from heedful.display import shown
 from heedful.models.tiny import SPECIALS
 
@@ -275,7 +275,7 @@ def test_the_shipped_recipe_is_what_its_commands_parse():
         text = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
         (line,) = (line for line in text.splitlines() if line.startswith("# heedful "))
         words = shlex.split(line.removeprefix("# heedful "))
-        assert words[:2] == [name, f"src/heedful/demo/recipe/{name}.yaml"]
+        assert words[:2] == [name, f"src/heedful/apps/demo/recipe/{name}.yaml"]
         typed = parse(type(getattr(settings, name)), [str(RECIPE / f"{name}.yaml"), *words[2:]], prog="test")
         assert typed == getattr(settings, name)
     assert settings.sft.eval_fraction == settings.reward.eval_fraction == settings.ppo.eval_fraction > 0

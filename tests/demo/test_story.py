@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from heedful import DemoConfig, run_demo
-from heedful.demo.story import STORIES, language_of, wrap
+from heedful.apps.demo.story import STORIES, language_of, wrap
 
 GAP = re.compile(r"\{[^}]*\}")
 

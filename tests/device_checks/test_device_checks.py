@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from heedful.apps.device_checks.checks import CHECKS, DeviceCheck, Row, run_check
+from heedful.apps.device_checks.result import CheckError, LeftOutError, Measurement, furthest, largest
 from heedful.cli import doctor_device
-from heedful.device_checks.checks import CHECKS, DeviceCheck, Row, run_check
-from heedful.device_checks.result import CheckError, LeftOutError, Measurement, furthest, largest
 from heedful.devices import CAPABILITIES
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cases import often
 from heedful import RewardConfig, make_tiny_model, train_reward
+from heedful.apps.doctor import rewards
 from heedful.configs.checks import CHECKS
-from heedful.doctor import rewards
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from heedful import make_tiny_model
+from heedful.apps.demo.world import write_world
 from heedful.configs.parse import parse
 from heedful.configs.tools import TinyConfig
-from heedful.demo.world import write_world
 
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "launch")
-DEMO = ROOT / "src" / "heedful" / "demo" / "recipe"
+DEMO = ROOT / "src" / "heedful" / "apps" / "demo" / "recipe"
 QUESTIONS = ["你好", "2加2等于几？", "What is AI?", "请介绍一下北京。", "Say hello", "猫吃什么？", "1+1?", "谢谢你"]
 TEXTS = [f"In {1990 + i} the fox met {i} old crows in a tree near 北京 , and they" for i in range(8)]
 

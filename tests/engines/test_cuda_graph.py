@@ -1,4 +1,4 @@
-"""Decoding on a fixed cache, kernel by kernel: token for token `model.generate`. Graphs: heedful.device_checks."""
+"""Decoding on a fixed cache, kernel by kernel: token for token `model.generate`. Graphs: heedful.apps.device_checks."""
 
 import contextlib
 import copy

@@ -14,12 +14,12 @@ from heedful import (
     evaluate_perplexity,
     evaluate_scores,
 )
+from heedful.apps.rounds.sample import load_writers
 from heedful.cli.chat import chat
 from heedful.configs.tools import SampleConfig
 from heedful.evaluate.measuring import machine_of
 from heedful.kernels import device
 from heedful.models import Policy, RewardModel
-from heedful.rounds.sample import load_writers
 
 SHORT = {"device": "cpu", "dtype": "bfloat16", "micro_batch_size": 4}
 SHORT_CHAT = {"device": "cpu", "dtype": "bfloat16", "max_new_tokens": 2}

@@ -14,8 +14,8 @@ from heedful import (
     evaluate_scores,
     evaluate_win_rate,
 )
+from heedful.apps.demo.judge import gold_judge
 from heedful.cli.main import main
-from heedful.demo.judge import gold_judge
 
 SAME = ("win_rate", "interval_95", "ties", "prompts")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from exam_cases import RECORDS
+from heedful.apps.exam.examine import examine
 from heedful.configs.exam import ExamConfig
-from heedful.exam.examine import examine
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from exam_cases import RECORDS, constant, exact, length, text_of
 from heedful import ConfigError, DataError, RewardError
+from heedful.apps.exam.examine import TERMS, examine, score_of, terms_of, worst
 from heedful.configs.exam import ExamConfig
-from heedful.exam.examine import TERMS, examine, score_of, terms_of, worst
 
 SMALL = {"rounds": 2, "edits": 2}
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from exam_cases import pair
+from heedful.apps.exam import measures
+from heedful.apps.exam.inputs import ScoredPairs
 from heedful.core import share_interval
-from heedful.exam import measures
-from heedful.exam.inputs import ScoredPairs
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from exam_cases import length
+from heedful.apps.exam.page import html_page
 from heedful.configs.exam import ExamConfig
-from heedful.exam.page import html_page
 
 EVIL = [
     {

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from exam_cases import RECORDS, length
-from heedful.exam.page import html_page
+from heedful.apps.exam.page import html_page
 
 pytestmark = pytest.mark.exhaustive
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from exam_cases import constant, exact, length, pair, scorer, text_of
-from heedful.exam.probes import PROBES, probe
+from heedful.apps.exam.probes import PROBES, probe
 
 ONE, OTHER = pair("Why?", "It is, so.", "No."), pair("Who?", "A cat.", "x")
 MADE = {

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from exam_cases import constant, exact, length, pair, scorer, text_of
-from heedful.exam.search import climb, edit_search, edited, foretold, pieces_of, policy_search
+from heedful.apps.exam.search import climb, edit_search, edited, foretold, pieces_of, policy_search
 from heedful.rewards import Completion
 
 SIZES = {"rounds": 4, "edits": 4, "seed": 0}

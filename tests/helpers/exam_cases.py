@@ -1,6 +1,6 @@
 """Pairs and rewards of which an exam should find out what they are."""
 
-from heedful.exam.inputs import ChosenRejected, Scorer
+from heedful.apps.exam.inputs import ChosenRejected, Scorer
 from heedful.rewards import Ensemble, Reward
 from heedful.types import Message, Prompt
 

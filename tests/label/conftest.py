@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from heedful.apps.label import Candidate, Item, Project, item_id
+from heedful.apps.label.state import State
+from heedful.apps.label.store import SCHEMA, Leases, Transaction, iso
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project, item_id
-from heedful.label.state import State
-from heedful.label.store import SCHEMA, Leases, Transaction, iso
 
 ANSWERS = {
     "pair": {"preferred": 0, "strength": 3, "both_bad": False},

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
+from heedful.apps.label import agreement as A
 from heedful.core import share_interval
-from heedful.label import agreement as A
 
 
 def close(x):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import NotHeldError, Project, export_project, listing, project_statistics
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import NotHeldError, Project, export_project, listing, project_statistics
 
 FIRST = {"preferred": 0, "strength": 3, "both_bad": False}
 SECOND = {"preferred": 1, "strength": 2, "both_bad": False}

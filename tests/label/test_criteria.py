@@ -5,9 +5,9 @@ import json
 import pytest
 
 from heedful import ConfigError, DataError
+from heedful.apps.label import Project, export_project, project_statistics
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import Project, export_project, project_statistics
 
 HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"
 HONEST = "{name: 诚实, labels: [no, 部分, 是], required: false}"

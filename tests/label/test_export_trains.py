@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from heedful.apps.label import Project
 from heedful.cli.main import main
 from heedful.data import read_demonstrations, read_labelled, read_rankings
-from heedful.label import Project
 
 NASTY = "汉字 🙂\u2028新行 \u202eabc\u202c"
 

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import ConfigError, Prompt
-from heedful.cli.main import main
-from heedful.configs.label import ProjectSettings
-from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
-from heedful.label import (
+from heedful.apps.label import (
     Candidate,
     ExportOptions,
     ImportOptions,
@@ -25,9 +22,12 @@ from heedful.label import (
     item_id,
     project_statistics,
 )
-from heedful.label.exporting import export
-from heedful.label.importing import add, read_items, read_items_text
-from heedful.label.records import Event, LabelledItem, Person, Snapshot
+from heedful.apps.label.exporting import export
+from heedful.apps.label.importing import add, read_items, read_items_text
+from heedful.apps.label.records import Event, LabelledItem, Person, Snapshot
+from heedful.cli.main import main
+from heedful.configs.label import ProjectSettings
+from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
 ALL = ExportOptions(eval_fraction=0)

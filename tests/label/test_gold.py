@@ -6,10 +6,10 @@ import json
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import ExportOptions, ImportOptions, Project, export_project, project_statistics
+from heedful.apps.label.importing import add, read_items_text
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import ExportOptions, ImportOptions, Project, export_project, project_statistics
-from heedful.label.importing import add, read_items_text
 
 RIGHT = {"preferred": 0, "strength": 3, "both_bad": False}
 WRONG = {"preferred": 1, "strength": 3, "both_bad": False}

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from heedful import ConfigError, DataError
+from heedful.apps.label import Candidate, ImportOptions, Project, export_project
+from heedful.apps.label.commands import _show
+from heedful.apps.label.importing import add, read_items, read_items_text
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, ImportOptions, Project, export_project
-from heedful.label.commands import _show
-from heedful.label.importing import add, read_items, read_items_text
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é"
 QUESTION = [{"role": "user", "content": NASTY}]

@@ -3,10 +3,10 @@
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import Candidate, Item, Project, export_project, item_id
+from heedful.apps.label.importing import add, read_items_text
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project, export_project, item_id
-from heedful.label.importing import add, read_items_text
 
 CRITERIA = ("{name: 有用, scale: 5}",)
 ANSWERS = {

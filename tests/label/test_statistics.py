@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import Candidate, Item
+from heedful.apps.label.commands import report
+from heedful.apps.label.records import Event, LabelledItem, Person
+from heedful.apps.label.statistics import REFERENCES, read_scores, statistics
 from heedful.files import to_json
-from heedful.label import Candidate, Item
-from heedful.label.commands import report
-from heedful.label.records import Event, LabelledItem, Person
-from heedful.label.statistics import REFERENCES, read_scores, statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "labelling-statistics.md"
 ANNA, BO, CHEN = (Person(p, f"{p} 人\u2028", "annotator") for p in ("p2", "p3", "p4"))

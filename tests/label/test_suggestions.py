@@ -5,11 +5,11 @@ import json
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import ImportOptions, Project, export_project, project_statistics
+from heedful.apps.label.importing import add, read_items_text
+from heedful.apps.label.server.api import shown_item
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import ImportOptions, Project, export_project, project_statistics
-from heedful.label.importing import add, read_items_text
-from heedful.label.server.api import shown_item
 
 PAIR = {"prompt": "问", "responses": ["甲 😀", "乙"]}
 THREE = {"prompt": "问", "responses": ["a", "b", "c"]}

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from heedful.apps.label import ExportOptions, NotHeldError, Project, export_project, project_statistics
+from heedful.apps.label.importing import add, read_items
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
-from heedful.label import ExportOptions, NotHeldError, Project, export_project, project_statistics
-from heedful.label.importing import add, read_items
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 

@@ -11,10 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import heedful
 from heedful import CheckpointError, ConfigError, DataError, plot
+from heedful.apps.plot.panels import panels_of
 from heedful.cli.main import COMMANDS, main
 from heedful.configs.options import RunOptions
 from heedful.files import to_json
-from heedful.plot.panels import panels_of
 from heedful.training.result import TrainingResult
 
 PPO_STEP = {

@@ -4,7 +4,7 @@ import pytest
 from matplotlib import font_manager
 
 from heedful import plot
-from heedful.plot import style
+from heedful.apps.plot import style
 
 
 @pytest.fixture

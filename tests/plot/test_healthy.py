@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from heedful import plot
-from heedful.plot.style import current_theme
+from heedful.apps.plot.style import current_theme
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -9,9 +9,9 @@ from matplotlib.colors import to_rgb
 
 import heedful
 from heedful import ConfigError, plot
+from heedful.apps.plot.style import contrast, current_theme, drawable, luminance
+from heedful.apps.plot.token_bands import SHOWN
 from heedful.models import byte_tokenizer
-from heedful.plot.style import contrast, current_theme, drawable, luminance
-from heedful.plot.token_bands import SHOWN
 
 TOKENS = ["Of", " course", "!", "\n"]
 VALUES = {"advantage": [1.0, -0.5, 0.0, 0.25], "KL": [0.125, None, math.nan, -math.inf]}

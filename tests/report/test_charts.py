@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from heedful.plot.charts import Chart, Line
-from heedful.plot.healthy import Band
-from heedful.plot.run_metrics import RunCurves
-from heedful.report.inspector import _half
-from heedful.report.rollouts import EXTREMES, Survey, _divergence, sample
-from heedful.report.runs import RunRecord, departures
-from heedful.report.svg import (
+from heedful.apps.plot.charts import Chart, Line
+from heedful.apps.plot.healthy import Band
+from heedful.apps.plot.run_metrics import RunCurves
+from heedful.apps.report.inspector import _half
+from heedful.apps.report.rollouts import EXTREMES, Survey, _divergence, sample
+from heedful.apps.report.runs import RunRecord, departures
+from heedful.apps.report.svg import (
     BOTTOM,
     HEIGHT,
     LEFT,

@@ -12,8 +12,8 @@ import pytest
 
 from heedful import plot
 from heedful.algorithms.online.rollout_files import OF_TOKENS
-from heedful.report.inspector import inspect
-from heedful.report.page import LARGEST_PAGE
+from heedful.apps.report.inspector import inspect
+from heedful.apps.report.page import LARGEST_PAGE
 from heedful.training.alarms import ALARMS
 from logged_runs import NASTY, unpacked
 
@@ -230,9 +230,11 @@ def test_a_large_run_is_sampled_and_says_so(log_run, report):
 
 def test_a_page_without_room_says_so(log_run, heedful, tmp_path, monkeypatch):
     """The other parts fill it, as of many long runs: it is made once more, not until nothing is left bit by bit."""
-    monkeypatch.setattr("heedful.report.page.LARGEST_PAGE", 10_000)
+    monkeypatch.setattr("heedful.apps.report.page.LARGEST_PAGE", 10_000)
     made = []
-    monkeypatch.setattr("heedful.report.page.inspect", lambda *args, **named: made.append(1) or inspect(*args, **named))
+    monkeypatch.setattr(
+        "heedful.apps.report.page.inspect", lambda *args, **named: made.append(1) or inspect(*args, **named)
+    )
     outcome = heedful("report", str(log_run()), output=tmp_path / "p.html")
     assert outcome.status == 0
     assert "None of 6 responses" in outcome.out

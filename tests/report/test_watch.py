@@ -10,8 +10,8 @@ import urllib.request
 
 import pytest
 
+from heedful.apps.report.watch import Watched, bound
 from heedful.configs.report import ReportConfig
-from heedful.report.watch import Watched, bound
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def asked(url, **headers):
 
 
 def test_the_page_follows_the_files(served, monkeypatch):
-    monkeypatch.setattr("heedful.report.watch.SECONDS", 0.0)
-    monkeypatch.setattr("heedful.report.watch.TIMES", 0.0)
+    monkeypatch.setattr("heedful.apps.report.watch.SECONDS", 0.0)
+    monkeypatch.setattr("heedful.apps.report.watch.TIMES", 0.0)
     run, _, url = served
     before = sorted(run.rglob("*"))
     status, page, headers = asked(url)

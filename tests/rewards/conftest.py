@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from heedful import Message, Prompt, ServeRewardConfig
+from heedful.apps.serving.connections import Server, bound
+from heedful.apps.serving.rewards import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
 from heedful.data.chat import RewardInputs
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import Completion
 from heedful.rewards.models import ModelReward
-from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
-from heedful.serving.connections import Server, bound
 
 
 @pytest.fixture(scope="session")

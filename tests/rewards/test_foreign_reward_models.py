@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from heedful import AccuracyConfig, Message, RewardConfig, evaluate_accuracy, train_reward
+from heedful.apps.serving.rewards import answer
 from heedful.data.chat import RewardInputs
 from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards.models import load_model_reward
-from heedful.rewards.serve import answer
 from heedful.types import MicroBatch
 
 CHATML = (

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from heedful import Message, PPOConfig, Prompt, Reward, RewardError, train_ppo
+from heedful.apps.serving.connections import Server, bound
+from heedful.apps.serving.rewards import ENDING, RequestQueue, answer, longest_text, running, score_requests
 from heedful.cli.main import main
 from heedful.data.chat import RewardInputs
 from heedful.errors import MachineError
@@ -15,8 +17,6 @@ from heedful.models import load_reward_model, load_tokenizer
 from heedful.rewards import Completion, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
-from heedful.rewards.serve import ENDING, RequestQueue, answer, longest_text, running, score_requests
-from heedful.serving.connections import Server, bound
 from heedful.types import ToolCall
 
 MAX_BYTES = 20_000

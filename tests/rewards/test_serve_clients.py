@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from heedful.apps.serving.rewards import public_name
 from heedful.cli.main import main
 from heedful.rewards.http import HTTPReward
-from heedful.rewards.serve import public_name
 
 HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"
 SECONDS = 30.0

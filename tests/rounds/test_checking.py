@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.rounds.round import verdict
+from heedful.apps.rounds.round import verdict
 
 REWARD = "batch_size: 2\nmax_steps: 2\n"
 PPO = "steps: 1\nrollout_batch_size: 2\nminibatch_size: 2\nppo_epochs: 1\n"

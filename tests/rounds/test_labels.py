@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from heedful import Prompt, faults
+from heedful.apps.label import Candidate, Item, Project, item_id
 from heedful.data import split_by_prompt
-from heedful.label import Candidate, Item, Project, item_id
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.rounds.pairs import Choice, Pair, choose, compared, different_pairs, disagreement, item_of, new_pairs
+from heedful.apps.rounds.pairs import Choice, Pair, choose, compared, different_pairs, disagreement, item_of, new_pairs
 
 FINITE = st.floats(-50, 50)
 

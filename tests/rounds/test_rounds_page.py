@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from heedful import DataError
-from heedful.label.rounds_page import MOST_POINTS, rounds_of, trained_on
+from heedful.apps.label.rounds_page import MOST_POINTS, rounds_of, trained_on
 
 
 @pytest.fixture
@@ -73,5 +73,5 @@ def test_notes_with_other_values_than_a_round_writes(begun):
 
 
 def test_reading_loads_no_torch():
-    code = "import sys, heedful.label.rounds_page; sys.exit('torch' in sys.modules)"
+    code = "import sys, heedful.apps.label.rounds_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

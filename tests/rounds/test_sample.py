@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from heedful.apps.rounds.sample import sample_answers
 from heedful.configs.tools import SampleConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.rounds.sample import sample_answers
 
 FAST = ("--max-new-tokens", "6", "--response-length", "fixed", "--device", "cpu", "--dtype", "float32")
 

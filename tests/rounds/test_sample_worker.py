@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from heedful.apps.rounds.sample import serve
 from heedful.configs.tools import SampleWorkerConfig
-from heedful.rounds.sample import serve
 
 REQUESTS = [
     {"id": 1, "prompts": ["1 + 1 = ?", [{"role": "user", "content": "🦊 \u2028 猫？"}]], "answers": 2},
@@ -84,7 +84,7 @@ def test_as_a_process(tiny, tmp_path):
     file.write_text(f"models: [{tiny('qwen3')}]\nmax_new_tokens: 4\ndevice: cpu\ndtype: float32\n", encoding="utf-8")
     requests = json.dumps(REQUESTS[0], ensure_ascii=False).encode() + b'\n{"id": 2, "prompts": ["\xff"]}\n'
     done = subprocess.run(
-        [sys.executable, "-m", "heedful.rounds.sample", str(file)],
+        [sys.executable, "-m", "heedful.apps.rounds.sample", str(file)],
         input=requests,
         capture_output=True,
         timeout=120,

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from heedful import DataError
+from heedful.apps.label import Candidate, Item, Project
+from heedful.apps.rounds.judging import Labeller, label_project, ranks_by
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project
-from heedful.rounds.judging import Labeller, label_project, ranks_by
 
 MANY = 4000
 

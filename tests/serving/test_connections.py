@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from heedful.serving.connections import DISCARD_SECONDS, Server, bound
+from heedful.apps.serving.connections import DISCARD_SECONDS, Server, bound
 
 SECONDS = 4.0
 """What a head, a body and the departure of an answer may take, each: less than uvicorn's own limit of idle connections."""

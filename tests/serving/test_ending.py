@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
+from heedful.apps.label import Project
 from heedful.configs.label import ProjectSettings
-from heedful.label import Project
 from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 
 REQUESTS = 4000

@@ -17,9 +17,9 @@ import torch
 
 from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig
 from heedful.algorithms import sft as sft_module
+from heedful.apps.demo import folder as demo_folder
 from heedful.configs.parse import parse
 from heedful.configs.tools import TinyConfig
-from heedful.demo import folder as demo_folder
 from heedful.errors import Terminated
 from heedful.files import complete_or_absent
 from heedful.lock import FolderLock, is_locked

@@ -125,7 +125,10 @@ COMMANDS = {
     ),
     "exam": Command("configs.exam:ExamConfig", "cli.commands:exam", "attack a reward before PPO optimises it"),
     "serve-reward": Command(
-        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True
+        "configs.scoring:ServeRewardConfig",
+        "apps.serving.rewards:serve_reward",
+        "serve a reward model over HTTP",
+        serves=True,
     ),
     "serve-policy": Command(
         "configs.tools:ServePolicyConfig",
@@ -156,42 +159,44 @@ COMMANDS = {
         "check a device: heedful doctor --device cuda",
     ),
     "label new": Command(
-        "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"
+        "configs.label:NewProjectConfig", "apps.label.commands:new_project", "make a project in which people label"
     ),
     "label serve": Command(
         "configs.label_server:LabelServeConfig",
-        "label.server.run:serve",
+        "apps.label.server.run:serve",
         "serve the page on which people label a project",
         serves=True,
     ),
     "label invite": Command(
         "configs.label_server:InviteConfig",
-        "label.server.run:invite",
+        "apps.label.server.run:invite",
         "add a person to a project and print a sign-in link",
         serves=True,
     ),
     "label import": Command(
         "configs.label_data:ImportConfig",
-        "label.commands:import_data",
+        "apps.label.commands:import_data",
         "add prompts, answers or preferences to a project",
     ),
     "label export": Command(
-        "configs.label_data:ExportConfig", "label.commands:export_data", "write a project's labels as training data"
+        "configs.label_data:ExportConfig",
+        "apps.label.commands:export_data",
+        "write a project's labels as training data",
     ),
     "label stats": Command(
-        "configs.label_data:StatsConfig", "label.commands:show_statistics", "show how well people agree"
+        "configs.label_data:StatsConfig", "apps.label.commands:show_statistics", "show how well people agree"
     ),
     "label list": Command(
-        "configs.label_data:ListConfig", "label.commands:list_labels", "show single labels, by person or text"
+        "configs.label_data:ListConfig", "apps.label.commands:list_labels", "show single labels, by person or text"
     ),
     "label correct": Command(
         "configs.label_data:CorrectConfig",
-        "label.commands:correct_label",
+        "apps.label.commands:correct_label",
         "replace a label's answer; the original is kept",
     ),
     "label withdraw": Command(
         "configs.label_data:WithdrawConfig",
-        "label.commands:withdraw_items",
+        "apps.label.commands:withdraw_items",
         "take wrongly imported items out of a project, or put them back",
     ),
     "label simulate": Command(
@@ -200,11 +205,11 @@ COMMANDS = {
         "label as simulated people, to try a project out",
     ),
     "label backup": Command(
-        "configs.label:BackupConfig", "label.backups:back_up", "back a project up, also while people label"
+        "configs.label:BackupConfig", "apps.label.backups:back_up", "back a project up, also while people label"
     ),
     "label restore": Command(
         "configs.label:RestoreConfig",
-        "label.backups:restore",
+        "apps.label.backups:restore",
         "put a damaged project right, from a backup and all that can be read",
     ),
     "runs": Command(
@@ -223,19 +228,25 @@ COMMANDS = {
         "cli.commands:report_runs",
         "a page about runs: curves, lineage, alarms, each token's numbers",
     ),
-    "look": Command("configs.report:LookConfig", "report.terminal:look", "show a run's responses token by token"),
-    "watch": Command("configs.report:WatchConfig", "report.watch:watch", "serve the page of a run while it trains"),
+    "look": Command("configs.report:LookConfig", "apps.report.terminal:look", "show a run's responses token by token"),
+    "watch": Command(
+        "configs.report:WatchConfig", "apps.report.watch:watch", "serve the page of a run while it trains"
+    ),
     "chat": Command("configs.tools:ChatConfig", "cli.commands:chat", "talk to a model in the terminal"),
     "course": Command(
         "configs.course:CourseConfig",
-        "course.commands:show_lessons",
+        "apps.course.commands:show_lessons",
         "lessons to run as notebooks: list them, start one, check your exercises",
     ),
     "course start": Command(
-        "configs.course:CourseStartConfig", "course.commands:start", "write a lesson into this folder as a notebook"
+        "configs.course:CourseStartConfig",
+        "apps.course.commands:start",
+        "write a lesson into this folder as a notebook",
     ),
     "course check": Command(
-        "configs.course:CourseCheckConfig", "course.commands:check", "check the exercises of a lesson's notebook here"
+        "configs.course:CourseCheckConfig",
+        "apps.course.commands:check",
+        "check the exercises of a lesson's notebook here",
     ),
 }
 GROUPS = {

@@ -47,7 +47,7 @@ __all__ = ["chat"]
 
 def demo(config: DemoConfig) -> None:
     """Run the demo, which prints its progress."""
-    from heedful.demo.pipeline import run_demo
+    from heedful.apps.demo.pipeline import run_demo
 
     run_demo(config)
 
@@ -74,7 +74,7 @@ def make_tiny(config: TinyConfig) -> None:
 
 def sample(config: SampleConfig) -> None:
     """Write answers of models into a file and print where they are."""
-    from heedful.rounds.sample import sample_answers
+    from heedful.apps.rounds.sample import sample_answers
 
     counts = sample_answers(config)
     said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
@@ -84,14 +84,14 @@ def sample(config: SampleConfig) -> None:
 
 def take_round(config: RoundConfig) -> None:
     """Run a project's round as far as possible, and print the next step."""
-    from heedful.rounds.round import run_round
+    from heedful.apps.rounds.round import run_round
 
     run_round(config, _print)
 
 
 def simulate_labels(config: SimulateConfig) -> None:
     """Label a project as simulated people, and print the number of labels."""
-    from heedful.rounds.judging import simulate
+    from heedful.apps.rounds.judging import simulate
 
     count, names = simulate(config)
     _print(f"{counted(count, 'label')} by {', '.join(names)}")
@@ -168,8 +168,8 @@ def evaluate(config: Any) -> None:
 
 def exam(config: ExamConfig) -> None:
     """Examine a reward, print what was found, and write the page if ``config.output`` names a file."""
-    from heedful.exam.examine import examine
-    from heedful.exam.page import check_page, show
+    from heedful.apps.exam.examine import examine
+    from heedful.apps.exam.page import check_page, show
 
     check_page(config)
     show(examine(config), config)
@@ -226,8 +226,8 @@ def track(config: TrackConfig) -> None:
 
 def push(config: PushConfig) -> None:
     """Upload a run's model, or write the upload to a folder. Raises ConfigError for a run that is being written."""
+    from heedful.apps.publishing import push as sending
     from heedful.lock import is_locked
-    from heedful.publishing import push as sending
 
     if is_locked(config.run):
         raise ConfigError(f"{config.run} is being written; wait for its end")
@@ -240,13 +240,13 @@ def report_runs(config: "ReportConfig") -> None:
     from heedful.configs.report import PICTURES
 
     if config.output.suffix.lower() not in PICTURES:
-        from heedful.report.page import write_report
+        from heedful.apps.report.page import write_report
 
         for line in write_report(config):
             _print(line)
         return
     from heedful import plot
-    from heedful.plot.style import PROGRAM
+    from heedful.apps.plot.style import PROGRAM
 
     check_output_file(
         config.output,

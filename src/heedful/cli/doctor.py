@@ -18,6 +18,8 @@ from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
+from heedful.apps.doctor import first_step, rewards
+from heedful.apps.doctor.show import show_examples, show_findings, show_verdict
 from heedful.checks.findings import Finding, LoadedRun, finding, spread
 from heedful.checks.preflight import cheap_findings
 from heedful.checks.records import given_away, one_answer
@@ -29,8 +31,6 @@ from heedful.configs.trainers import TRAINERS
 from heedful.data.batches import collate
 from heedful.data.learned import learned
 from heedful.display import Screen
-from heedful.doctor import first_step, rewards
-from heedful.doctor.show import show_examples, show_findings, show_verdict
 from heedful.engines.responses import Responses
 from heedful.engines.teacher_forced import token_outputs
 from heedful.errors import HeedfulError, MachineError

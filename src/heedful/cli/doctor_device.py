@@ -11,8 +11,8 @@ import torch
 from rich.text import Text as RichText
 
 from heedful import __version__
+from heedful.apps.device_checks.checks import CHECKS, Row, run_check
 from heedful.configs.doctor import DoctorDeviceConfig
-from heedful.device_checks.checks import CHECKS, Row, run_check
 from heedful.devices import device_module, total_memory
 from heedful.display import Screen, harmless
 from heedful.kernels.device import resolve_device, resolve_dtype

@@ -151,7 +151,7 @@ class SampleConfig(AnswerOptions, RecordOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleWorkerConfig(AnswerOptions):
-    """Answer prompts that arrive on standard input as JSON lines (heedful.rounds.sample)."""
+    """Answer prompts that arrive on standard input as JSON lines (heedful.apps.rounds.sample)."""
 
 
 @dataclass(frozen=True, kw_only=True)

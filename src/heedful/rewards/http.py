@@ -19,11 +19,11 @@ import tenacity
 from heedful.background import Background, all_of
 from heedful.display import counted
 from heedful.errors import ConfigError, RewardError
+from heedful.hosts import is_loopback
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
 from heedful.rewards.results import OneScore, Problem, Remote, is_finite
 from heedful.rewards.scoring import RESERVED
-from heedful.serving.guard import is_loopback
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from heedful.apps.label import Candidate, Item, Project, item_id
+from heedful.apps.label.server.app import Application
+from heedful.apps.label.server.policy import PolicyWorker
+from heedful.apps.label.server.request import Site
+from heedful.apps.label.server.run import Closing, make_server
+from heedful.apps.label.server.security import access_of
+from heedful.apps.serving.connections import bound
 from heedful.configs.label import ProjectSettings
-from heedful.label import Candidate, Item, Project, item_id
-from heedful.label.server.app import Application
-from heedful.label.server.policy import PolicyWorker
-from heedful.label.server.request import Site
-from heedful.label.server.run import Closing, make_server
-from heedful.label.server.security import access_of
-from heedful.serving.connections import bound
 
 WRITER = (sys.executable, str(Path(__file__).parent / "writer.py"))
 WAIT = 120_000

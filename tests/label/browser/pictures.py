@@ -21,9 +21,9 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from conftest import Labeller, Served, chromium, item
+from heedful.apps.label import Project
+from heedful.apps.label.server.policy import PolicyWorker
 from heedful.configs.label import ProjectSettings
-from heedful.label import Project
-from heedful.label.server.policy import PolicyWorker
 
 DAY = 86400.0
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}

@@ -1,4 +1,4 @@
-"""Writes the chat answers of the pictures, in the protocol of `heedful.rounds.sample`."""
+"""Writes the chat answers of the pictures, in the protocol of `heedful.apps.rounds.sample`."""
 
 import json
 import sys

@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.label.server.security import RateLimit
+from heedful.apps.label.server.security import RateLimit
 
 pytestmark = pytest.mark.exhaustive
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import heedful.label
+import heedful.apps.label
+from heedful.apps.label.importing import add, read_items_text
 from heedful.cli.command_table import COMMANDS
-from heedful.label.importing import add, read_items_text
 
-PAGES = Path(heedful.label.__file__).parent / "pages"
+PAGES = Path(heedful.apps.label.__file__).parent / "pages"
 PATHS = ("/", "/stats", "/labels", "/people", "/import", "/export", "/rounds", "/instructions")
 TASKS = ("pair", "ranking", "rating", "demonstration", "correction", "chat")
 LONG = "https://example.com/" + "x" * 300 + " 很长的一行没有空格的文字" * 8

@@ -1,4 +1,4 @@
-"""Speaks the protocol of `heedful.rounds.sample`: answers the last message twice, in different words; not "fail"."""
+"""Speaks the protocol of `heedful.apps.rounds.sample`: answers the last message twice, in different words; not "fail"."""
 
 import json
 import sys

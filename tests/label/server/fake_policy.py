@@ -1,4 +1,4 @@
-"""A process that speaks the protocol of `heedful.rounds.sample` without a model: a test says how it behaves.
+"""A process that speaks the protocol of `heedful.apps.rounds.sample` without a model: a test says how it behaves.
 
 A prompt "die" kills it, "fail" is refused, "hang" is never answered; "stray" has it print what is no answer first. Every
 other is answered by its text and a number.

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from heedful.label import Candidate, Item, item_id
-from heedful.label.server.app import all_rules
-from heedful.label.server.security import RateLimit
+from heedful.apps.label import Candidate, Item, item_id
+from heedful.apps.label.server.app import all_rules
+from heedful.apps.label.server.security import RateLimit
 
 SEED, TEMPERATURE = 90210077413900, 0.7312507741
 """So long that no random id or time has them by chance."""

@@ -10,12 +10,12 @@ import time
 import pytest
 
 from heedful import ConfigError
+from heedful.apps.label import Item, Project
+from heedful.apps.label.server.run import invite, serve
+from heedful.apps.label.server.security import access_of
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
-from heedful.label import Item, Project
-from heedful.label.server.run import invite, serve
-from heedful.label.server.security import access_of
 
 
 @pytest.fixture

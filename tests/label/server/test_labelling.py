@@ -9,10 +9,10 @@ from unittest.mock import ANY
 import pytest
 
 from heedful import faults
-from heedful.label import Candidate, Item, item_id
-from heedful.label.server import owner as owner_api
-from heedful.label.server.policy import Buffer
-from heedful.label.server.security import RateLimit
+from heedful.apps.label import Candidate, Item, item_id
+from heedful.apps.label.server import owner as owner_api
+from heedful.apps.label.server.policy import Buffer
+from heedful.apps.label.server.security import RateLimit
 
 LEFT = {"preferred": 0, "strength": 1, "both_bad": False}
 TEXT = "答 😀\u2028\u202eabc\u2069"
@@ -329,7 +329,7 @@ class TestPolicy:
 
 def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(new_worker, served, until, monkeypatch, capsys):
     for name in ("FIRST_WAIT", "LONGEST_WAIT", "LOOK_SECONDS"):
-        monkeypatch.setattr(f"heedful.label.server.policy.{name}", 0.02)
+        monkeypatch.setattr(f"heedful.apps.label.server.policy.{name}", 0.02)
     server, worker = served(), new_worker()
     with Buffer(server.project, worker, ["a", "fail", "b", "die", "c", "d"], 2, 50) as buffer, worker:
         until(lambda: not buffer.left)
@@ -340,7 +340,7 @@ def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(new_worker, serv
 
 
 def test_the_server_ends_while_somebody_waits_for_the_policy(new_worker, served, until, monkeypatch):
-    monkeypatch.setattr("heedful.label.server.policy.END_SECONDS", 0.3)
+    monkeypatch.setattr("heedful.apps.label.server.policy.END_SECONDS", 0.3)
     worker = new_worker()
     server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": worker})
     with worker:

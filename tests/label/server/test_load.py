@@ -20,12 +20,12 @@ from http.client import HTTPException
 
 import pytest
 
+from heedful.apps.label import Project
+from heedful.apps.label.importing import add, read_items_text
+from heedful.apps.label.server.run import invite
+from heedful.apps.label.store import read_checked
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig
-from heedful.label import Project
-from heedful.label.importing import add, read_items_text
-from heedful.label.server.run import invite
-from heedful.label.store import read_checked
 
 ADDRESS = re.compile(r"--owner --url (http://127\.0\.0\.1:(\d+))")
 

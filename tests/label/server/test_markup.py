@@ -5,8 +5,8 @@ from html import unescape
 
 import pytest
 
-from heedful.label.server import markup
-from heedful.label.server.markup import TAGS, markdown_to_html
+from heedful.apps.label.server import markup
+from heedful.apps.label.server.markup import TAGS, markdown_to_html
 
 CORPUS = [
     "<script>alert(1)</script>",

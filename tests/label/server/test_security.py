@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from heedful.label.server.app import (
+from heedful.apps.label.server.app import (
     ANYONE,
     API,
     EVERYBODY,
@@ -20,7 +20,7 @@ from heedful.label.server.app import (
     all_rules,
 )
 
-from heedful.label.server import security  # isort: skip
+from heedful.apps.label.server import security  # isort: skip
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 HOSTS = (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heedful.label import Candidate, Item
+from heedful.apps.label import Candidate, Item
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from heedful.apps.label.server import policy as module
+from heedful.apps.label.server import run
+from heedful.apps.label.server.policy import AwayError, Buffer
+from heedful.apps.label.server.run import Closing
 from heedful.errors import MachineError
-from heedful.label.server import policy as module
-from heedful.label.server import run
-from heedful.label.server.policy import AwayError, Buffer
-from heedful.label.server.run import Closing
 
 
 @pytest.fixture(autouse=True)

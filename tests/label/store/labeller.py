@@ -7,7 +7,7 @@ withdrawn and put back, and every seventh is taken back. Every fifth is sent twi
 import itertools
 import sys
 
-from heedful.label import Project
+from heedful.apps.label import Project
 
 
 def main(folder, first):

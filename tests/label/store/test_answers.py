@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import DataError
-from heedful.label import Candidate, Item
-from heedful.label.answers import check_answer, check_item, from_screen, to_screen
+from heedful.apps.label import Candidate, Item
+from heedful.apps.label.answers import check_answer, check_item, from_screen, to_screen
 
 PAIR = {"preferred": 1, "strength": 2, "both_bad": False}
 TURN = {

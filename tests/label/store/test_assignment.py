@@ -7,8 +7,8 @@ import pytest
 
 from cases import often
 from heedful import DataError
-from heedful.label import NotHeldError
-from heedful.label.people import agreement as measured
+from heedful.apps.label import NotHeldError
+from heedful.apps.label.people import agreement as measured
 
 
 @pytest.mark.parametrize("batches", [[40], [1] * 40, [7, 0, 13, 1, 19]])

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from heedful import DataError
-from heedful.label import Candidate, item_id
-from heedful.label.records import draw, order_of, places_in, to_line, token_hash
+from heedful.apps.label import Candidate, item_id
+from heedful.apps.label.records import draw, order_of, places_in, to_line, token_hash
 
 CRITICAL = {1: 10.828, 5: 20.515, 9: 27.877}
 """Chi-square at p = 0.001, by degrees of freedom."""

@@ -3,7 +3,7 @@
 import pytest
 
 from heedful import DataError
-from heedful.label import NotHeldError
+from heedful.apps.label import NotHeldError
 
 
 def test_a_label_has_all_that_was_seen(memory, answers):

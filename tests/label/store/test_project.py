@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from heedful import ConfigError, DataError, faults
+from heedful.apps.label import NotHeldError, Project, store
+from heedful.apps.label.records import Person
+from heedful.apps.label.server.security import Audit
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import MachineError
-from heedful.label import NotHeldError, Project, store
-from heedful.label.records import Person
-from heedful.label.server.security import Audit
 
 SETTINGS = ProjectSettings(
     **{"name": "猫 🐈: #1", "task": "ranking", "overlap": 0.35, "overlap_people": 4, "repeats": 0.1},

@@ -20,11 +20,11 @@ import pytest
 
 from cases import often
 from heedful import ConfigError, DataError, faults
+from heedful.apps.label import NotHeldError, Project, store
+from heedful.apps.label.records import Event
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import MachineError
-from heedful.label import NotHeldError, Project, store
-from heedful.label.records import Event
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 LABELLER = Path(__file__).with_name("labeller.py")

@@ -1,0 +1,2 @@
+from . import course as course
+from . import plot as plot
