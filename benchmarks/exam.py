@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from heedful.apps import exam as room
 from heedful.algorithms.ppo import train_ppo
 from heedful.algorithms.reward_model import train_reward
 from heedful.algorithms.sft import train_sft
+from heedful.apps import exam as room
 from heedful.apps.demo.facts import family_named
 from heedful.apps.demo.folder import make_beginning
 from heedful.apps.demo.judge import gold_judge
