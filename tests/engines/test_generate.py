@@ -124,6 +124,22 @@ def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy):
     assert forced.logprobs[rollouts.batch.response_mask].min() < -1
 
 
+def test_filters_shape_what_is_drawn(policy):
+    """With top-k 3 every token is among the three likeliest of its step; without, many are not."""
+
+    def ranks(rollouts):
+        for row, prompt in enumerate(PROMPTS):
+            response = responses(rollouts)[row]
+            with torch.no_grad():
+                logits = policy.lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            yield from (logits > logits.gather(1, torch.tensor(response).unsqueeze(1))).sum(1).tolist()
+
+    options = {"stop_ids": (), "max_new_tokens": 16}
+    assert set(ranks(roll(policy, top_k=3, **options))) == {0, 1, 2}
+    assert set(ranks(roll(policy, top_p=1e-9, **options))) == {0}
+    assert max(ranks(roll(policy, **options))) > 2
+
+
 def test_a_response_ends_with_its_stop_token(policies):
     policy = policies["qwen3"]
     stop_ids = stops_midway(policy, max_new_tokens=24)
