@@ -108,7 +108,11 @@ def test_a_process_alone_is_refused(forked_heedful, inputs):
     environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"WORLD_SIZE": "2"}
     for words, rank, said in (
         (["tiny"], {"RANK": "0"}, "heedful tiny is one process; start it without torchrun, which is for trainers\n"),
-        (SFT, {}, "RANK is not set, but WORLD_SIZE=2 means several processes; start them with torchrun"),
+        (
+            SFT,
+            {},
+            "heedful: ConfigError: RANK is not set, but WORLD_SIZE=2 means several processes; start them with torchrun",
+        ),
     ):
         process = forked_heedful(*words, "--output", "run", cwd=inputs(), env=environment | rank)
         _, err = process.communicate()

@@ -105,7 +105,8 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
     if elsewhere is not None:  # the launcher ended this rank because another rank failed
         message, status = elsewhere
     if message is not None and rank_failures.speaks():
-        _say(f"rank {os.environ.get('RANK')}: {message}" if os.environ.get("RANK") != "0" else message)
+        rank = os.environ.get("RANK", "0")
+        _say(message if rank == "0" else f"rank {rank}: {message}")
     rank_failures.end()
     return status
 
