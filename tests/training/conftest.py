@@ -4,7 +4,7 @@ import inspect
 import os
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,13 +27,7 @@ from heedful.training.optimization import Schedule, make_optimizer
 from jsonl import read_metrics, timeless, write_jsonl
 from trainers import CONFIGS
 
-FACTS = {
-    "你好": "您好！",
-    "2+2?": "4",
-    "hello": "hi there",
-    "name a colour": "blue",
-    "bye": "see you",
-}
+FACTS = {"你好": "您好！", "2+2?": "4", "hello": "hi there", "name a colour": "blue", "bye": "see you"}
 PROMPTS = [
     Prompt("say ab", "p:1"),
     Prompt("一只猫", "p:2"),
@@ -181,20 +175,10 @@ def config(tiny, prompts, tmp_path):
     """``config(Config, **changes)``: two steps of PPO, or of another online algorithm, on a tiny gpt2."""
 
     def make(kind=PPOConfig, **changes):
-        settings = {
-            "model": tiny("gpt2"),
-            "data": prompts,
-            "output": tmp_path / "run",
-            "eval_fraction": 0.3,
-            "steps": 2,
-            "rollout_batch_size": 8,
-            "samples_per_prompt": 4 if kind is GRPOConfig else 2,
-            "minibatch_size": 8,
-            "max_new_tokens": 12,
-            "sample_every": 0,
-            "eval_every": 0,
-            "dtype": "float32",
-        }
+        settings = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "dtype": "float32"}
+        settings |= {"steps": 2, "rollout_batch_size": 8, "minibatch_size": 8, "max_new_tokens": 12}
+        settings |= {"samples_per_prompt": 4 if issubclass(kind, GRPOConfig) else 2}
+        settings |= {"eval_fraction": 0.3, "eval_every": 0, "sample_every": 0}
         return kind(**(settings | changes))
 
     return make
@@ -203,10 +187,22 @@ def config(tiny, prompts, tmp_path):
 @pytest.fixture(
     params=[pytest.param(name, marks=pytest.mark.exhaustive if name in COMBINED else ()) for name in VARIANTS]
 )
-def variant(request, config):
+def variant_name(request):
+    """The name of one of `VARIANTS`."""
+    return request.param
+
+
+@pytest.fixture
+def variant(variant_name, config):
     """``variant(**changes)``: the settings of one of `VARIANTS`."""
-    kind, settings = VARIANTS[request.param]
+    kind, settings = VARIANTS[variant_name]
     return lambda **changes: config(kind, **(settings | changes))
+
+
+@pytest.fixture
+def reading_first():
+    """``reading_first(GRPOConfig)``: settings with which the rollout batch is read before its update, whatever they say."""
+    return lambda kind: dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), {"needs_old_pass": True}))
 
 
 def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False):

@@ -5,7 +5,7 @@ import typing
 import pytest
 import torch
 
-from heedful import GRPOConfig
+from heedful import ConfigError, GRPOConfig, core
 from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
 from heedful.configs.online import ESTIMATORS, Advantage
 
@@ -38,3 +38,33 @@ def test_advantages_by_hand(config):
 
 def test_every_estimator_of_the_settings_has_its_function():
     assert set(ADVANTAGES) == set(ESTIMATORS) == set(typing.get_args(Advantage))
+
+
+# REINFORCE++ (Hu 2025): the rewards to come at each token, without a critic
+
+
+@pytest.mark.parametrize(
+    ("kl_coef", "gamma", "expected"),
+    [(0.1, 1.0, [[0.9, 0.95, 1.05], [-1.2, -1.0, 0.0]]), (0.0, 0.5, [[0.25, 0.5, 1.0], [-0.5, -1.0, 0.0]])],
+    ids=["KL", "a discount"],
+)
+def test_golden_reinforce_plus_plus(config, kl_coef, gamma, expected):
+    """Score less 0.1 times the KL that is still to come: 1 - 0.1 (0.5 + 1 - 0.5), 1 - 0.1 (1 - 0.5), 1 + 0.05; -1.2, -1.
+    With gamma 1/2 and no KL the score halves with each token before the last."""
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    kl, scores = torch.tensor([[0.5, 1.0, -0.5], [2.0, 0.0, 7.0]]), torch.tensor([1.0, -1.0])
+    per_token = core.kl_shaped_rewards(scores, kl, torch.zeros_like(kl), mask, kl_coef=kl_coef)
+    given = Rewards(per_token, scores - kl_coef * torch.where(mask, kl, 0.0).sum(dim=1), None, mask)
+    estimate = ADVANTAGES["reinforce++"]
+    advantages, returns = estimate(given, config(advantage="reinforce++", gamma=gamma))
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+    assert returns is None
+    scaled = estimate(given, config(advantage="reinforce++", gamma=gamma, whiten_rewards=True))[0]
+    rescaled = given._replace(per_token=core.rescale(per_token, mask))
+    assert torch.equal(scaled, estimate(rescaled, config(advantage="reinforce++", gamma=gamma))[0])
+
+
+def test_what_belongs_to_a_critic_is_refused(config):
+    for setting in ({"gae_lambda": 0.9}, {"critic": "separate"}, {"value_coef": 1}):
+        with pytest.raises(ConfigError, match="--advantage reinforce\\+\\+ has none"):
+            config(advantage="reinforce++", **setting)

@@ -1,6 +1,7 @@
 """Which model is best/: not the one with the highest score at any price, but by the objective, or by a judge."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -24,45 +25,31 @@ def judge(tmp_path):
     return f"python:{tmp_path / '法官.py'}:brief"
 
 
-def measured(make_learner, config, settings, **changes):
-    known = settings if isinstance(settings, OnlineConfig) else config(PPOConfig)
-    learner = replace(make_learner(known, noise=0.3, **changes), config=settings)
-    found = evaluate(learner, learner.prompts.prompts)
-    assert found["eval/kl"] > 0.05, "no KL to have a price"
-    return found
+FIVE = [Reward("five", lambda completions: [5.0] * len(completions))]
+OBJECTIVES = {
+    "online DPO": (OnlineDPOConfig, {"beta": 0.75, "missing_eos_penalty": 2.0}, {},
+                   lambda score, cut, kl: score - 2.0 * cut - 0.75 * kl),
+    "normalised": (PPOConfig, {"kl_coef": 0.5, "missing_eos_penalty": 2.0}, {"score_norm": ScoreNorm(mean=7.0, std=3.0)},
+                   lambda score, cut, kl: score - 3.0 * (2.0 * cut + 0.5 * kl)),
+    "clipped": (GRPOConfig, {"kl_coef": 0.0, "score_clip": 3.0, "missing_eos_penalty": 1.0}, {"rewards": FIVE},
+                lambda score, cut, kl: 3.0 - cut),
+}  # fmt: skip
+"""Under normalisation penalty and price are in standard deviations: times the deviation, the mean being no matter."""
 
 
-@pytest.mark.parametrize(("kind", "price"), [(PPOConfig, {"kl_coef": 0.5}), (GRPOConfig, {"kl_coef": 0.25}),
-                                             (OnlineDPOConfig, {"beta": 0.75})])  # fmt: skip
-def test_the_objective_by_hand(make_learner, config, kind, price):
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_objective_by_hand(make_learner, config, name):
     """Score, minus the penalty of responses that were cut, minus the price of a nat times the nats."""
-    found = measured(make_learner, config, config(kind, missing_eos_penalty=2.0, **price))
-    (each,) = price.values()
+    kind, changes, own, by_hand = OBJECTIVES[name]
+    settings = config(kind, **changes)
+    known = settings if isinstance(settings, OnlineConfig) else config(PPOConfig)
+    learner = replace(make_learner(known, noise=0.3, **own), config=settings)
+    found = evaluate(learner, learner.prompts.prompts)
     cut = 1 - found["eval/eos_frac"]
+    assert found["eval/kl"] > 0.05, "no KL to have a price"
     assert cut > 0, "nothing was cut"
-    expected = found["eval/score_mean"] - 2.0 * cut - each * found["eval/kl"]
-    assert found["eval/objective"] == pytest.approx(expected, rel=1e-6)
+    assert found["eval/objective"] == pytest.approx(by_hand(found["eval/score_mean"], cut, found["eval/kl"]), rel=1e-6)
     assert "eval/judge_mean" not in found
-
-
-def test_the_objective_is_in_the_unit_of_the_score(make_learner, config):
-    """Under normalisation penalty and price are in standard deviations: times the deviation, the mean being no matter."""
-    settings = config(kl_coef=0.5, missing_eos_penalty=2.0)
-    found = measured(make_learner, config, settings, score_norm=ScoreNorm(mean=7.0, std=3.0))
-    spent = 2.0 * (1 - found["eval/eos_frac"]) + 0.5 * found["eval/kl"]
-    assert found["eval/objective"] == pytest.approx(found["eval/score_mean"] - 3.0 * spent, rel=1e-6)
-
-
-def test_clipping_and_replacing_count_as_in_training(make_learner, config):
-    """All scores are 5, kept to 3; a response that was cut has minus the penalty in their place."""
-    five = [Reward("five", lambda completions: [5.0] * len(completions))]
-    settings = config(kl_coef=0.0, score_clip=3.0)
-    assert measured(make_learner, config, settings, rewards=five)["eval/objective"] == pytest.approx(3.0)
-    settings = config(kl_coef=0.0, missing_eos_penalty=1.0)
-    found = measured(make_learner, config, settings, rewards=five)
-    cut = 1 - found["eval/eos_frac"]
-    assert found["eval/objective"] == pytest.approx(5.0 - 1.0 * cut, rel=1e-6)
-    assert found["eval/score_mean"] == 5.0
 
 
 def evaluations(run):
@@ -118,20 +105,6 @@ def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
     assert weights[0] == weights[1]
 
 
-def test_a_function_in_python_chooses(config, length):
-    """It gets what a reward function gets, and its name names its metric; the file of settings says where it is from."""
-
-    def shortest(completion_ids, **_):
-        return [-float(len(ids)) for ids in completion_ids]
-
-    settings = config(steps=1, selection_rewards=(shortest,))
-    train_ppo(settings, rewards=[length])
-    (first, *_) = evaluations(settings.output).values()
-    mean = -first["eval/response_length"]  # which counts the stop token, if there is one
-    assert mean <= first["eval/judge_mean"] <= mean + 1
-    assert "python:in Python:shortest" in (settings.output / "config.yaml").read_text(encoding="utf-8")
-
-
 def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
     with pytest.raises(
         ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: a reward used in training"
@@ -148,10 +121,15 @@ def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config,
     assert not (tmp_path / "run").exists()
 
 
-def test_the_judges_file_is_not_deleted_by_overwrite(config, length, judge, tmp_path):
+def test_files_that_a_run_needs_are_not_deleted_by_overwrite(config, length, judge, demonstrations):
+    """The judge's, and records of --ptx-data."""
     settings = config(steps=1, selection_rewards=(judge,))
     train_ppo(settings, rewards=[length])
     (settings.output / "法官.py").write_text(JUDGE, encoding="utf-8")
-    inside = f"python:{settings.output / '法官.py'}:brief"
-    with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
-        train_ppo(config(steps=1, selection_rewards=(inside,), overwrite=True), rewards=[length])
+    shutil.copy(demonstrations, settings.output / "演示.jsonl")
+    for needed in (
+        {"selection_rewards": (f"python:{settings.output / '法官.py'}:brief",)},
+        {"ptx_data": str(settings.output / "演示.jsonl"), "ptx_coef": 2.0, "minibatch_size": 4},
+    ):
+        with pytest.raises(ConfigError, match="which this run needs and --overwrite would delete"):
+            train_ppo(config(steps=1, overwrite=True, **needed), rewards=[length])

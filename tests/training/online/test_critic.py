@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import CheckpointError, ConfigError, Reward, make_tiny_model, train_ppo
-from heedful.algorithms.online.critic import load_critic, start_from_scores
+from cases import often
+from heedful import CheckpointError, ConfigError, make_tiny_model, train_ppo
+from heedful.algorithms.online.critic import load_critic
 from heedful.algorithms.online.start import start
-from heedful.core import ScoreNorm
 from heedful.data.batches import collate
 from heedful.models import (
     RewardModel,
@@ -21,9 +21,10 @@ from heedful.models import (
     save_reward_model,
 )
 from heedful.models.save import VALUE_HEAD, load_tensors
-from heedful.models.value_model import normalise_values, value_model_from
+from heedful.models.value_model import value_model_from
 
 CPU = torch.device("cpu")
+CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
 DIALOGUES = [("你好吗", "我很好，谢谢！"), ("2+2?", "4"), ("name a colour, please", "blue")]
 
 
@@ -56,7 +57,7 @@ def values_after(critic, folder, texts):
     return torch.stack([values[row, end] for row, end in enumerate(ends)]).detach(), [p + r for p, r in encoded]
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
 def test_before_training_the_value_after_a_response_is_its_score(reward_folder, architecture):
     """Against plain transformers on single rows, with an offset that the score takes off."""
     folder = reward_folder(architecture)
@@ -67,15 +68,6 @@ def test_before_training_the_value_after_a_response_is_its_score(reward_folder, 
         logits = [reward_model.classifier(input_ids=torch.tensor([row])).logits.item() for row in rows]
     assert max(logits) - min(logits) > 0.01, "equal scores would prove nothing"
     torch.testing.assert_close(values, torch.tensor(logits) - 0.75, rtol=1e-5, atol=1e-5)
-
-
-def test_values_of_normalised_scores(reward_folder):
-    folder = reward_folder("qwen3")
-    critic = value_model_from(loaded(folder), folder)
-    before, _ = values_after(critic, folder, DIALOGUES)
-    normalise_values(critic, reward_weight=3.0, mean=0.5, std=4.0)
-    after, _ = values_after(critic, folder, DIALOGUES)
-    torch.testing.assert_close(after, (3.0 * before - 0.5) / 4.0, rtol=1e-5, atol=1e-6)
 
 
 def test_an_encoder_has_no_head_to_start_from(tiny):
@@ -99,31 +91,24 @@ def critic_of(settings):
     return load_critic(settings, load_policy(settings.model, **machine), **machine)
 
 
-def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own(from_reward, reward_folder):
+def test_the_first_reward_model_is_the_critic(from_reward, reward_folder):
+    """One that hardly learns is saved as it began: the head times the reward's weight over the scores' deviation, their
+    mean taken off."""
     first, second = reward_folder("gpt2", "first"), reward_folder("qwen3", "second")
-    settings = from_reward("rule:digits", f"model:{first}", f"model:{second}")
-    critic = critic_of(settings)
-    expected = value_model_from(loaded(first), first).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.state_dict().items())
-    assert all(parameter.requires_grad for parameter in critic.parameters())
-    weights = {"rule:digits": 7.0, f"model:{first}": -0.5, f"model:{second}": 3.0}
-    rewards = [Reward(name, len, weight=weight) for name, weight in weights.items()]
-    start_from_scores(critic, rewards, ScoreNorm(mean=1.0, std=2.0), settings)
-    torch.testing.assert_close(critic.value_head.weight, -0.5 * expected["value_head.weight"] / 2.0)
-    torch.testing.assert_close(critic.value_head.bias, (-0.5 * expected["value_head.bias"] - 1.0) / 2.0)
-    start_from_scores(critic, rewards, ScoreNorm(), settings)
-    torch.testing.assert_close(critic.value_head.weight, 0.25 * expected["value_head.weight"] / 2.0)
-    summary = train_ppo(settings)
-    assert summary["steps"] == 2
+    weights = {"reward_weights": (7.0, -0.5, 3.0), "score_norm_samples": 16, "value_learning_rate": 1e-12}
+    settings = from_reward("rule:digits", f"model:{first}", f"model:{second}", steps=1, **weights)
+    norm = train_ppo(settings)["score_norm"]
+    assert norm["std"] != 1.0
     saved = settings.output / "final" / "value_model"
-    head = load_tensors(saved / VALUE_HEAD)["weight"]
-    assert not torch.equal(head, expected["value_head.weight"]), "it learns"
-    torch.testing.assert_close(head, expected["value_head.weight"], atol=1e-2, rtol=0)
-    again = loaded(first).classifier.state_dict()
-    assert all(torch.equal(again[f"transformer.{n}"], expected[f"trunk.{n}"]) for n in ("wte.weight", "ln_f.weight"))
+    expected, head = value_model_from(loaded(first), first).state_dict(), load_tensors(saved / VALUE_HEAD)
+    torch.testing.assert_close(head["weight"], -0.5 * expected["value_head.weight"] / norm["std"])
+    assert head["bias"].item() == pytest.approx(-norm["mean"] / norm["std"], rel=1e-5)
+    critic = load_value_model(str(saved), device=CPU, compute_dtype=torch.float32).state_dict()
+    assert all(torch.allclose(critic[name], expected[name]) for name in expected if "trunk" in name)
+    assert all(parameter.requires_grad for parameter in critic_of(settings).parameters())
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_rank", often([0, 4], [4]))
 def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(from_reward, reward_folder, tmp_path, lora_rank):
     """Its old adapters are plain weights then; with LoRA the critic's own come on top, and change no value at the start."""
     base = reward_folder("gpt2")
@@ -143,17 +128,6 @@ def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(from_reward,
     with torch.no_grad():
         scores = model.eval()([{"input_ids": row} for row in rows])
     torch.testing.assert_close(values, scores, rtol=0, atol=1e-5)
-
-
-def test_its_values_are_normalised_as_the_scores_are(from_reward, reward_folder):
-    """A critic that hardly learns is saved as it began: the head over the scores' deviation, their mean taken off."""
-    folder = reward_folder("gpt2")
-    settings = {"reward_weights": (2.0,), "score_norm_samples": 16, "value_learning_rate": 1e-12}
-    norm = train_ppo(from_reward(f"model:{folder}", **settings))["score_norm"]
-    assert norm["std"] != 1.0
-    head = load_tensors(from_reward().output / "final" / "value_model" / VALUE_HEAD)
-    torch.testing.assert_close(head["weight"], 2.0 * loaded(folder).classifier.score.weight / norm["std"])
-    assert head["bias"].item() == pytest.approx(-norm["mean"] / norm["std"], rel=1e-5)
 
 
 def test_what_cannot_be_the_critic_is_refused(from_reward, tiny, reward_folder, tmp_path):
@@ -191,7 +165,15 @@ def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_re
 # -------------------------------------------------------------------------------------------------------- any critic
 
 
-@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_a_separate_critic_starts_from_the_value_model_that_is_named(config, tmp_path):
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=128, seed=5)
+    other = str(tmp_path / "other")
+    for named, begin in ((other, other), (None, config().model)):
+        critic = critic_of(config(critic="separate", value_model=named))
+        assert torch.equal(critic.state_dict()["trunk.wte.weight"], load_causal_lm(begin).transformer.wte.weight)
+
+
+@CRITICS
 def test_dropout_is_off_in_training_mode_too(config, length, critic):
     """gpt2's default is 0.1, and a ratio of two passes under dropout means nothing."""
     learner = start(config(critic=critic), [length]).learner
@@ -205,40 +187,27 @@ def test_dropout_is_off_in_training_mode_too(config, length, critic):
             assert a is b is None or torch.equal(a, b)
 
 
-def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, length, numbers, tmp_path):
+@CRITICS
+def test_a_critic_learns_at_its_own_rate_and_is_saved(config, tiny, length, numbers, tmp_path, critic):
     """The policy does not move at a vanishing rate while the critic, with a rate of its own, does; final/ keeps both."""
     rates = {"learning_rate": 1e-12, "value_learning_rate": 1e-2, "allow": ("learning-rate",)}
-    settings = config(critic="separate", steps=8, kl_coef=0.0, **rates)
-    train_ppo(settings, rewards=[length])
-    begin = load_causal_lm(tiny("gpt2")).state_dict()
-    end = load_causal_lm(str(tmp_path / "run" / "final")).state_dict()
+    rates |= {"value_coef": 1.0} if critic == "shared" else {}
+    train_ppo(config(critic=critic, kl_coef=0.0, eval_fraction=0.0, **rates), rewards=[length])
+    final = tmp_path / "run" / "final"
+    begin, end = (load_causal_lm(str(folder)).state_dict() for folder in (tiny("gpt2"), final))
     assert all(torch.allclose(end[name], begin[name], atol=1e-6) for name in begin)
-    assert not (tmp_path / "run" / "final" / VALUE_HEAD).exists()
-    critic = load_value_model(str(tmp_path / "run" / "final" / "value_model"), device=CPU, compute_dtype=torch.float32)
-    assert float(critic.value_head.weight.detach().abs().max()) > 1e-3
+    assert (final / VALUE_HEAD).exists() == (critic == "shared")
+    head = load_tensors((final if critic == "shared" else final / "value_model") / VALUE_HEAD)["weight"]
+    assert float(head.abs().max()) > 1e-3
     losses = [line["loss/value"] for line in numbers(tmp_path / "run") if "loss/value" in line]
     assert losses[-1] < losses[0]
 
 
-def test_value_head_learns_at_its_own_rate(config, length, tmp_path):
-    rates = {"learning_rate": 1e-12, "value_learning_rate": 1e-2, "allow": ("learning-rate",)}
-    train_ppo(config(value_coef=1.0, **rates), rewards=[length])
-    assert float(load_tensors(tmp_path / "run" / "final" / VALUE_HEAD)["weight"].abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("critic", ["shared", "separate"])
+@CRITICS
 def test_while_the_critic_warms_up_the_policy_stays_bit_for_bit(config, length, numbers, critic):
     """Weight decay is on, which would move weights without a gradient too; the next step then moves them."""
-    settings = config(
-        critic=critic,
-        critic_warmup_steps=1,
-        save_every=1,
-        learning_rate=1e-3,
-        weight_decay=0.1,
-        kl_target=1.0,
-        kl_horizon=100,
-        entropy_coef=0.01,
-    )
+    steered = {"kl_target": 1.0, "kl_horizon": 100, "entropy_coef": 0.01, "weight_decay": 0.1, "learning_rate": 1e-3}
+    settings = config(critic=critic, critic_warmup_steps=1, save_every=1, eval_fraction=0.0, **steered)
     train_ppo(settings, rewards=[length])
     first, second = (settings.output / "checkpoints" / f"step-00000{i}" for i in (1, 2))
     begin, warmed, trained = (load_causal_lm(str(f)).state_dict() for f in (settings.model, first, second))

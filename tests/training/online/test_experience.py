@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from heedful import GRPOConfig, PPOConfig, Reward
-from heedful.algorithms.online import rollout as rollout_module
 from heedful.algorithms.online.start import reference_score_norm
 from heedful.core import ScoreNorm
-from heedful.engines.sampler import Sampler
 from heedful.engines.teacher_forced import token_outputs
 from heedful.models import freeze
 from heedful.types import MicroBatch
@@ -21,13 +19,14 @@ CRITICS = {
 }
 
 
-@pytest.mark.parametrize("critic", CRITICS)
-@pytest.mark.parametrize("setting", [("gpt2", torch.float64, 1e-10), ("qwen3", torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("critic", "architecture", "dtype", "limit"),
+    [*((critic, "gpt2", torch.float64, 1e-10) for critic in CRITICS), ("shared", "qwen3", torch.float32, 1e-5)],
+)
 def test_before_the_first_update_the_ratio_is_1_and_the_kl_is_0(
-    config, tiny, make_learner, experience_of, critic, setting
+    config, tiny, make_learner, experience_of, critic, architecture, dtype, limit
 ):
     """Also in micro-batches of another size than the old log-probs were computed in, so with other padding and kernels."""
-    architecture, dtype, limit = setting
     kind, changes = CRITICS[critic]
     settings = config(kind, model=tiny(architecture), micro_batch_size=3, temperature=0.7, **changes)
     learner = make_learner(settings, dtype)
@@ -41,28 +40,22 @@ def test_before_the_first_update_the_ratio_is_1_and_the_kl_is_0(
     assert (experience.old_values is None) == (experience.returns is None) == (critic == "none")
 
 
-def test_ratio_and_kl_are_exact_where_batch_shapes_are_the_same(config, tiny, make_learner, experience_of):
-    learner = make_learner(config(model=tiny("qwen3"), micro_batch_size=8), torch.float32)
-    experience = experience_of(learner)
-    batch = experience.batch
-    now = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-    assert torch.equal(now, experience.old_logprobs)
-    assert experience.metrics["reference/kl"] == 0.0
-
-
-@pytest.mark.parametrize("whiten_rewards", [False, True])
-def test_experience_is_that_of_the_formulas(config, make_learner, experience_of, whiten_rewards):
+@pytest.mark.parametrize(("kl_kind", "whiten_rewards"), [("k1", False), ("k2", True), ("k3", False)])
+def test_experience_is_that_of_the_formulas(config, make_learner, experience_of, kl_kind, whiten_rewards):
     """Rewards, advantages and returns recomputed with loops over single rows."""
-    settings = config(missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95, whiten_rewards=whiten_rewards, kl_coef=0.2)
-    learner = make_learner(settings, noise=0.02, score_norm=ScoreNorm(mean=3.0, std=2.0))
+    shaped = {"missing_eos_penalty": 0.7, "kl_coef": 0.2, "kl_kind": kl_kind, "whiten_rewards": whiten_rewards}
+    learner = make_learner(
+        config(gae_lambda=0.9, gamma=0.95, **shaped), noise=0.02, score_norm=ScoreNorm(mean=3.0, std=2.0)
+    )
     experience = experience_of(learner)
     ref = token_outputs(learner.reference, experience.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
     mask = experience.batch.response_mask
     lengths = mask.sum(dim=1).tolist()
-    rewards = -0.2 * (experience.old_logprobs - ref)
+    d = experience.old_logprobs - ref
+    rewards = -0.2 * {"k1": d, "k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d}[kl_kind]
     for row, completion in enumerate(experience.completions):
         rewards[row, lengths[row] - 1] += (experience.scores[row] - 3.0) / 2.0 - 0.7 * completion.truncated
-        kl = (experience.old_logprobs - ref)[row, : lengths[row]].sum()
+        kl = d[row, : lengths[row]].sum()
         assert float(experience.kl[row]) == pytest.approx(float(kl), rel=1e-9)
     if whiten_rewards:
         mean, std = rewards[mask].mean(), rewards[mask].std(correction=0)
@@ -81,70 +74,36 @@ def test_experience_is_that_of_the_formulas(config, make_learner, experience_of,
     assert experience.metrics["reward/score_mean"] == pytest.approx(sum(experience.scores) / 8)
 
 
-def test_selected_rows_are_those_of_the_experience(config, make_learner, experience_of):
-    whole = experience_of(make_learner(config(), noise=0.05))
-    part = whole.select(torch.tensor([5, 2]))
-    assert torch.equal(part.batch.ids, whole.batch.ids[[5, 2]])
-    assert torch.equal(part.batch.attention_mask, whole.batch.attention_mask[[5, 2]])
-    assert torch.equal(part.batch.response_mask, whole.batch.response_mask[[5, 2]])
-    for name in ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns", "rows"):
-        assert torch.equal(getattr(part, name), getattr(whole, name)[[5, 2]]), name
-    assert part.kl_coef == whole.kl_coef
-    without = experience_of(make_learner(config(GRPOConfig))).select(torch.tensor([0]))
-    assert without.old_values is without.returns is None
-
-
 # ------------------------------------------------------------------------------------------------------ response level
 
 
-@pytest.mark.parametrize("critic", ["shared", "separate"])
-def test_a_response_is_one_action(config, make_learner, experience_of, critic):
-    """Advantage: score - kl_coef * KL - V(prompt), whitened over the responses. The value's target: all but the V."""
-    settings = config(importance_level="sequence", critic=critic, missing_eos_penalty=0.7, kl_coef=0.2)
-    e = experience_of(make_learner(settings, noise=0.05))
-    mask = e.batch.response_mask
+def test_a_response_is_one_action(config, make_learner, experience_of):
+    """Advantage: score - kl_coef * KL - V(prompt), whitened over the responses. The value's target: all but the V.
+
+    value/mean and value/explained_variance count one value a response.
+    """
+    settings = config(importance_level="sequence", missing_eos_penalty=0.7, kl_coef=0.2)
+    learner = make_learner(settings, noise=0.05)
+    e = experience_of(learner)
+    mask, value = e.batch.response_mask, e.old_values[:, 0]
     kl = torch.where(mask, e.old_logprobs - e.ref_logprobs, 0.0).sum(dim=1)
     assert kl.abs().min() > 1e-3
     cut = torch.tensor([completion.truncated for completion in e.completions])
     target = torch.tensor(e.scores) - 0.7 * cut - 0.2 * kl
     torch.testing.assert_close(e.returns[:, 0], target, rtol=1e-6, atol=1e-6)
-    raw = target - e.old_values[:, 0]
-    expected = (raw - raw.mean()) / raw.std(correction=0)
-    torch.testing.assert_close(e.advantages[:, 0], expected, rtol=1e-6, atol=1e-6)
+    raw = target - value
+    torch.testing.assert_close(e.advantages[:, 0], (raw - raw.mean()) / raw.std(correction=0), rtol=1e-6, atol=1e-6)
     assert not e.advantages[:, 1:].any()
     assert not e.returns[:, 1:].any()
-
-
-def test_values_of_a_response_are_measured_at_the_prompt(config, make_learner, experience_of):
-    """value/mean and value/explained_variance count one value a response."""
-    e = experience_of(make_learner(config(importance_level="sequence", kl_coef=0.1), noise=0.05))
-    value, target = e.old_values[:, 0], e.returns[:, 0]
     assert e.metrics["value/mean"] == pytest.approx(float(value.mean()), rel=1e-9)
-    explained = 1 - (target - value).var(correction=0) / target.var(correction=0)
-    assert e.metrics["value/explained_variance"] == pytest.approx(float(explained), rel=1e-9)
-
-
-def test_rewards_of_whole_responses_can_be_whitened(config, make_learner, experience_of):
-    learner = make_learner(config(importance_level="sequence", kl_coef=0.1), noise=0.05)
-    plain = experience_of(learner).returns[:, 0]
-    whitened = replace(learner, config=replace(learner.config, whiten_rewards=True))
-    scaled = experience_of(whitened).returns[:, 0]
-    expected = (plain - plain.mean()) / plain.std(correction=0) + plain.mean()
-    torch.testing.assert_close(scaled, expected, rtol=1e-9, atol=1e-9)
+    explained = 1 - raw.var(correction=0) / target.var(correction=0)
+    assert e.metrics["value/explained_variance"] == pytest.approx(float(explained), rel=1e-6)
+    whitened = experience_of(replace(learner, config=replace(settings, whiten_rewards=True))).returns[:, 0]
+    expected = (target - target.mean()) / target.std(correction=0) + target.mean()
+    torch.testing.assert_close(whitened, expected, rtol=1e-6, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------- KL
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_the_kind_of_penalty_in_the_reward(config, make_learner, experience_of, kind):
-    """With discount and lambda 1 the first return is the sum of a response's rewards."""
-    e = experience_of(make_learner(config(kl_kind=kind, gae_lambda=1.0, kl_coef=0.1), noise=0.05))
-    d = e.old_logprobs - e.ref_logprobs
-    penalty = {"k1": d, "k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d}[kind]
-    total = torch.tensor(e.scores) - 0.1 * torch.where(e.batch.response_mask, penalty, 0.0).sum(dim=1)
-    torch.testing.assert_close(e.returns[:, 0], total, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(e.kl, torch.where(e.batch.response_mask, d, 0.0).sum(dim=1))
 
 
 def test_a_penalty_in_the_loss_is_not_in_the_reward_and_is_told(config, make_learner, experience_of, gradient):
@@ -156,32 +115,7 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward_and_is_told(config, make_lea
     assert metrics["loss/kl"] == pytest.approx(0.25 * float(((-d).exp() - 1 + d).mean()), rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
-def test_without_a_price_on_kl_the_reference_has_no_pass(config, make_learner, experience_of, kind):
-    """And no KL is made up among the metrics."""
-    learner = make_learner(config(kind, kl_coef=0.0, ppo_epochs=2), noise=0.05)
-    passes = []
-    learner.reference.register_forward_hook(lambda *_: passes.append(1))
-    without = experience_of(learner)
-    assert not passes
-    assert "reference/kl" not in without.metrics
-    assert not without.kl.any()
-    priced = experience_of(replace(learner, config=replace(learner.config, kl_coef=0.1)))
-    assert passes
-    assert priced.metrics["reference/kl"] == pytest.approx(float(priced.kl.mean()))
-
-
-# ------------------------------------------------------------------------------------------------------- missing EOS
-
-
-def test_the_penalty_is_not_normalised(config, make_learner, experience_of):
-    """It is on the scale of normalised scores, where 1 is a standard deviation."""
-    settings = config(missing_eos_penalty=1.0, gae_lambda=1.0, kl_coef=0.0)
-    e = experience_of(make_learner(settings, noise=0.05, score_norm=ScoreNorm(mean=3.0, std=2.0)))
-    cut = [completion.truncated for completion in e.completions]
-    assert 0 < sum(cut) < len(cut)
-    expected = [(score - 3.0) / 2.0 - c for c, score in zip(cut, e.scores, strict=True)]
-    assert e.returns[:, 0].tolist() == pytest.approx(expected, rel=1e-6)
+# -------------------------------------------------------------------------------------------------------------- scores
 
 
 def test_penalties_come_off_the_score_before_groups_are_compared(config, make_learner, experience_of):
@@ -204,29 +138,18 @@ def test_penalties_come_off_the_score_before_groups_are_compared(config, make_le
     assert not torch.allclose(in_loss.advantages.double(), found)
 
 
-# -------------------------------------------------------------------------------------------------------------- scores
-
-
-def test_ties_are_counted_after_penalties(config, make_learner, experience_of, monkeypatch):
-    """Of four prompts all but the first have equal scores; the third's second response was cut and loses 1."""
-    learner = make_learner(config(GRPOConfig, missing_eos_penalty=1.0))
-    scores = [1.0, 2.0, 3.0, 4.0, *[5.0] * 12]
-    given = rollout_module.score_tokens
-
-    def equal(rewards, completions):
-        return given([Reward("planned", lambda completions, **_: scores)], completions)
-
-    monkeypatch.setattr(rollout_module, "score_tokens", equal)
-    sample = Sampler.generate
-
-    def cut(*arguments, **version):
-        return replace(sample(*arguments, **version), truncated=torch.arange(16) == 9)
-
-    monkeypatch.setattr(Sampler, "generate", cut)
-    e = experience_of(learner)
-    assert e.metrics["reward/tied_frac"] == pytest.approx(2 / 4)
-    assert not e.advantages[4:8].any()
-    assert e.advantages[9, 0] < 0 < e.advantages[8, 0]
+def test_ties_are_counted_after_clipping_and_penalties(config, make_learner, experience_of):
+    """Scores that differ above the clip tie; equal ones do not where one was cut."""
+    clipped = make_learner(config(GRPOConfig, score_clip=0.1))
+    e = experience_of(clipped)
+    assert len(set(e.scores)) > 1
+    assert e.metrics["reward/tied_frac"] == 1.0
+    assert not e.advantages.any()
+    equal = [Reward("equal", lambda completions: [5.0] * len(completions))]
+    e = experience_of(make_learner(config(GRPOConfig, missing_eos_penalty=1.0, max_new_tokens=50), rewards=equal))
+    cut = torch.tensor([completion.truncated for completion in e.completions]).view(-1, 4).sum(dim=1)
+    ties = (cut == 0) | (cut == 4)
+    assert e.metrics["reward/tied_frac"] == float(ties.float().mean()) < 1
 
 
 def test_the_whole_batch_is_one_group_of_reinforce(config, make_learner, experience_of):

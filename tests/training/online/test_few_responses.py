@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from cases import often
 from heedful import GRPOConfig, PPOConfig, make_tiny_model, train_ppo
 from heedful.configs.online import ALARM_NAMES
 from heedful.training.alarm_rules import Limits
@@ -17,7 +18,6 @@ RUNS = {
     "one prompt": (GRPOConfig, {"rollout_batch_size": 2, "samples_per_prompt": 2, "minibatch_size": 2}),
     "one token": (PPOConfig, {"max_new_tokens": 1}),
     "one token of one response": (PPOConfig, {**ONE, "max_new_tokens": 1}),
-    "one step": (PPOConfig, {"steps": 1}),
     "one step of one response": (PPOConfig, {**ONE, "steps": 1}),
 }
 
@@ -35,13 +35,7 @@ def bytes_modulo(completion_ids, **_):
     return [sum(ids) % 13 / 6 for ids in completion_ids]
 
 
-SELDOM = {"one token of one response", "one step of one response"}
-"""What the runs of one token, of one step and of one response have each by itself."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in SELDOM else ()) for name in RUNS]
-)
+@pytest.mark.parametrize("name", often(RUNS, ["one response, no critic", "one prompt", "one step of one response"]))
 def test_a_healthy_run_of_one_value_a_step_has_no_alarm(config, untrained, name):
     kind, changes = RUNS[name]
     usual = {"steps": 24, "eval_fraction": 0.0, "max_new_tokens": 6, "learning_rate": 1e-2, "max_kl": 50.0}
@@ -50,9 +44,11 @@ def test_a_healthy_run_of_one_value_a_step_has_no_alarm(config, untrained, name)
         changes = {**changes, "response_length": "fixed"}
     done = train_ppo(config(kind, **{"model": untrained, **usual, "stop_on": stops, **changes}), rewards=[bytes_modulo])
     assert done["alarms"] == []
+    assert not (done.folder / "alarms.jsonl").exists()
     for line in read_metrics(done.folder):
         assert ("reward/score_std" in line) == ("response" not in name)
         assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+        assert not ("critic" in name and any(metric.startswith(("value/", "loss/value")) for metric in line))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@
 """
 
 import dataclasses
-import json
 import re
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,9 +13,10 @@ import pytest
 import torch
 
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
-from heedful.algorithms import online_dpo, ppo
-from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
+from heedful.configs.settings import answering_command
+from jsonl import timeless, write_jsonl
+from trainers import step_online
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
@@ -113,7 +112,11 @@ def ties(completions, **_):
     return [float(len(completion) > 4) for completion in completions]
 
 
-REWARDS = {"length": length, "dense": dense, "ties": ties}
+def sums(completion_ids, **_):
+    return [float(sum(row)) for row in dense(completion_ids)]
+
+
+REWARDS = {"length": length, "dense": dense, "ties": ties, "sums": sums}
 
 
 @cache
@@ -124,10 +127,8 @@ def folder():
         make_tiny_model(
             "gpt2", root / name, hidden_size=16, num_layers=1, max_length=64, initializer_range=0.2, seed=seed
         )
-    records = [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "苹果", "梨")]
-    (root / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    records = [{"prompt": f"q{i}", "completion": f"answer {i}"} for i in range(8)]
-    (root / "demonstrations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    write_jsonl(root / "prompts.jsonl", [{"prompt": f"say {w}"} for w in ("ab", "cd", "ef", "gh", "苹果", "梨")])
+    write_jsonl(root / "demonstrations.jsonl", [{"prompt": f"q{i}", "completion": f"answer {i}"} for i in range(8)])
     return root
 
 
@@ -138,20 +139,13 @@ def make(preset, settings):
     unknown = [name for name in settings if name not in fields]
     if unknown:
         raise ConfigError(f"heedful {COMMANDS[config_class]} has no --{unknown[0].replace('_', '-')}")
-    common = {
+    files = {
         "model": str(folder() / "policy"),
         "data": str(folder() / "prompts.jsonl"),
         "output": folder() / "never-written",
-        "steps": 2,
-        "eval_fraction": 0.0,
-        "rollout_batch_size": 6,
-        "minibatch_size": 6,
-        "max_new_tokens": 6,
-        "learning_rate": 0.02,
-        "lr_schedule": "constant",
-        "dtype": "float32",
-        "device": "cpu",
     }
+    common = {"steps": 2, "eval_fraction": 0.0, "rollout_batch_size": 6, "minibatch_size": 6, "max_new_tokens": 6}
+    common |= files | {"learning_rate": 0.02, "lr_schedule": "constant", "dtype": "float32", "device": "cpu"}
     if config_class is not A2CConfig:
         common["ppo_epochs"] = 2
     if own.get("samples_per_prompt", 2) > 1 and config_class is not PPOConfig:
@@ -174,16 +168,9 @@ def make(preset, settings):
 
 
 def trace(config, reward):
-    """Everything that two steps leave: state and metrics, without seconds."""
-    _, learner, _, _ = start(config, [REWARDS[reward]])
-    left = []
-    for _ in range(config.steps):
-        prompts = next(learner.prompts)
-        if isinstance(config, OnlineDPOConfig):
-            metrics = online_dpo.learn(learner, online_dpo.make_experience(learner, rollout(learner, prompts))).metrics
-        else:
-            metrics = ppo.learn(learner, ppo.make_experience(learner, rollout(learner, prompts))).metrics
-        left.append({name: value for name, value in metrics.items() if not name.startswith(("time/", "perf/"))})
+    """Everything that two steps leave: metrics, without seconds, and state."""
+    learner = start(config, [REWARDS[reward]]).learner
+    left = [timeless(step_online(learner)[0]) for _ in range(config.steps)]
     state = learner.state_dict()
     tensors = [*state["policy"].values(), *(state["critic"] or {}).values(), *(state["average"] or {}).values()]
     return left, torch.cat([tensor.flatten() for tensor in tensors])
@@ -198,22 +185,14 @@ def outcome(preset, option):
     """ "yes" if the option changes weights or metrics, else why it is refused, else "no effect"."""
     tried = OPTIONS[option]
     try:
-        config = make(preset, tried.beside | tried.settings)
-        metrics, weights = trace(config, tried.reward)
+        metrics, weights = trace(make(preset, tried.beside | tried.settings), tried.reward)
     except (ConfigError, RewardError) as error:
         return str(error)
-    if tried.reward == "dense":  # against the same sums without their places
-        before, old_weights = trace_of_sums(preset)
-    else:
-        before, old_weights = plain(preset, tuple(tried.beside.items()), tried.reward)
+    is_dense = tried.reward == "dense"  # against the same sums without their places
+    before, old_weights = plain(preset, tuple(tried.beside.items()), "sums" if is_dense else tried.reward)
     if weights.shape != old_weights.shape or not torch.equal(weights, old_weights) or metrics != before:
         return "yes"
-    return "as its sum" if tried.reward == "dense" else "no effect"
-
-
-def trace_of_sums(preset):
-    REWARDS["sums"] = lambda completion_ids, **_: [float(sum(row)) for row in dense(completion_ids)]
-    return trace(make(preset, {}), "sums")
+    return "as its sum" if is_dense else "no effect"
 
 
 def table():
@@ -230,10 +209,15 @@ def table():
 CELLS = [(preset, option) for option in OPTIONS for preset in PRESETS]
 
 
-OF_GROUPS = {"gamma", "a reward per token", "kl-in", "critic separate", "value-coef", "dynamic-sampling-rounds"}
-"""Options to which GRPO answers otherwise than PPO."""
-OFTEN = {("PPO", option) for option in OPTIONS} | {("GRPO", option) for option in OF_GROUPS}
-"""The other presets are these with settings changed; their cells are read in full by the exhaustive tests."""
+EFFECTS = {"a reward per token", "target-entropy", "ptx-data", "kl-target"}
+"""Those of the other options are measured by tests of their own."""
+REFUSED = {
+    "PPO": {"beta", "loss", "dynamic-sampling-rounds"},
+    "GRPO": {"gamma", "kl-in", "critic separate", "value-coef"},
+}
+OFTEN = {("PPO", option) for option in EFFECTS} | {("GRPO", "a reward per token")}
+OFTEN |= {(preset, option) for preset, options in REFUSED.items() for option in options}
+"""All cells are read by the exhaustive tests."""
 
 
 @pytest.mark.parametrize(
@@ -265,49 +249,38 @@ def test_an_option_without_effect_would_be_noticed(monkeypatch):
 
 def write():
     """Write the page. Every cell must have an effect or be refused."""
-    flags = {
-        name: " ".join(
-            f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
-            for key, value in own.items()
+
+    def flags(settings):
+        return "".join(
+            f" --{name.replace('_', '-')} {value:g}"
+            if isinstance(value, float)
+            else f" --{name.replace('_', '-')} {value}"
+            for name, value in settings.items()
         )
-        for name, (_, own) in PRESETS.items()
-    }
-    rows, reasons, silent = [], {}, []
+
+    rows, reasons = [], {}
     for option in OPTIONS:
         cells = []
         for preset in PRESETS:
             found = outcome(preset, option)
             if found == "no effect":
-                silent.append(f"{option} in {preset} has no effect and is not refused")
+                raise SystemExit(f"{option} in {preset} has no effect and is not refused")
             cells.append(found if found in ("yes", "as its sum") else "refused")
             if cells[-1] == "refused":
                 reasons.setdefault(option, {}).setdefault(re.sub(r"^--\S+ \S+ ", "", found), []).append(preset)
-        name = option if " per " in option else f"`--{option}`"
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(rows[-1], file=sys.stderr)
-    if silent:
-        raise SystemExit("\n".join(silent))
-    presets = "\n".join(
-        f"| {name} | `{f'heedful {COMMANDS[config_class]} {flags[name]}'.strip()}` |"
-        for name, (config_class, _) in PRESETS.items()
-    )
-    why = "\n".join(
+        rows.append(f"| {option if ' per ' in option else f'`--{option}`'} | " + " | ".join(cells) + " |")
+    presets = [f"| {name} | `heedful {COMMANDS[kind]}{flags(own)}` |" for name, (kind, own) in PRESETS.items()]
+    why = [
         f"- `--{option}`: " + " ".join(f"{', '.join(where)}: {reason}." for reason, where in found.items())
         for option, found in reasons.items()
-    )
-    PAGE.write_text(
-        "# Options and presets\n\n"
-        "Which option works in which preset. *yes*: it changes what is learned, and a test has seen it do so. *refused*: it "
-        "would have no\nmeaning there, and the command says why before anything is written. *as its sum*: a reward per "
-        "token counts as one number per\nresponse, because the preset compares whole responses.\n\n"
-        "This page is written by `python tests/training/online/test_options.py`, and that file's tests hold every "
-        "cell against the code.\n\n"
-        "## The presets\n\n| preset | command |\n|---|---|\n" + presets + "\n\n"
-        "## The matrix\n\n| option | " + " | ".join(PRESETS) + " |\n" + "|---" * (len(PRESETS) + 1) + "|\n"
-        + "\n".join(rows) + "\n\n## Why an option is refused\n\n" + why + "\n",
-        encoding="utf-8",
-    )  # fmt: skip
+    ]
+    head = PAGE.read_text(encoding="utf-8").partition("## The presets")[0]
+    page = [f"{head}## The presets\n", "| preset | command |", "|---|---|", *presets, "\n## The matrix\n"]
+    page += ["| option | " + " | ".join(PRESETS) + " |", "|---" * (len(PRESETS) + 1) + "|", *rows]
+    page += ["\n## Why an option is refused\n", *why, ""]
+    PAGE.write_text("\n".join(page), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write()
+    with answering_command():  # so that refusals name flags
+        write()

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from heedful import ConfigError, DataError, GRPOConfig, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
+from cases import often
+from heedful import ConfigError, DataError, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import train_ppo
 
 TALK = [{"role": "system", "content": "有礼"}, {"role": "user", "content": "old " * 30}]
 TALK += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
-KINDS = pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig, OnlineDPOConfig])
+KINDS = pytest.mark.parametrize("kind", often([PPOConfig, OnlineDPOConfig], [PPOConfig]))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_prompt_that_is_cut_is_counted_and_rewards_see_all_of_it(long, kind, t
         return [float(len(str(completion))) for completion in completions]
 
     train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
-    sizes = {"rollout_batch_size": 20, "minibatch_size": 20, "samples_per_prompt": 4}
+    sizes = {"rollout_batch_size": 10, "minibatch_size": 10, "samples_per_prompt": 2, "steps": 1}
     settings = long(kind, too_long="truncate", max_prompt_tokens=32, **sizes)
     _, learner, _, _ = start(settings, [reward])
     kept = (Message(**TALK[0]), Message(**TALK[-1]))

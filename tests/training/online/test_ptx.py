@@ -1,7 +1,6 @@
 """PPO-ptx: the mixed-in loss is the mean log-likelihood of the records' tokens, and it keeps their likelihood up."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from heedful.data.chat import Renderer
 from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
 from heedful.training.metric_sums import MetricSums
-from jsonl import write_jsonl
 
 
 @pytest.fixture
@@ -33,9 +31,9 @@ def mix_of(config):
     return ptx.mix_of(ptx.encode_mix(config, resolve(config.model), renderer), config, renderer)
 
 
-@pytest.mark.parametrize(("size", "tokens", "times"), [(1, None, 4), (3, None, 2), (4, None, 1), (4, 1, 4)])
+@pytest.mark.parametrize(("size", "tokens", "times"), [(3, None, 2), (4, 1, 4)])
 def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibatch(
-    settings, passes, size, tokens, times
+    settings, passes, flat_gradient, distance, size, tokens, times
 ):
     """By plain transformers on single rows, whatever the micro-batches."""
     config = settings(micro_batch_size=size, micro_batch_tokens=tokens, temperature=0.7)
@@ -44,7 +42,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
     seen = passes(policy)
     mix.accumulate(policy, sums, config.micro_batch)
     assert len(seen) == times
-    found = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    found = flat_gradient(policy)
     rows = [again.examples[i] for i in next(again.order)]
     assert len(rows) == 4
     assert len({len(row.response) for row in rows}) > 1
@@ -56,8 +54,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
         losses += [-logp[t, token] for t, token in enumerate(row.response)]
     mean = torch.stack(losses).mean()
     (2.0 * mean).backward()
-    expected = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
-    assert float((found - expected).norm() / expected.norm()) < 1e-12
+    assert distance(found, flat_gradient(policy)) < 1e-12
     assert sums.means(1)["loss/ptx"] == pytest.approx(float(mean.detach()), rel=1e-9)
 
 
@@ -87,32 +84,16 @@ def test_plain_text_will_do_and_is_written_down(settings, tmp_path, length):
     assert str(text) in json.loads((config.output / "environment.json").read_text(encoding="utf-8"))["data"]
 
 
-def test_columns_are_those_of_the_prompts_alone(settings, tmp_path, length):
-    questions = tmp_path / "问.jsonl"
-    write_jsonl(questions, [{"q": f"问{i}"} for i in range(12)])
-    summary = train_ppo(settings(data=str(questions), columns="prompt=q", steps=1), rewards=[length])
+def test_columns_are_those_of_the_prompts_alone(settings, write, length):
+    questions = write("问", [{"q": f"问{i}"} for i in range(12)])
+    summary = train_ppo(settings(data=questions, columns="prompt=q", steps=1), rewards=[length])
     assert summary["ptx"] == {"records": 5}
 
 
-def test_too_few_records_are_refused(settings, length):
-    with pytest.raises(
-        ConfigError, match=r"learns 6 records of --ptx-data \(--minibatch-size\), which has 5 records. Set"
-    ):
+def test_records_that_cannot_be_used_are_refused(settings, write, length):
+    few = r"learns 6 records of --ptx-data \(--minibatch-size\), which has 5 records. Set"
+    with pytest.raises(ConfigError, match=few):
         train_ppo(settings(rollout_batch_size=6, minibatch_size=6), rewards=[length])
-
-
-def test_records_that_cannot_be_used_are_named(settings, tmp_path, length):
-    bad = tmp_path / "坏.jsonl"
-    bad.write_text('{"prompt": "问"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"坏\.jsonl:1"):
-        train_ppo(settings(ptx_data=str(bad)), rewards=[length])
+        train_ppo(settings(ptx_data=write("坏", [{"prompt": "问"}])), rewards=[length])
     assert not settings().output.exists()
-
-
-def test_a_run_does_not_overwrite_its_own_records(settings, demonstrations, length):
-    config = settings(steps=1)
-    train_ppo(config, rewards=[length])
-    inside = config.output / "演示.jsonl"
-    inside.write_bytes(Path(demonstrations).read_bytes())
-    with pytest.raises(ConfigError, match="--overwrite would delete"):
-        train_ppo(settings(overwrite=True, ptx_data=str(inside)), rewards=[length])

@@ -1,4 +1,4 @@
-"""What ends an online run or is said about it: KL beyond a limit, scores that jump. And what a state must have."""
+"""What ends an online run or is said about it: KL beyond a limit, alarms. And what a state must have."""
 
 import copy
 from dataclasses import replace
@@ -37,14 +37,13 @@ def apart(tmp_path_factory):
     return {name: str(root / name) for name in ("policy", "reference")}
 
 
-@pytest.mark.parametrize("kind", often(ONLINE, [PPOConfig, OnlineDPOConfig]))
-def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind, capsys):
+@pytest.mark.parametrize("kind", often(ONLINE, [PPOConfig]))
+def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, length, kind):
     """After the third step in a row, which is logged; with status 4, and what was learned is kept."""
-    far = {"model": apart["policy"], "reference": apart["reference"], "eval_fraction": 0.0, "steps": 6}
+    far = {"model": apart["policy"], "reference": apart["reference"], "eval_fraction": 0.0, "steps": 4}
     settings = config(kind, **far, max_kl=1.0, learning_rate=1e-6)
-    with pytest.raises(
-        TrainingError, match=r"reference/kl, .* at step 3, has been above --max-kl 1 in 3 steps"
-    ) as caught:
+    said = r"reference/kl, .* at step 3, has been above --max-kl 1 in 3 steps"
+    with pytest.raises(TrainingError, match=said) as caught:
         ONLINE[kind](settings, rewards=[length])
     assert caught.value.status == 4
     lines = read_metrics(settings.output)
@@ -53,7 +52,7 @@ def test_a_policy_that_left_its_reference_behind_ends_the_run(config, apart, len
     assert (settings.output / "checkpoints" / "step-000003").is_dir()
     above = max(line["reference/kl"] for line in lines) * 2
     quiet = config(kind, **far, max_kl=above, learning_rate=1e-6, output=settings.output.with_name("quiet"))
-    assert ONLINE[kind](quiet, rewards=[length])["steps"] == 6
+    assert ONLINE[kind](quiet, rewards=[length])["steps"] == 4
 
 
 def test_a_limit_of_what_is_not_measured_is_refused(config):
@@ -61,33 +60,14 @@ def test_a_limit_of_what_is_not_measured_is_refused(config):
         config(kl_coef=0.0, max_kl=5.0)
 
 
-def test_a_run_tells_of_scores_that_jump(config, capsys):
-    calls = []
-
-    def drifts(completions):
-        calls.append(1)
-        return [1e8 * len(c) if len(calls) == 8 else float(len(c)) for c in completions]
-
-    train_ppo(config(eval_fraction=0.0, steps=8), rewards=[drifts])
-    said = capsys.readouterr().err
-    assert said.count("times as large as in any step before") == 1
-    assert "step 7: scores-jump: the scores are" in said
-
-
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [GRPOConfig, OnlineDPOConfig])
 def test_a_run_whose_policy_has_hardly_moved_says_which_setting_to_raise(config, length, kind, capsys):
-    quiet = config(kind, eval_fraction=0.0, steps=STILL_STEPS, learning_rate=1e-9)
+    quiet = config(kind, eval_fraction=0.0, steps=STILL_STEPS, learning_rate=1e-9, max_new_tokens=4)
     ONLINE[kind](quiet, rewards=[length])
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("the policy has hardly moved, so it has learned next to nothing") == 1
     assert "Raise --learning-rate (it was 1e-09; try 1e-08) or --steps" in said
-
-
-@pytest.mark.parametrize(("response_length", "times"), [("stop", 1), ("fixed", 0)])
-def test_a_run_reports_responses_that_are_cut(config, capsys, length, response_length, times):
-    train_ppo(config(eval_fraction=0.0, steps=2, response_length=response_length), rewards=[length])
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("of the responses were cut at --max-new-tokens") == times
 
 
 def tied(completions):
@@ -96,12 +76,10 @@ def tied(completions):
 
 def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, capsys):
     """It ends again after the next step for as long as its alarm holds; without the setting it comes to its end."""
-    fixed = {"steps": 5, "eval_fraction": 0.0, "response_length": "fixed"}
+    fixed = {"steps": 5, "eval_fraction": 0.0, "response_length": "fixed", "max_new_tokens": 4}
     settings = config(GRPOConfig, **fixed, stop_on=("scores-tied",))
     for step in (3, 4):
-        with pytest.raises(
-            TrainingError, match=r"scores-tied: all responses to each prompt .*docs/alarms.md#scores-tied"
-        ) as caught:
+        with pytest.raises(TrainingError, match=r"scores-tied: all .*docs/alarms.md#scores-tied") as caught:
             train_ppo(settings, rewards=[tied])
         assert caught.value.status == 4
         assert read_metrics(settings.output)[-1]["step"] == step
@@ -142,10 +120,12 @@ def test_alarms_compare_with_the_settings(config):
     assert alarms_of(config(response_length="fixed")).history.limits.max_new_tokens is None
 
 
-def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path):
+def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path, capsys):
     """Also one that spoke after the checkpoint from which the run continues: its line is forgotten and written again."""
-    whole = config(GRPOConfig, steps=5, eval_fraction=0.0, save_every=2, max_new_tokens=8)
+    whole = config(GRPOConfig, steps=5, eval_fraction=0.0, save_every=2, max_new_tokens=4)
     train_ppo(whole, rewards=[tied])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("of the responses were cut at --max-new-tokens") == 1
     cut = replace(whole, output=tmp_path / "cut")
     killed("step.learned:kill@4", lambda: train_ppo(cut, rewards=[tied]))
     before = read_jsonl(cut.output / "alarms.jsonl")
@@ -153,12 +133,6 @@ def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path):
     assert [line["step"] for line in before] == [1, 3], "the second is after the checkpoint"
     train_ppo(cut, rewards=[tied])
     assert read_jsonl(cut.output / "alarms.jsonl") == read_jsonl(whole.output / "alarms.jsonl") == before
-
-
-def test_a_run_without_alarms_has_no_file_of_them(config, length):
-    done = train_ppo(config(eval_fraction=0.0, response_length="fixed", learning_rate=1e-3), rewards=[length])
-    assert done["alarms"] == []
-    assert not (done.folder / "alarms.jsonl").exists()
 
 
 # ---------------------------------------------------------------------------------------------- records and the state
@@ -180,25 +154,20 @@ def test_a_minibatch_that_is_discarded_uses_up_no_records(config, demonstrations
     assert found[None] == 32
 
 
-PARTS = {
-    "critic": {"critic": "separate"},
-    "average": {"ema_decay": 0.5},
-    "ptx": {"ptx_coef": 0.5},
-}
+def test_a_state_with_another_set_of_parts_is_refused_and_nothing_is_loaded(config, demonstrations, length):
+    parts = {"critic": {"critic": "separate"}, "average": {"ema_decay": 0.5}}
+    parts["ptx"] = {"ptx_coef": 0.5, "ptx_data": demonstrations, "minibatch_size": 4}
 
+    def begin(seed, **changes):
+        return start(config(eval_fraction=0.0, seed=seed, **changes), [length]).learner
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_state_with_another_set_of_parts_is_refused_and_nothing_is_loaded(config, demonstrations, length, name):
-    ptx = {"ptx_data": demonstrations, "minibatch_size": 4} if name == "ptx" else {}
-    learners = [
-        start(config(eval_fraction=0.0, seed=seed, **changes), [length]).learner
-        for seed, changes in ((0, PARTS[name] | ptx), (1, {}))
-    ]
-    for one, other, has in ((*learners, "the saved state"), (*reversed(learners), "this run")):
-        state = copy.deepcopy(one.state_dict())
-        before = copy.deepcopy(other.state_dict())
-        with pytest.raises(CheckpointError, match=rf"{has} has a {name} \(--.* resume with the same settings"):
-            other.load_state_dict(state)
-        after = other.state_dict()
-        assert torch.equal(after["random"]["generator"], before["random"]["generator"])
-        assert all(torch.equal(after["policy"][key], before["policy"][key]) for key in before["policy"])
+    plain = begin(1)
+    for name, changes in parts.items():
+        more = begin(0, **changes)
+        for one, other, has in ((more, plain, "the saved state"), (plain, more, "this run")):
+            before = copy.deepcopy(other.state_dict())
+            with pytest.raises(CheckpointError, match=rf"{has} has a {name} \(--.* resume with the same settings"):
+                other.load_state_dict(copy.deepcopy(one.state_dict()))
+            after = other.state_dict()
+            assert torch.equal(after["random"]["generator"], before["random"]["generator"])
+            assert all(torch.equal(after["policy"][key], before["policy"][key]) for key in before["policy"])

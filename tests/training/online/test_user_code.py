@@ -64,16 +64,22 @@ def folder(tmp_path_factory):
     return folder
 
 
+COMMON = {
+    "steps": 2, "rewards": ("rule:repetition",), "rollout_batch_size": 8, "minibatch_size": 4, "samples_per_prompt": 4,
+    "max_new_tokens": 6, "eval_fraction": 0.0, "dtype": "float32", "learning_rate": 1e-2, "device": "cpu",
+}  # fmt: skip
+
+
+def of(folder):
+    return {"model": str(folder / "tiny"), "data": str(folder / "prompts.jsonl")}
+
+
 @pytest.fixture
 def settings(folder, tmp_path):
     def make(**changes):
-        common = {
-            "model": str(folder / "tiny"), "data": str(folder / "prompts.jsonl"), "output": tmp_path / "run", "steps": 2,
-            "rewards": ("rule:repetition",), "rollout_batch_size": 8, "minibatch_size": 4, "samples_per_prompt": 4,
-            "max_new_tokens": 6, "eval_fraction": 0.0, "dtype": "float32", "learning_rate": 1e-2, "device": "cpu",
-        }  # fmt: skip
+        common = COMMON | of(folder) | {"output": tmp_path / "run"}
         named = {k: f"python:{folder / '我的.py'}:{v[1:]}" if str(v).startswith("@") else v for k, v in changes.items()}
-        if "sampler" in named:
+        if isinstance(named.get("sampler"), str):
             named["sampler"] = (named["sampler"],)
         return GRPOConfig(**common | named)
 
@@ -88,32 +94,49 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_own_code_that_does_what_heedfuls_does_gives_the_same_weights(settings, tmp_path):
-    ours = weights(train_grpo(settings(advantage="dr_grpo")))
-    for number, changes in enumerate(
-        ({"advantage": "@centred"}, {"advantage": "@per_token"}, {"advantage": "dr_grpo", "policy_loss": "@clipped"})
-    ):
-        assert same(ours, weights(train_grpo(settings(**changes, output=tmp_path / str(number))))), changes
-    assert not same(ours, weights(train_grpo(settings(output=tmp_path / "other")))), "a negative control"
+@pytest.fixture(scope="module")
+def ours(folder):
+    """The weights after two steps of ``settings(advantage="dr_grpo")``."""
+    return weights(train_grpo(GRPOConfig(**COMMON | of(folder), output=folder / "ours", advantage="dr_grpo")))
 
 
-def test_a_function_in_python_is_what_a_file_is(settings, tmp_path):
-    def centred(rewards, config):
-        groups = rewards.per_response.view(-1, config.samples_per_prompt)
-        return (groups - groups.mean(dim=1, keepdim=True)).flatten()
-
-    ours = weights(train_grpo(settings(advantage="dr_grpo")))
-    assert same(ours, weights(train_grpo(settings(advantage=centred, output=tmp_path / "function"))))
-    written = (tmp_path / "function" / "config.yaml").read_text(encoding="utf-8")
-    assert "python:in Python:centred" in written
+def centred(rewards, config):
+    groups = rewards.per_response.view(-1, config.samples_per_prompt)
+    return (groups - groups.mean(dim=1, keepdim=True)).flatten()
 
 
-def test_an_engine_of_ones_own_samples_what_is_learned_from(settings, tmp_path):
-    ours = weights(train_grpo(settings(sampler="@Local")))
-    again = weights(train_grpo(settings(sampler="@Local", output=tmp_path / "again")))
-    other = weights(train_grpo(settings(output=tmp_path / "other")))
-    assert same(ours, again)
-    assert not same(ours, other), "another seed, so other responses"
+@pytest.mark.parametrize(
+    "changes",
+    [{"advantage": "@centred"}, {"advantage": "@per_token"}, {"policy_loss": "@clipped"}, {"advantage": centred}],
+    ids=lambda changes: "-".join(map(str, *changes.items())).split(" ")[0],
+)
+def test_own_code_that_does_what_heedfuls_does_gives_the_same_weights(settings, folder, ours, changes):
+    """And the run writes down what the file held, or that there is none."""
+    result = train_grpo(settings(**{"advantage": "dr_grpo"} | changes))
+    assert same(ours, weights(result))
+    if centred in changes.values():
+        assert "python:in Python:centred" in (result.folder / "config.yaml").read_text(encoding="utf-8")
+    else:
+        written = "".join(path.read_text(encoding="utf-8") for path in result.folder.glob("*.json"))
+        assert hashlib.sha256((folder / "我的.py").read_bytes()).hexdigest() in written
+
+
+def test_an_engine_of_ones_own_samples_what_is_learned_from(settings, ours, tmp_path):
+    """Named by its file, or its class given by itself."""
+
+    class Local:
+        def __init__(self, policy, config):
+            self.inner = heedful.LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=7)
+            self.generate, self.update_weights = self.inner.generate, self.inner.update_weights
+
+        def close(self):
+            pass
+
+    named = weights(train_grpo(settings(sampler="@Local", advantage="dr_grpo")))
+    config = settings(output=tmp_path / "class", sampler=Local, advantage="dr_grpo")
+    assert config.sampler == (Local,)
+    assert same(named, weights(train_grpo(config)))
+    assert not same(named, ours), "another seed, so other responses"
 
 
 @pytest.mark.parametrize(
@@ -138,18 +161,12 @@ def test_mistakes_in_it_are_named(settings, changes, message):
         train_grpo(settings(**changes))
 
 
-def test_a_run_writes_down_what_the_file_held(settings, folder):
-    result = train_grpo(settings(advantage="@centred"))
-    written = "".join(path.read_text(encoding="utf-8") for path in result.folder.glob("*.json"))
-    assert hashlib.sha256((folder / "我的.py").read_bytes()).hexdigest() in written
-
-
-def test_the_reduction_of_a_policy_loss_is_that_of_the_whole_minibatch(settings, tmp_path):
+def test_the_reduction_of_a_policy_loss_is_that_of_the_whole_minibatch(settings, ours):
     """So micro-batches change no number."""
-    whole = weights(train_grpo(settings(policy_loss="@clipped", advantage="dr_grpo")))
-    parts = settings(policy_loss="@clipped", advantage="dr_grpo", micro_batch_size=1, output=tmp_path / "parts")
-    for name, value in weights(train_grpo(parts)).items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5)
+    for name, value in weights(
+        train_grpo(settings(policy_loss="@clipped", advantage="dr_grpo", micro_batch_size=1))
+    ).items():
+        torch.testing.assert_close(value, ours[name], rtol=1e-4, atol=1e-5)
 
 
 def scaled(factor):
@@ -162,25 +179,25 @@ def scaled(factor):
     return loss
 
 
-def test_functions_of_one_name_are_each_their_own(settings, tmp_path):
-    """Made before either is used, by the same factory."""
-    ours = weights(train_grpo(settings(advantage="dr_grpo")))
-    up, down = (
-        settings(advantage="dr_grpo", policy_loss=scaled(sign), output=tmp_path / str(sign)) for sign in (1.0, -1.0)
-    )
-    assert up != heedful.GRPOConfig(**vars(up) | {"policy_loss": down.policy_loss})
-    assert up.policy_loss is not down.policy_loss
-    assert same(ours, weights(train_grpo(up)))
-    assert not same(ours, weights(train_grpo(down)))
+def test_functions_of_one_name_are_each_their_own(settings, ours, tmp_path):
+    """Made before either is used, by the same factory; as rewards that choose the best, too."""
 
-
-def test_rewards_of_one_name_that_choose_the_best_are_each_their_own(settings, tmp_path):
     def counting(number):
         return lambda completions, **_: [number] * len(completions)
 
-    chosen = {"eval_fraction": 0.5, "rollout_batch_size": 4, "samples_per_prompt": 2}
-    configs = [settings(**chosen, selection_rewards=(counting(n),), output=tmp_path / str(n)) for n in (2.0, 3.0)]
-    assert [train_grpo(one).summary["last_evaluation"]["eval/judge_mean"] for one in configs] == [2.0, 3.0]
+    chosen = {"advantage": "dr_grpo", "eval_fraction": 0.5, "steps": 1}
+    chosen |= {"rollout_batch_size": 4, "samples_per_prompt": 2}
+    up, down = (
+        settings(**chosen, policy_loss=scaled(sign), selection_rewards=(counting(sign),), output=tmp_path / str(sign))
+        for sign in (1.0, -1.0)
+    )
+    assert up != GRPOConfig(**vars(up) | {"policy_loss": down.policy_loss})
+    assert up.policy_loss is not down.policy_loss
+    results = [train_grpo(one) for one in (up, down)]
+    assert [one.summary["last_evaluation"]["eval/judge_mean"] for one in results] == [1.0, -1.0]
+    plain = settings(**chosen, output=tmp_path / "plain")
+    expected = weights(train_grpo(plain))
+    assert [same(expected, weights(one)) for one in results] == [True, False]
 
 
 def test_a_run_resumes_with_the_same_function_only(settings):
@@ -198,31 +215,12 @@ def test_a_run_resumes_with_the_same_function_only(settings):
     assert train_grpo(settings(policy_loss=scaled(1.0))).summary["steps"] == 2
 
 
-def test_a_file_that_changed_is_read_again_by_the_next_run(settings, folder, tmp_path):
+def test_a_file_that_changed_is_read_again_by_the_next_run(settings, ours, tmp_path):
     """As somebody does in a notebook."""
-    own, changes = (
-        tmp_path / "损失.py",
-        {"advantage": "dr_grpo", "policy_loss": f"python:{tmp_path / '损失.py'}:clipped"},
-    )
-    own.write_text(CODE, encoding="utf-8")
-    ours = weights(train_grpo(settings(**changes)))
+    own = tmp_path / "损失.py"
+    config = settings(advantage="dr_grpo", policy_loss=f"python:{own}:clipped")
     own.write_text(CODE.replace("    return heedful.core.ppo", "    return -1 * heedful.core.ppo"), encoding="utf-8")
     with pytest.raises(ConfigError, match="--policy-loss"):
-        train_grpo(settings(**changes, output=tmp_path / "broken"))
+        train_grpo(config)
     own.write_text(CODE, encoding="utf-8")
-    assert same(ours, weights(train_grpo(settings(**changes, output=tmp_path / "again"))))
-
-
-def test_an_engines_class_is_given_by_itself(settings, tmp_path):
-    class Local:
-        def __init__(self, policy, config):
-            self.inner = heedful.LocalEngine(policy, max_new_tokens=config.max_new_tokens, seed=7)
-            self.generate, self.update_weights = self.inner.generate, self.inner.update_weights
-
-        def close(self):
-            pass
-
-    named = weights(train_grpo(settings(sampler="@Local")))
-    config = heedful.GRPOConfig(**vars(settings(output=tmp_path / "class")) | {"sampler": Local})
-    assert config.sampler == (Local,)
-    assert same(named, weights(train_grpo(config)))
+    assert same(ours, weights(train_grpo(config)))
