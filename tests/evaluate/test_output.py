@@ -43,56 +43,42 @@ def test_an_earlier_result_is_replaced_only_if_told_to(measure, tmp_path):
     assert json.loads(output.read_bytes())["settings"]["seed"] == 7
 
 
-@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
-def test_the_data_is_never_replaced(measure, data, flags):
+def test_the_data_is_never_replaced(measure, data):
     """Nor under another spelling."""
     before = data.read_bytes()
     for output in (data, data.parent / "." / "x" / ".." / data.name):
-        status, error = measure(output, *flags)
-        assert status == 2
-        assert "was not written by heedful evaluate" in error
+        for flags in ([], ["--overwrite"]):
+            status, error = measure(output, *flags)
+            assert status == 2
+            assert "was not written by heedful evaluate" in error
     assert data.read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "exists"), [("summary.json", True), ("metrics.jsonl", False)])
-def test_the_files_of_a_run_are_left_alone(measure, tmp_path, name, exists):
+def test_the_files_of_a_run_are_left_alone(measure, tmp_path):
     """Also one that the run has not written yet."""
     run = tmp_path / "运行"
     run.mkdir()
     (run / "environment.json").write_text('{"command": "heedful sft"}')
-    if exists:
-        (run / name).write_text('{"settings": {"output": "x"}}')
+    (run / "summary.json").write_text('{"settings": {"output": "x"}}')
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    status, error = measure(run / name, "--overwrite")
-    assert status == 2
-    assert f"is a file of the run in {run}" in error
+    for name in ("summary.json", "metrics.jsonl"):
+        status, error = measure(run / name, "--overwrite")
+        assert status == 2
+        assert f"is a file of the run in {run}" in error
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     assert measure(run / "perplexity.json") == (0, "")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "重要",
-        "[]",
-        '{"settings": 1}',
-        '{"settings": {}}',
-        "[" * 5000,
-        b"\xff\xfe",
-        b"{}" + b" " * LARGEST_OUTPUT,
-    ],
-)
-def test_no_other_file_is_replaced(tmp_path, content):
-    output = tmp_path / "一.json"
-    output.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match="was not written by heedful evaluate, so it is left alone"):
-        check_output(PerplexityConfig(model="m", data="d", output=output, overwrite=True))
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path):
+def test_no_other_file_is_replaced(tmp_path):
+    """And what is no file is not waited for."""
     os.mkfifo(tmp_path / "管")
-    with pytest.raises(ConfigError, match="was not written by heedful evaluate"):
-        check_output(PerplexityConfig(model="m", data="d", output=tmp_path / "管", overwrite=True))
+    large = b"{}" + b" " * LARGEST_OUTPUT
+    contents = ["重要".encode(), b"[]", b'{"settings": 1}', b'{"settings": {}}', b"[" * 5000, b"\xff\xfe", large]
+    for name, content in (("管", None), *((f"{i}.json", one) for i, one in enumerate(contents))):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match="was not written by heedful evaluate, so it is left alone"):
+            check_output(PerplexityConfig(model="m", data="d", output=tmp_path / name, overwrite=True))
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="a folder in which nobody, root included, makes a file")

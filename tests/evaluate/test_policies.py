@@ -267,28 +267,19 @@ def test_a_result_that_cannot_be_written_is_told_before_the_work(tiny, prompts, 
         assert "--output" in captured.err
 
 
-def test_report_prints_what_it_is_given(capsys):
-    samples = [{"prompt": "[bold]你好[/bold]", "response": "a\nb"}]
-    report({"kl": 0.25, "prompts": 3, "samples": samples}, PerplexityConfig(model="m", data="d"))
+def test_report_prints_what_it_is_given(tmp_path, capsys):
+    """What was measured, and how, in one file; a number that is not finite becomes null."""
+    samples = [{"prompt": "[bold]你好[/bold]", "response": "a\nb", "score": math.nan}]
+    config = ScoresConfig(model="m", data="d", rewards=("rule:digits",), output=tmp_path / "x" / "r.json")
+    report({"kl": 0.25, "prompts": 3, "score_mean": math.inf, "samples": samples}, config)
     printed = capsys.readouterr().out
     assert "samples:" not in printed
     for fragment in ("kl: 0.2500", "prompts: 3", "[bold]你好[/bold]", "a\\nb"):
         assert fragment in printed
-
-
-def test_the_file_holds_numbers_samples_and_settings(tiny, prompts, tmp_path):
-    """What was measured, and how, in one file; a number that is not finite becomes null."""
-    config = ScoresConfig(
-        model=tiny(), data=prompts, rewards=("rule:digits",), max_new_tokens=3, output=tmp_path / "x" / "r.json"
-    )
-    report({"score_mean": math.inf, "samples": [{"prompt": "问", "score": math.nan}]}, config)
-    settings = dataclasses.asdict(config) | {"output": str(config.output), "rewards": ["rule:digits"]}
+    settings = dataclasses.asdict(config) | {"output": str(config.output)}
     settings |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
-    assert strict_json(config.output) == {
-        "score_mean": None,
-        "samples": [{"prompt": "问", "score": None}],
-        "settings": settings,
-    }
+    saved = {"score_mean": None, "samples": [samples[0] | {"score": None}], "settings": settings}
+    assert strict_json(config.output) == {"kl": 0.25, "prompts": 3, **saved}
 
 
 def lengths(written, *, fine, long, unusable=0):

@@ -32,25 +32,19 @@ FOUR = [("好!", "好?"), ("好!", "好好"), ("a", "?"), ("??", "!!")]
 
 
 def test_planted_pairs(measure):
-    """Three of four in the right order, each to a prompt of its own: Wilson's interval."""
+    """Three of four in the right order, each to a prompt of its own: Wilson's interval. Equal scores are not right."""
     result = measure([pair(*texts, prompt=f"第{i}问") for i, texts in enumerate(FOUR)])
     assert result["accuracy"] == 0.75
     assert result["interval_95"] == pytest.approx((0.300636, 0.954414), abs=1e-6)
     assert (result["pairs"], result["prompts"]) == (4, 4)
+    assert measure([pair("ab", "cd")])["accuracy"] == 0.0
 
 
 def test_pairs_of_one_prompt_are_not_independent(measure):
     """In records of their own, apart from each other, and one of them as a message: two prompts, of one opinion each."""
     right, wrong = FOUR[0], FOUR[3]
     message = {"prompt": [{"role": "user", "content": "甲"}], "chosen": "好!", "rejected": "好?"}
-    records = [
-        pair(*right, "甲"),
-        pair(*wrong, "乙"),
-        pair(*right, "甲"),
-        pair(*wrong, "乙"),
-        message,
-        pair(*wrong, "乙"),
-    ]
+    records = [pair(*right, "甲"), pair(*wrong, "乙")] * 2 + [message, pair(*wrong, "乙")]
     result = measure(records)
     assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.5, 6, 2)
     assert result["interval_95"] == share_interval([[1.0] * 3, [0.0] * 3])
@@ -69,18 +63,15 @@ def test_the_planted_scores_are_those_of_the_margin(measure):
     assert better["score_mean"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_equal_scores_are_not_right(measure):
-    """A model that gives everything the same score has learned nothing: 0, not one half or one."""
-    assert measure([pair("ab", "cd")])["accuracy"] == 0.0
-
-
 def test_rankings_count_all_their_pairs_and_no_ties(measure):
-    """Of A < B = C < D there are five pairs; the planted scores get all right but (B, D)."""
+    """Of A < B = C < D there are five pairs; the planted scores get all right but (B, D). Pairs are weighted alike."""
     responses = ["!!", "??", "ab", "cd"]  # scores 1, -1, 0, 0 over the same length
-    result = measure([{"prompt": "问", "responses": responses, "ranks": [0, 1, 1, 2]}])
-    assert result["pairs"] == 5
+    ranked = {"prompt": "问", "responses": responses, "ranks": [0, 1, 1, 2]}
+    result = measure([ranked])
     # (A,B) (A,C) (A,D) are right; (B,D): -1 against 0 is wrong; (C,D): equal scores are not right.
-    assert result["accuracy"] == pytest.approx(3 / 5)
+    assert (result["accuracy"], result["pairs"]) == (pytest.approx(3 / 5), 5)
+    result = measure([ranked, {"prompt": "二", "responses": ["!", "?"], "ranks": [0, 1]}])
+    assert (result["accuracy"], result["pairs"], result["prompts"]) == (pytest.approx(4 / 6), 6, 2)
 
 
 def test_calibration_and_length(measure):
@@ -114,20 +105,9 @@ def test_truncated_rankings_are_scored_without_an_end(measure, planted_model):
     assert both["margin_mean"] == pytest.approx(sum(margins) / 3, abs=1e-6)
 
 
-def test_pairs_are_weighted_alike_not_prompts(measure):
-    records = [
-        {"prompt": "一", "responses": ["!!!", "!!a", "!aa"], "ranks": [0, 1, 2]},
-        {"prompt": "二", "responses": ["?", "!"], "ranks": [0, 1]},
-    ]
-    result = measure(records)
-    assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.75, 4, 2)
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(1, None), (100, 60)])
-def test_the_batch_changes_nothing(measure, size, tokens):
+def test_the_batch_changes_nothing(measure):
     records = [pair("!" * (i % 4) + "长" * (i % 7), "?" * (i % 3) + "短") for i in range(1, 12)]
-    one = measure(records, micro_batch_size=size, micro_batch_tokens=tokens)
-    other = measure(records, micro_batch_size=2)
+    one, other = measure(records, micro_batch_size=100, micro_batch_tokens=60), measure(records, micro_batch_size=1)
     assert one.pop("interval_95") == other.pop("interval_95")
     assert one == pytest.approx(other, abs=1e-5)
 
@@ -142,7 +122,8 @@ def test_the_fraction_is_what_trainers_hold_out(measure, written):
     assert (found, dropped) == (expected, {"records": 200, "dropped_unusable": 0})
     assert 5 < len(found) < 40
     assert measure(records, eval_fraction=0.1)["prompts"] == counts["held_out"] == len(found)
-    assert measure(records)["prompts"] == 200
+    with pytest.raises(DataError, match="--eval-fraction"):
+        measure([pair("a", "b")], eval_fraction=0.001)
 
 
 def test_unusable_pairs_are_dropped_and_counted(measure):
@@ -152,17 +133,11 @@ def test_unusable_pairs_are_dropped_and_counted(measure):
     result = measure(records, unusable="drop")
     assert (result["accuracy"], result["prompts"], result["dropped_unusable"]) == (1.0, 9, 1)
     assert "dropped_unusable" not in measure(records[:9])
-    with pytest.raises(
-        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\).*--max-dropped 0\.09"
-    ):
+    said = r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\).*--max-dropped 0\.09"
+    with pytest.raises(DataError, match=said):
         measure(records, unusable="drop", max_dropped=0.09)
     with pytest.raises(DataError, match="none of 2 records is usable"):
         measure([pair(" ", "?")] * 2, unusable="drop", max_dropped=1.0)
-
-
-def test_a_fraction_that_holds_nothing_out(measure):
-    with pytest.raises(DataError, match="--eval-fraction"):
-        measure([pair("a", "b")], eval_fraction=0.001)
 
 
 def test_too_long_for_the_reward_model(measure):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from exam_cases import RECORDS, constant, exact, length
+from exam_cases import RECORDS, constant, exact, length, text_of
 from heedful import ConfigError, DataError, RewardError
 from heedful.configs.exam import ExamConfig
 from heedful.exam.examine import TERMS, examine, score_of, terms_of, worst
@@ -15,16 +15,12 @@ from heedful.exam.examine import TERMS, examine, score_of, terms_of, worst
 SMALL = {"rounds": 2, "edits": 2}
 
 
-def test_a_perfect_reward(examined):
+def test_known_rewards(examined):
+    """A perfect one; that of length, right on all pairs as the longer one is always chosen, which only the attacks find out;
+    a constant one."""
     found = examined(exact, **SMALL)
-    assert found["score"] == 100
+    assert (found["score"], found["worst"], found["parts"]["accuracy"]["accuracy"]) == (100, [], 1.0)
     assert found["verdict"].startswith("ready")
-    assert found["worst"] == []
-    assert found["parts"]["accuracy"]["accuracy"] == 1.0
-
-
-def test_a_reward_of_length(examined):
-    """It is right on all pairs, as the longer one is always chosen, and only the attacks find it out."""
     found = examined(length, **SMALL)
     baseline = found["parts"]["baselines"]["baselines"][0]
     assert (found["parts"]["accuracy"]["accuracy"], baseline["same order"]) == (1.0, 1.0)
@@ -33,9 +29,6 @@ def test_a_reward_of_length(examined):
     assert found["parts"]["edits"]["raised"] == 1.0
     assert found["verdict"].startswith("not ready")
     assert len(found["worst"]) == 10
-
-
-def test_a_constant_reward(examined):
     found = examined(constant, **SMALL)
     assert found["parts"]["accuracy"]["accuracy"] == 0.0
     assert {row["flips"] for row in found["parts"]["probes"]["probes"]} == {0.5}
@@ -55,11 +48,7 @@ def test_the_terms_by_hand():
     assert [one["value"] for one in terms] == pytest.approx([0.8, 0.6, 0.8, 0.5, 0.01])
     assert score_of(terms) == pytest.approx(100 * (0.8 * 0.6 * 0.8 * 0.5 * 0.01) ** (1 / 5))
     assert [one["term"] for one in terms_of({"edits": {"gain": 0.0}})] == ["edits"]
-
-
-def test_a_flaw_is_not_made_up_for():
-    assert score_of([{"value": 0.25}, {"value": 1.0}]) == pytest.approx(50)
-    assert score_of([{"value": 1.0}] * 5) == 100
+    assert score_of([{"value": 0.25}, {"value": 1.0}]) == pytest.approx(50), "a flaw is not made up for"
 
 
 def test_a_judge_foretells_with_a_policy(examined, tiny):
@@ -89,10 +78,8 @@ def test_what_is_missing_is_named_with_its_flag(examined, tiny):
 
 
 def test_the_worst_examples_are_of_several_kinds():
-    examples = [{"kind": "a", "gap": float(gap)} for gap in range(20)] + [
-        {"kind": "b", "gap": 0.5},
-        {"kind": "c", "gap": 7.5},
-    ]
+    examples = [{"kind": "a", "gap": float(gap)} for gap in range(20)]
+    examples += [{"kind": "b", "gap": 0.5}, {"kind": "c", "gap": 7.5}]
     found = worst(examples)
     assert [one["gap"] for one in found] == sorted((one["gap"] for one in found), reverse=True)
     assert [one["kind"] for one in found].count("a") == 8, "two, and six to fill the ten"
@@ -101,9 +88,8 @@ def test_the_worst_examples_are_of_several_kinds():
 
 
 def test_rankings_give_all_their_pairs(examined):
-    records = [
-        {"prompt": f"q{i}", "responses": ["best", "good", "fair", "bad"], "ranks": [0, 1, 1, 2]} for i in range(3)
-    ]
+    ranked = {"responses": ["best", "good", "fair", "bad"], "ranks": [0, 1, 1, 2]}
+    records = [{"prompt": f"q{i}", **ranked} for i in range(3)]
     assert examined(constant, records, **SMALL)["counts"]["pairs"] == 15
     assert examined(constant, records, pairs=4, **SMALL)["counts"]["pairs"] == 4
 
@@ -113,7 +99,7 @@ def nan(completions, **_):
 
 
 def fails_on_nothing(completions, **_):
-    return [1 / len(one if isinstance(one, str) else one[-1]["content"]) for one in completions]
+    return [1 / len(text_of(one)) for one in completions]
 
 
 def needs(completions, solution):
@@ -123,10 +109,8 @@ def needs(completions, solution):
 def test_a_reward_that_fails_fails_the_exam(examined):
     with pytest.raises(RewardError, match="a score is one finite number"):
         examined(nan, **SMALL)
-    with pytest.raises(
-        RewardError,
-        match=rf"raised ZeroDivisionError: division by zero \({re.escape(__file__)}, line \d+\); for the prompt '第\d+问",
-    ):
+    said = rf"raised ZeroDivisionError: division by zero \({re.escape(__file__)}, line \d+\); for the prompt '第\d+问"
+    with pytest.raises(RewardError, match=said):
         examined(fails_on_nothing, **SMALL)
     with pytest.raises(RewardError, match="needs needs the column solution; the prompts have chosen, good, rejected"):
         examined(needs, **SMALL)
@@ -141,9 +125,8 @@ def test_data_without_pairs(examined):
         examined(length, [])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_do_not_fit():
+    for settings, message in (
         ({"output": "exam.txt"}, "--output exam.txt must end in .html or .json"),
         ({"n": 8}, "--n .*is about --policy; add it"),
         ({"judge": ("rule:digits",)}, "--judge scores the policy's answers: add --policy"),
@@ -151,11 +134,9 @@ def test_data_without_pairs(examined):
         ({"policy": "p", "temperature": 0.0}, "--temperature above 0"),
         ({"too_long": "drop"}, "--too-long .*has no effect"),
         ({"reward": ""}, "a reward is missing"),
-    ],
-)
-def test_settings_that_do_not_fit(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        ExamConfig(**({"reward": "rule:digits"} | settings))
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ExamConfig(**({"reward": "rule:digits"} | settings))
 
 
 def test_a_command_ends_with_one_line_and_writes_nothing(heedful, written, tmp_path):
@@ -175,18 +156,14 @@ def test_a_command_ends_with_one_line_and_writes_nothing(heedful, written, tmp_p
     assert not page.parent.exists()
 
 
-def test_as_json(heedful, written):
-    """Columns of the data reach the reward; standard output is JSON alone."""
+def test_as_json(heedful, tiny, written, tmp_path):
+    """Columns of the data reach the reward; standard output is JSON alone. A reward model is named by its folder, without
+    model: before it. Of what is longer than it reads (128 tokens), it reads the beginning."""
     data = written("p.jsonl", [{**record, "expected": record["good"]} for record in RECORDS])
     found = heedful("exam", "rule:contains_expected", "--data", data, "--json")
     assert found.status == 0, found.err
     numbers = json.loads(found.out)
-    assert numbers["parts"]["accuracy"]["accuracy"] == 1.0
-    assert numbers["reward"] == "rule:contains_expected"
-
-
-def test_a_reward_model_is_named_by_its_folder(heedful, tiny, written, tmp_path):
-    """Without model: before it. Of what is longer than it reads (128 tokens), it reads the beginning."""
+    assert (numbers["reward"], numbers["parts"]["accuracy"]["accuracy"]) == ("rule:contains_expected", 1.0)
     folder = tmp_path / "评分"
     shutil.copytree(tiny(), folder)
     model = AutoModelForSequenceClassification.from_pretrained(tiny(), num_labels=1)

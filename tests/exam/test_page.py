@@ -20,33 +20,25 @@ SMALL = {"rounds": 1, "edits": 1}
 
 
 def test_text_of_data_is_escaped(examined):
+    """And characters that are obeyed are shown as codes."""
+    evil = {"prompt": "q\u202ex", "chosen": "a\x1b[31m\nb", "rejected": "c\x07 d e f g"}
     page = html_page(examined(length, EVIL, **SMALL))
     assert "&lt;script&gt;alert(&#39;猫&#39;)&lt;/script&gt;" in page
     assert "好的 &lt;b&gt;&amp;amp; &#34;x&#34;" in page
     assert not re.search(r"<(script|img|b)\b", page)
-
-
-def test_characters_that_are_obeyed_are_shown_as_codes(examined):
-    record = examined(
-        length, [{"prompt": "q\u202ex", "chosen": "a\x1b[31m\nb", "rejected": "c\x07 d e f g"}] * 2, **SMALL
-    )
-    page = html_page(record)
+    page = html_page(examined(length, [evil] * 2, **SMALL))
     assert not re.search("[\x1b\x07\u202e]", page)
     assert "q\\u202ex" in page
     assert "a\\x1b[31m\nb" in page, "lines stay"
-
-
-def test_it_needs_nothing_from_elsewhere(examined):
-    page = html_page(examined(length, **SMALL))
-    assert not re.search(r"https?://|src=|href=|@import|url\(", page)
-    assert "prefers-color-scheme: dark" in page
-    assert "猫在睡觉。" in page
 
 
 def test_all_parts_are_on_it(examined, tiny):
     """The number, the formula and its terms, ten examples, each part by its title."""
     record = examined(length, policy=tiny(), prompts=2, n=2, max_new_tokens=3, second=[length], **SMALL)
     page = html_page(record)
+    assert not re.search(r"https?://|src=|href=|@import|url\(", page), "it needs nothing from elsewhere"
+    assert "prefers-color-scheme: dark" in page
+    assert "猫在睡觉。" in html_page(examined(length, **SMALL))
     assert f'<span class="score">{record["score"]:.0f}</span> of 100' in page
     assert "score = 100 × geometric mean of the values" in page
     assert page.count('class="example"') == 10
@@ -88,9 +80,6 @@ def test_only_an_earlier_page_is_replaced(exam, tmp_path):
     refused = exam("--output", other, "--overwrite")
     assert (refused.status, other.read_text(encoding="utf-8")) == (2, "<p>mine</p>")
     assert "was not written by heedful exam" in refused.message
-    assert exam("--output", tmp_path).status == 2
-
-
-def test_the_settings_of_the_page_are_checked_first(exam):
-    assert exam("--output", "x.png").status == 2
+    for name in (tmp_path, "x.png"):
+        assert exam("--output", name).status == 2
     assert ExamConfig(reward="r", output="x.HTML").output.name == "x.HTML"

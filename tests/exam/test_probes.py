@@ -25,18 +25,12 @@ def of_probe(found):
     return {row["probe"]: row for row in found["probes"]}
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_what_is_made(name):
-    assert PROBES[name](ONE, OTHER, random.Random(0)) == MADE[name]
-
-
-def test_of_chinese_responses():
+def test_what_is_made():
+    assert {name: PROBES[name](ONE, OTHER, random.Random(0)) for name in MADE} == MADE
     chinese = pair("为什么？", "因为，是。", "不")
+    made = {name: PROBES[name](chinese, OTHER, random.Random(0)) for name in ("polite words", "no punctuation")}
+    assert made == {"polite words": "因为，是。非常感谢您！请，好的，当然，乐意效劳！", "no punctuation": "因为是"}
     assert PROBES["other language"](chinese, OTHER, random.Random(0)).startswith("Das kann")
-    assert (
-        PROBES["polite words"](chinese, OTHER, random.Random(0)) == "因为，是。非常感谢您！请，好的，当然，乐意效劳！"
-    )
-    assert PROBES["no punctuation"](chinese, OTHER, random.Random(0)) == "因为是"
 
 
 def test_gibberish_has_the_same_letters():
@@ -66,18 +60,13 @@ def test_a_reward_of_length_is_found_out():
     assert worst["gap"] == pytest.approx(64 / 11.5**0.5)
 
 
-def test_a_constant_reward_is_chance():
+def test_a_constant_reward_is_chance_and_a_perfect_one_flips_nothing():
     record, examples = run(constant, [ONE, OTHER])
-    assert {row["flips"] for row in record["probes"]} == {0.5}
-    assert examples == []
-
-
-def test_a_perfect_reward_flips_nothing():
+    assert ({row["flips"] for row in record["probes"]}, examples) == ({0.5}, [])
     pairs = [pair("Why?", "It is, so.", "No.", good="It is, so."), pair("Who?", "A cat.", "x", good="A cat.")]
     record, examples = run(exact, pairs)
     assert len(record["probes"]) == len(PROBES)
-    assert {row["flips"] for row in record["probes"]} == {0.0}
-    assert examples == []
+    assert ({row["flips"] for row in record["probes"]}, examples) == ({0.0}, [])
 
 
 def test_what_changes_nothing_is_left_out():

@@ -164,13 +164,6 @@ def test_a_server_that_is_slow(answering, completions):
         asked(server.url, completions, timeout=0.3, retry_seconds=0)
 
 
-def test_a_server_that_trickles(answering, completions):
-    """Each byte comes in time, and still the answer as a whole does not."""
-    server = answering(lambda count: (200, [b" "] * 200))
-    with pytest.raises(RewardError, match="ReadTimeout: the answer was not complete in time; tried 1 time"):
-        asked(server.url, completions, timeout=0.3, retry_seconds=0)
-
-
 WRONG = [
     ((400, '{"error": "太长"}'.encode()), ["refused", "status 400", "太长"]),
     ((404, b"not here"), ["refused", "status 404", "not here"]),
@@ -319,9 +312,10 @@ def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completio
 def test_a_server_that_asks_for_more_time_than_there_is(answering, completions):
     """Nothing is gained by waiting out the rest."""
     server = answering(lambda count: (503, b"", {"Retry-After": "3600"}))
-    with pytest.raises(RewardError, match=r"wait for 3600 s \(Retry-After\).*--reward-retry-minutes 10"):
+    with pytest.raises(
+        RewardError, match=r"tried 1 time\..* wait for 3600 s \(Retry-After\).*--reward-retry-minutes 10"
+    ):
         asked(server.url, completions)
-    assert len(server.requests) == 1
 
 
 def raw_server(respond):
@@ -333,7 +327,7 @@ def raw_server(respond):
             connection, _ = listening.accept()
             with connection:
                 connection.recv(1 << 16)
-                for piece in respond():
+                for piece in filter(None, respond()):
                     connection.sendall(piece)
                     if stop.wait(0.05):
                         return
@@ -350,21 +344,20 @@ def raw_server(respond):
 
 
 @pytest.mark.parametrize(
-    "endless", [b"X-Header: 1\r\n", b"HTTP/1.1 102 Processing\r\n\r\n"], ids=["headers", "interim answers"]
+    ("begins", "endless"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"X-Header: 1\r\n"),
+        (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", b" "),
+    ],
+    ids=["headers", "interim answers", "an answer that trickles"],
 )
-def test_what_comes_before_the_answer_counts_as_well(completions, endless):
-    """Headers one by one, or 1xx answers without end: each in time, and together more than an answer may take."""
-
-    def respond():
-        if endless.startswith(b"X"):
-            yield b"HTTP/1.1 200 OK\r\n"
-        for _ in range(400):
-            yield endless
-
-    url, end = raw_server(respond)
+def test_what_comes_before_the_answer_counts_as_well(completions, begins, endless):
+    """Headers one by one, 1xx answers without end, bytes of the answer: each in time, and together more than it may take."""
+    url, end = raw_server(lambda: (begins, *[endless] * 400))
     try:
         with pytest.raises(RewardError, match="ReadTimeout: the answer was not complete in time; tried 1 time"):
-            asked(url, completions, timeout=0.5, retry_seconds=0)
+            asked(url, completions, timeout=0.3, retry_seconds=0)
     finally:
         end()
 
@@ -410,25 +403,18 @@ def test_a_call_that_was_stopped_is_not_made_again_in_parts(answering, completio
     assert len(server.requests) == 1
 
 
-def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, monkeypatch):
-    """A wrong address is told before the run, and soon."""
-    monkeypatch.setattr(http, "LONGEST_FIRST", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
-    with pytest.raises(RewardError, match=r"It has never answered, so it was tried for 0\.5 s only"):
-        asked(url, completions)
-
-
-@pytest.mark.parametrize("status", [408, 503])
-def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, monkeypatch, status):
-    """Its address is right, though it has never answered."""
+def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, monkeypatch):
+    """Its address is right, though it has never answered. A wrong address is told before the run, and soon."""
     monkeypatch.setattr(http, "LONGEST_FIRST", 0.1)
-    server = answering(lambda count: (status, b"") if count < 4 else scores_of(1, 2, 3))
+    busy = [(408, b""), (503, b""), (503, b"")]
+    server = answering(lambda count: busy[count - 1] if count < 4 else scores_of(1, 2, 3))
     assert asked(server.url, completions, first_wait=0.1) == [1.0, 2.0, 3.0]
-    broken = answering(lambda count: (500, b""))
-    with pytest.raises(RewardError, match="It has never answered") as error:
-        asked(broken.url, completions, first_wait=0.1)
-    assert error.value.status == 2
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/score"
+    for url in (nobody, answering(lambda count: (500, b"")).url):
+        with pytest.raises(RewardError, match=r"It has never answered, so it was tried for 0\.1 s only") as error:
+            asked(url, completions, first_wait=0.1)
+        assert error.value.status == 2
 
 
 def test_a_run_that_goes_on_waits_for_a_server_that_is_away(answering, tiny, written, tmp_path, monkeypatch):
@@ -530,18 +516,15 @@ def test_other_machines_are_asked_through_the_proxy(answering, completions, monk
     assert proxy.requests[0][0] == "http://reward.example/score"
 
 
-@pytest.mark.parametrize(
-    ("url", "fragment"),
-    [
+def test_what_is_no_address():
+    for url, fragment in (
         ("http://", "has no host"),
         ("http://host:port/x", "is not an address"),
         ("http://[::1/x", "is not an address"),
         ("http://me:secret@host/x", "holds a user or password"),
-    ],
-)
-def test_what_is_no_address(url, fragment):
-    with pytest.raises(ConfigError) as error:
-        check_reward_string(url)
-    assert "--rewards" in str(error.value)
-    assert fragment in str(error.value)
-    assert "secret" not in str(error.value)
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_reward_string(url)
+        assert "--rewards" in str(error.value)
+        assert fragment in str(error.value)
+        assert "secret" not in str(error.value)

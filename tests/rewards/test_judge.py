@@ -462,23 +462,19 @@ def test_ctrl_c_ends_the_wait_for_a_judge(tmp_path, answering):
         assert process.stdout.readline() == "ready\n"
         while len(server.requests) < 64:
             time.sleep(0.01)
-        started = time.monotonic()
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
-    assert time.monotonic() - started < 60  # nearly all of it is Python's own end
     assert "KeyboardInterrupt" in said
     assert process.returncode in (-signal.SIGINT, 1, 130)
 
 
-def test_a_cache_that_is_none_is_refused_before_anything_is_loaded(heedful, tiny, gold_prompts, tmp_path):
+def test_a_cache_that_is_none_is_refused_before_anything_is_loaded(heedful, written, tmp_path):
     """By every command that has a judge, at its start: nobody listens at this address."""
     notes = tmp_path / "笔记.txt"
     notes.write_text("写给自己的话 " * 100, encoding="utf-8")
-    judged = ("--rewards", "judge:http://127.0.0.1:9/v1#m", "--judge-cache", notes, "--data", gold_prompts)
-    for words in (
-        ("ppo", "--model", "./没有", "--output", tmp_path / "运行", "--reward-retry-minutes", "0", *judged),
-        ("evaluate", "scores", "--model", "./没有", *judged),
-    ):
+    judge = ("--rewards", "judge:http://127.0.0.1:9/v1#m", "--judge-cache", notes)
+    judged = ("--model", "./没有", "--data", written("题.jsonl", [{"prompt": "问"}]), *judge)
+    for words in (("ppo", *judged, "--output", tmp_path / "运行"), ("evaluate", "scores", *judged)):
         outcome = heedful(*words)
         assert outcome.status == 2
         assert f"--judge-cache {notes}" in outcome.message

@@ -35,54 +35,38 @@ def seen_by(completions, *names):
 
 
 def test_raw_text_arrives_as_strings(completions):
-    seen = seen_by(completions, "prompts", "completions", "completion_ids", "truncated", "expected", "难度")
-    assert seen == {
+    """The completion is whole, thinking and answer are apart. A response that was cut off in its thought has no answer."""
+    texts = ["<think>\n一加一\n</think>\n\n等于2。", "<think>\n红", "你好"]
+    thoughtful = [replace(c, response=text) for c, text in zip(completions, texts, strict=True)]
+    wanted = {
         "prompts": ["一加一等于几？", "苹果是什么颜色？", "say hi"],
-        "completions": ["等于2。", "红色", "你好"],
+        "completions": texts,
         "completion_ids": [[1, 2], [2, 3], [3, 4]],
         "truncated": [False, False, True],
         "expected": ["2。", "红色", "你好"],
         "难度": [1, 2, 3],
-    }
-
-
-def test_a_conversation_arrives_as_messages(chat):
-    """TRL's convention: functions written for its GRPO read completion[0]["content"]."""
-    assert seen_by([chat], "prompts", "completions") == {
-        "prompts": [[{"role": "system", "content": "简短"}, {"role": "user", "content": "你好"}]],
-        "completions": [[{"role": "assistant", "content": "您好！"}]],
-    }
-
-
-def test_thinking_and_answer_arrive_apart(completions):
-    """The completion is whole. A response that was cut off in its thought has no answer."""
-    texts = ["<think>\n一加一\n</think>\n\n等于2。", "<think>\n红", "你好"]
-    thoughtful = [replace(c, response=text) for c, text in zip(completions, texts, strict=True)]
-    assert seen_by(thoughtful, "completions", "thinking_parts", "answer_parts") == {
-        "completions": texts,
         "thinking_parts": ["一加一", "红", None],
         "answer_parts": ["等于2。", None, "你好"],
     }
+    assert seen_by(thoughtful, *wanted) == wanted
 
 
-def test_tools_and_their_calls_arrive_as_messages():
-    """In the format of Hugging Face's templates, with the tools in the first message."""
+def test_a_conversation_arrives_as_messages():
+    """TRL's convention: functions written for its GRPO read completion[0]["content"]. Tools and their calls are in the format
+    of Hugging Face's templates, with the tools in the first message."""
     tools = [{"type": "function", "function": {"name": "加", "parameters": {}}}]
-    call = ToolCall("加", '{"x": 1}', "c1")
     turns = (
         Message("user", "1+1?", tools=json.dumps(tools)),
-        Message("assistant", "", thinking="算", tool_calls=(call,)),
+        Message("assistant", "", thinking="算", tool_calls=(ToolCall("加", '{"x": 1}', "c1"),)),
         Message("tool", "2", name="加", tool_call_id="c1"),
     )
-    assert seen_by([Completion(Prompt(turns, "d:1"), "二")], "prompts")["prompts"] == [
+    calls = [{"type": "function", "function": {"name": "加", "arguments": {"x": 1}}, "id": "c1"}]
+    seen = seen_by([Completion(Prompt(turns, "d:1"), "二")], "prompts", "completions")
+    assert seen["completions"] == [[{"role": "assistant", "content": "二"}]]
+    assert seen["prompts"] == [
         [
             {"role": "user", "content": "1+1?", "tools": tools},
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": "算",
-                "tool_calls": [{"type": "function", "function": {"name": "加", "arguments": {"x": 1}}, "id": "c1"}],
-            },
+            {"role": "assistant", "content": "", "reasoning_content": "算", "tool_calls": calls},
             {"role": "tool", "content": "2", "name": "加", "tool_call_id": "c1"},
         ]
     ]
@@ -253,17 +237,6 @@ def test_golden_combinations():
     deviation = math.sqrt(((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3)
     found = [combine_scores([1.0, 2.0, 6.0], how) for how in WAYS]
     assert found == pytest.approx([9.0, 3.0, 1.0, 3.0 - deviation], rel=1e-12)
-
-
-@given(scores=SCORES)
-def test_identities_of_combinations(scores):
-    """The smallest is below the mean, and so is mean-std; the order of rewards does not matter."""
-    mean, smallest = combine_scores(scores, "mean"), combine_scores(scores, "min")
-    assert combine_scores(scores, "sum") == pytest.approx(len(scores) * mean, rel=1e-9, abs=1e-6)
-    assert smallest <= mean + 1e-6
-    assert combine_scores(scores, "mean-std") <= mean
-    for how in WAYS:
-        assert combine_scores(scores[::-1], how) == pytest.approx(combine_scores(scores, how), rel=1e-6, abs=1e-6)
 
 
 @given(scores=SCORES)

@@ -67,15 +67,13 @@ def test_numbers_hold_for_every_share(number, share, seed):
 
 
 def test_without_an_ensemble_all_are_random():
+    """And the seed fixes the choice."""
     chosen = choose(POOL, 40, "a")
     assert {(choice.chosen_by, choice.disagreement) for choice in chosen} == {("random", None)}
     assert sorted(choice.prompt for choice in chosen) == list(range(40))
-
-
-def test_the_seed_fixes_the_choice():
+    assert choose([], 3, "a") == []
     first, again, other = (choose(POOL, 20, s, disagreements=DISAGREEMENTS, random_share=0.5) for s in "aab")
-    assert first == again
-    assert first != other
+    assert first == again != other
 
 
 def test_what_is_drawn_at_random_does_not_look_at_disagreements():
@@ -101,11 +99,6 @@ def test_active_ones_come_in_no_order():
     chosen = choose(POOL, 40, "a", disagreements=DISAGREEMENTS, random_share=0.5)
     half = Counter(choice.chosen_by for choice in chosen[:20])
     assert min(half["random"], half["active"]) >= 5
-
-
-def test_nothing_to_choose_from():
-    assert choose([], 3, "a") == []
-    assert choose([[], []], 3, "a", disagreements=[[], []], random_share=0.2) == []
 
 
 ROW = {

@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from cases import often
 from heedful.label import Project
 from heedful.label.rounds_page import rounds_of
+from heedful.rounds.round import verdict
 from small_rounds import made, quietly
 
 SIMULATED = (
@@ -54,6 +56,10 @@ def test_two_rounds(finished, tmp_path):
     assert "6 pairs are ready to be labelled" in waits
     assert all("0 of 6 pairs are labelled, 6 are needed" in said for said in (waits, waits_still))
     assert "round 1 is finished. Its policy, compared with the one before on held-out prompts:" in ends
+    judged = notes_of(folder, 1)["steps"]["evaluate"]["judge_over_previous"]
+    assert judged["verdict"] == verdict(judged["interval_95"])
+    assert f"under the judge: {judged['verdict']} (it wins {judged['win_rate']:.1%} of" in ends
+    assert "95 % interval" in ends
     project = shutil.copytree(folder, tmp_path / folder.name)
     items = items_of(project, 1)
     assert [(item.chosen_by, item.task, len(item.candidates)) for item in items] == [("random", "pair", 2)] * 6
@@ -135,7 +141,7 @@ def compared(project, notes):
     return json.dumps(notes, ensure_ascii=False).replace(str(project), "P"), weights, labels
 
 
-@pytest.mark.parametrize("point", ["round.sampled:kill", "round.step:kill@1"])
+@pytest.mark.parametrize("point", often(["round.sampled:kill", "round.step:kill@1"], ["round.step:kill@1"]))
 def test_a_kill_while_it_is_asking_changes_nothing(forked_heedful, heedful, waiting, project, words, point):
     """The answers are there, and the pairs are in the project, but the step is not noted."""
     killed = forked_heedful(

@@ -10,12 +10,6 @@ from heedful import DataError
 from heedful.label.rounds_page import MOST_POINTS, rounds_of, trained_on
 
 
-def test_a_project_without_rounds(tmp_path):
-    page = rounds_of(tmp_path)
-    assert page["rounds"] == []
-    assert set(map(tuple, page["across"].values())) == {()}
-
-
 @pytest.fixture
 def begun(tmp_path):
     """A project whose first round is being trained."""
@@ -28,7 +22,9 @@ def begun(tmp_path):
     return tmp_path
 
 
-def test_half_a_line_and_what_is_no_number_are_left_out(begun):
+def test_half_a_line_and_what_is_no_number_are_left_out(begun, tmp_path_factory):
+    none = rounds_of(tmp_path_factory.mktemp("无"))
+    assert (none["rounds"], set(map(tuple, none["across"].values()))) == ([], {()})
     run = begun / "rounds" / "1" / "reward"
     run.mkdir()
     lines = [
@@ -59,14 +55,8 @@ def test_long_curves_keep_their_ends(begun):
     assert points == sorted(points)
 
 
-def test_a_damaged_file_is_named(begun):
-    (begun / "rounds" / "1" / "round.json").write_text('{"round', encoding="utf-8")
-    with pytest.raises(DataError, match=r"round\.json: line 1 is not valid JSON"):
-        rounds_of(begun)
-
-
 def test_notes_with_other_values_than_a_round_writes(begun):
-    """The page leaves them out; what undo needs to know is named."""
+    """The page leaves them out; what undo needs to know is named, and so is a damaged file."""
     path = begun / "rounds" / "1" / "round.json"
     notes = json.loads(path.read_text("utf-8"))
     notes["steps"]["label"] = {"pairs": "五", "statistics": ["甲"]}
@@ -77,6 +67,9 @@ def test_notes_with_other_values_than_a_round_writes(begun):
     (path.parent / "labels" / "numbers.json").write_text('{"events": "三"}', encoding="utf-8")
     with pytest.raises(DataError, match=r"numbers\.json: events must be a whole number, and is a text; restore it"):
         trained_on(begun)
+    path.write_text('{"round', encoding="utf-8")
+    with pytest.raises(DataError, match=r"round\.json: line 1 is not valid JSON"):
+        rounds_of(begun)
 
 
 def test_reading_loads_no_torch():

@@ -36,12 +36,9 @@ def test_agreement_with_the_judge_is_as_set_on_either_side(agreement):
     assert near(share_preferring(labeller, [1.0, 0.2], 0), agreement), "whatever the difference"
 
 
-def test_the_ends_never_and_always_err():
+def test_equal_scores_are_a_tie():
     assert share_preferring(Labeller("甲", agreement=1.0), [0, 1], 1) == 1
     assert share_preferring(Labeller("甲", agreement=0.0), [0, 1], 1) == 0
-
-
-def test_equal_scores_are_a_tie():
     assert Labeller("甲").answer(pair(1), [0.5, 0.5]) == {"preferred": None, "strength": None, "both_bad": False}
 
 
