@@ -20,8 +20,8 @@ QUESTIONS = [
 def test_greedy_evaluation_is_generate(decoder, written, cpu):
     """Texts and messages of very different lengths in one batch, Chinese among them; generate has one at a time, without
     padding."""
-    asked = [*QUESTIONS, *((Message("user", text),) for text in QUESTIONS)]
-    prompts = [*QUESTIONS, *([{"role": "user", "content": text}] for text in QUESTIONS)]
+    asked = [*QUESTIONS[:4], *((Message("user", text),) for text in QUESTIONS[2:])]
+    prompts = [*QUESTIONS[:4], *([{"role": "user", "content": text}] for text in QUESTIONS[2:])]
     data, seen = written([{"prompt": prompt} for prompt in prompts]), []
 
     def noted(completion_ids, truncated, **_):

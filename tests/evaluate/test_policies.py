@@ -52,7 +52,7 @@ def test_a_policy_ties_with_itself(tiny, sampled):
 
 
 def test_rewards_may_be_functions_objects_and_strings(tiny, sampled, tmp_path):
-    """As for train_ppo, several or one; they are added to those of the configuration."""
+    """As for train_ppo, several or one; they come behind those of the configuration."""
     file = tmp_path / "奖励.py"
     file.write_text(
         "def letters(completions):\n    return [sum(c.isascii() for c in text) / 10 for text in completions]\n"
@@ -63,8 +63,9 @@ def test_rewards_may_be_functions_objects_and_strings(tiny, sampled, tmp_path):
     assert evaluate_scores(config, rewards=[Reward("letters", letters)]) == expected
     assert evaluate_scores(config, rewards=letters) == expected
     versus = WinRateConfig(model=tiny(), baseline=tiny(seed=1), num_samples=12, **sampled)
-    expected = evaluate_win_rate(dataclasses.replace(versus, rewards=(reward, "rule:digits")))
-    both = dataclasses.replace(versus, rewards=("rule:digits",))
+    weighted = {"reward_weights": (0.5, 2.0)}
+    expected = evaluate_win_rate(dataclasses.replace(versus, rewards=("rule:digits", reward), **weighted))
+    both = dataclasses.replace(versus, rewards=("rule:digits",), **weighted)
     assert evaluate_win_rate(both, rewards=letters) == expected
     assert 0 < expected["win_rate"] < 1
 

@@ -39,7 +39,7 @@ def fork_and_hang():
     time.sleep(1234)
 
 def eat():
-    kept = b"x" * 10**9
+    kept = b"x" * (4 * 10**8)
     time.sleep(1234)
 
 def fail():
