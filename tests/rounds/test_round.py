@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from cases import often
-from heedful.label import Project
-from heedful.label.rounds_page import rounds_of
-from heedful.rounds.round import verdict
+from heedful.apps.label import Project
+from heedful.apps.label.rounds_page import rounds_of
+from heedful.apps.rounds.round import verdict
 from small_rounds import made, quietly
 
 SIMULATED = (

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from heedful import DataError
-from heedful.label.rounds_page import MOST_POINTS, rounds_of, trained_on
+from heedful.apps.label.rounds_page import MOST_POINTS, rounds_of, trained_on
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_ppo
+from heedful.apps.demo.judge import gold_judge
 from heedful.cli.main import main
-from heedful.demo.judge import gold_judge
 from heedful.rewards import judge
 from jsonl import read_metrics
 from trainers import TRAIN
