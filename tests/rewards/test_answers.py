@@ -28,23 +28,18 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("-1, 3", ["3, -1", r"-1 \text{ or } 3"], ["3", "1, 3", "-3, 1"]),
     ("(3, 4)", ["(3,4)", r"\left(3, 4\right)"], ["(4, 3)", "4", "(3, -4)", "[3, 4]"]),
     ("2x", ["2x", r"2 \cdot x", "x+x"], ["2", "x", "-2x"]),
-    ("1/2, 1/3", [r"\frac13, \frac12", "0.5, 1/3"], ["1/3", "1/2", "1/2, -1/3"]),
     ("x > 5", ["x>5", "5<x", r"(5, \infty)"], ["5", "x<5", r"x \geq 5"]),
     ("x=1 or x=2", ["x=1, x=2", "1, 2", r"x = 2 \text{ or } x = 1"], ["2", "x=1", "x=1, x=-2"]),
     ("x=1 或 x=2", ["x=1, x=2", "x=2 或 x=1"], ["2", "x=1", "x=1, x=-2"]),
-    ("3x+2", ["3x+2", "2+3x"], ["3", "3x-2", "3x"]),
     ("y=2x+1", ["y=2x+1", "2x+1", "y = 1 + 2x"], ["1", "y=2x-1", "2"]),
     ("100,000", ["100000", "100,000", "10^5", r"100\,000"], ["100", "0", "10000"]),
     ("6 - 5i", ["6-5i", "-5i+6"], ["5", "6+5i", "6"]),
-    ("3(x-2)", ["3(x-2)", "3x-6"], ["3", "3(x+2)", "x-2"]),
     ("[0, 1)", ["[0,1)"], ["[0,1]", "1", "(0,1)"]),
     (r"(-\infty, 1) \cup (2, \infty)", [r"(2,\infty)\cup(-\infty,1)"], ["2", r"(2,\infty)", r"(-\infty,-1)\cup(2,\infty)"]),
     ("(0, infinity)", [r"(0,\infty)"], ["0", "(0,1)", r"[0,\infty)"]),
     ("{1, 2}", [r"\{2,1\}"], ["2", "1", r"\{1,-2\}"]),
     ("5 cm^2", ["5", r"5\text{ cm}^2"], ["25", "2", "6"]),
     ("60 km/h", ["60", r"60 \text{ km/h}"], ["-60", "6", "61"]),
-    ("5 m/s", ["5", r"5\text{ m/s}", "5 m/s"], ["-5", "6", "0"]),
-    (r"\frac{1}{2}", ["0.5", "1/2", r"50\%"], ["-1/2", "2", "1"]),
     (r"$\frac{3}{4}$", ["3/4", "0.75"], ["-3/4", "4/3", "4"]),
     (
         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
@@ -53,7 +48,6 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ),
     ("1 2/3", ["5/3", r"1\frac{2}{3}"], ["1", "2/3", "-5/3"]),
     ("2*sqrt(3)", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt3", r"-2\sqrt3"]),
-    ("√2", [r"\sqrt{2}"], ["2", r"-\sqrt2", r"\sqrt3"]),
     ("x² + 1", ["x^2+1"], ["x", "x^2-1", "2"]),
     ("x^10", ["x^{10}"], ["x", "0", "10"]),
     ("10^-3", ["0.001", r"\frac{1}{1000}"], ["10", "1000", "-1000"]),
@@ -82,7 +76,6 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("x <= 5", [r"x \leq 5", r"x \le 5", r"5 \geq x"], ["5", "x<5", r"x\geq 5"]),
     ("3:4", ["3:4", r"\frac34"], ["4", "4:3", "3"]),
     ("45°", ["45", r"45^\circ"], ["-45", "54", "4"]),
-    ("1, 2, 3, 4, 5, 6, 7", ["7,6,5,4,3,2,1"], ["7", "1,2,3,4,5,6", "1,2,3,4,5,6,-7"]),
     (r"0.\overline{3}", [r"0.\overline{3}"], ["0.3", "3", r"0.\overline{6}"]),
     ("1,000, 2,000", ["1000, 2000"], ["2000", "1000", "0, 1, 2"]),
     ("12 of 20", ["12 of 20"], ["20", "12", "12 of 21"]),
@@ -96,11 +89,8 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("3.5万", ["35000", "3.5万元", r"3.5\text{万}"], ["3.5", "350000", "3.5亿"]),
     ("1亿2000万", ["1亿2000万"], ["1", "20000000", "2000"]),
     ("5千克", ["5", "5千克"], ["5000", "-5", "6"]),
-    ("2千米", ["2"], ["2000", "-2", "3"]),
     ("x-y", ["-y+x", r"x - y"], ["y-x", "x", "x+y"]),
-    ("x^2-y^2", ["(x-y)(x+y)"], ["(x-y)(x-y)", "x", "y"]),
     ("√12", [r"2\sqrt{3}", r"\sqrt{12}"], ["2", r"\sqrt{1}", r"\sqrt{2}"]),
-    ("2√10", [r"\sqrt{40}"], ["0", "2", r"2\sqrt{1}"]),
     ("10⁻³", ["0.001"], ["10", "1000", "-3"]),
     ("6.02×10²³", [r"6.02 \times 10^{23}"], ["6.02", "23", r"6.02 \times 10^{2}"]),
     ("1½", ["1.5", r"\frac{3}{2}"], ["1", "2", "0.5"]),
@@ -115,86 +105,51 @@ MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a par
     ("**答案：5**", ["5", "**5**"], ["-5", "50", "0"]),
     ("2**3 + x**2", ["8+x^2"], ["23+x^2", "8", "x^2"]),
     (r"\varnothing", [r"\emptyset", "∅"], ["0", r"\{0\}", "1"]),
+    ("1/2, 1/3", [r"\frac13, \frac12", "0.5, 1/3"], ["1/3", "1/2", "1/2, -1/3"]),
+    ("3x+2", ["3x+2", "2+3x"], ["3", "3x-2", "3x"]),
+    ("3(x-2)", ["3(x-2)", "3x-6"], ["3", "3(x+2)", "x-2"]),
+    ("5 m/s", ["5", r"5\text{ m/s}", "5 m/s"], ["-5", "6", "0"]),
+    (r"\frac{1}{2}", ["0.5", "1/2", r"50\%"], ["-1/2", "2", "1"]),
+    ("√2", [r"\sqrt{2}"], ["2", r"-\sqrt2", r"\sqrt3"]),
+    ("1, 2, 3, 4, 5, 6, 7", ["7,6,5,4,3,2,1"], ["7", "1,2,3,4,5,6", "1,2,3,4,5,6,-7"]),
+    ("2千米", ["2"], ["2000", "-2", "3"]),
+    ("x^2-y^2", ["(x-y)(x+y)"], ["(x-y)(x-y)", "x", "y"]),
+    ("2√10", [r"\sqrt{40}"], ["0", "2", r"2\sqrt{1}"]),
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def rewards():
-    """The rewards that compare with answers, by name."""
-    return {name: load_rewards(name) for name in ("verify:math", "rule:exact_number", "rule:contains_expected")}
-
-
-@pytest.fixture
-def scored(rewards):
-    """``scored(reward, column, (answer, response), ...)`` are the scores by a reward's name, as in a run."""
-
-    def scores(name, column, *pairs):
-        prompts = [Prompt("几？", f"题.jsonl:{i}", {column: answer}) for i, (answer, _) in enumerate(pairs, start=1)]
-        given = [Completion(prompt, response) for prompt, (_, response) in zip(prompts, pairs, strict=True)]
-        return score(rewards[name], given)[0]
-
-    return scores
-
-
-@pytest.mark.parametrize(("answer", "right", "wrong"), MATHEMATICS, ids=[answer for answer, _, _ in MATHEMATICS])
-def test_mathematics_reads_the_whole_answer(scored, answer, right, wrong):
-    pairs = [(answer, rf"所以答案是 \boxed{{{one}}}。") for one in [answer, *right, *wrong]]
-    assert scored("verify:math", "answer", *pairs) == [1.0] * (1 + len(right)) + [0.0] * len(wrong)
-
-
-@pytest.mark.parametrize(
-    "text", ["word " + " " * 2000 + "+ 5 ", "is " * 2000 + "5 +", "答案是 " * 1000 + "+5", "1," * 2000, "." * 4000]
-)
-def test_long_texts_take_no_long_time(scored, text):
-    """A policy writes anything: words, spaces and points without end."""
-    started = time.perf_counter()
-    assert scored("verify:math", "answer", ("7", rf"\boxed{{{text}}}")) == [0.0]
-    scored("rule:contains_expected", "expected", ("a b. 5.5 是", text))
-    assert time.perf_counter() - started < 60  # a text of so many words has 2 ** 2000 readings
-
-
-@pytest.mark.parametrize(
-    ("reward", "column", "answer", "responses", "scores"),
-    [
-        ("verify:math", "answer", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
-        ("verify:math", "answer", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
-        ("verify:math", "answer", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
-        ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
-        ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
-        ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
-        ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
-        ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
-        ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
-        ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
-        ("rule:exact_number", "answer", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
-        ("rule:exact_number", "answer", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
-        ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
-        ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
-        ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
-        ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
-        ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
-        ("rule:contains_expected", "expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
-        ("rule:contains_expected", "expected", "−4", ["是-4", "4"], [1, -1]),
-        ("rule:contains_expected", "expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
-        ("rule:contains_expected", "expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
-        ("rule:contains_expected", "expected", "don't", ["Don’t!", "cafe"], [1, -1]),
-        ("rule:contains_expected", "expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
-        ("rule:contains_expected", "expected", "서울", ["서울입니다"], [1]),
-    ],
-)  # fmt: skip
-def test_any_listed_answer_is_right(scored, reward, column, answer, responses, scores):
-    """`rule:contains_expected` takes up to 0.002 per character from them."""
-    found = scored(reward, column, *((answer, response) for response in responses))
-    assert found == pytest.approx(scores, abs=0.002 * 12)
-
-
-TYPES = [
-    ({"a": 1}, "is an object; it must be a text or a number, or a list of them"),
-    ([], "is an empty list; leave the field out, or give null"),
-    (["4", None], "is null in a list"),
-    ([["4"]], "is a list in a list"),
-    ("  ", "is an empty text; leave the field out, or give null"),
-    (["4", ""], "is an empty text in a list"),
+RIGHT = [
+    ("1/2", "The answer is $0.5$."),
+    ("0.5", r"\boxed{\frac{1}{2}}"),
+    (r"\frac{3}{4}", "so it is 3/4"),
+    (r"$\sqrt{2}/2$", r"First $1$, then $\frac{1}{\sqrt2}$."),
+    ("x^2+x", r"thus $x(x+1)$"),
+    ("50%", "0.5"),
+    ("$6$ boxes of 12\n#### 72", "It is 72 apples."),
+    ("1,234", "1234"),
+    (r"\{1,2\}", r"$\{2,1\}$"),
+    ("12", "答案是 １２。"),
+    ("-5", "答案是 −5。"),
+    ("42", "<think>43</think>42"),
+    (7, r"所以 \boxed{7}，不是 8"),
+    ("10000000000000000000000", "$10^{22}$"),
+    (
+        "42",
+        "The answer needs 3 steps. First we add up all of the numbers in the list one by one, and the total is $42$.",
+    ),
+    ("42", "The answer needs 3 steps, and the total is 42."),
+    ("7", "The answer $5$ is of the first line; in all it is $7$, in 3 lines."),
+    ("42", "答案需要3步：先把所有的数一个一个加起来，因此总数是$42$。"),
+    ("1/2", "The final answer is 3 at first, 然后得到 \\(\\frac12\\)，共 2 步"),
+    (r"\frac{1}{2}", "$$\n\\frac{1}{2}\n$$"),
+    ("10", "She pays $5 and has $10 left."),
+    ("6", "2 $ or, with the answer, 6 $ now"),
+    (r"\{1,2\}", r"$x=5$，所以 $1$ 或 $2$"),
+    (r"\{1,2\}", r"$\boxed{1}$ and $\boxed{2}$"),
+    (r"\frac{\sqrt{3}}{2}", r"\boxed{1}, rather \boxed{\frac{\sqrt{3}}{2}}. The answer is 1."),
+    ("3", r"\boxed{3}, or \boxed{4"),
+    ("0.5", r"$\boxed{50}\%$"),
+    (r"\{1,2\}", r"\boxed{\left\{1, 2\right\}}"),
 ]
 WRONG = [
     ("42", "it is 43"),
