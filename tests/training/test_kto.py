@@ -182,10 +182,12 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path,
     """One bad response of thirteen: most batches of four have none, and none of their numbers is missing or 0. It is said."""
     records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i > 0} for i in range(13)]
     options = {"eval_fraction": 0, "batch_size": 4, "max_steps": 4, "sample_every": 0}
-    train_kto(settings(tmp_path, model=tiny("gpt2"), data=write("one", records), **options))
+    config = settings(tmp_path, model=tiny("gpt2"), data=write("one", records), **options)
+    (found,) = start(config)[1].findings
+    assert found.what == "12 good and 1 bad responses, weights 1 and 1", "what heedful doctor says"
+    train_kto(config)
     said = " ".join(capsys.readouterr().err.split())
     assert "12 good and 1 bad responses, weights 1 and 1: --undesirable-weight 12 would balance them" in said
-    assert said.count("12 good and 1 bad responses") == said.count("would balance them") == 2, "as a finding, too"
     lines = read_metrics(tmp_path / "run")
     with_bad = [line for line in lines if "reward/rejected" in line]
     assert 0 < len(with_bad) < len(lines) == 4

@@ -11,7 +11,7 @@ from trainers import CONFIGS, MODULES, TRAIN
 def test_same_seed_same_run_bit_for_bit(offline, numbers, tmp_path, name):
     runs = []
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
-        settings = offline(name, output=tmp_path / folder, seed=seed, max_steps=2, eval_fraction=0.4, sample_every=1)
+        settings = offline(name, output=tmp_path / folder, seed=seed, max_steps=2, batch_size=2, sample_every=2)
         TRAIN[type(settings)](settings)
         weights = (settings.output / "final" / "model.safetensors").read_bytes()
         runs.append((weights, numbers(settings.output), (settings.output / "samples.jsonl").read_bytes()))
