@@ -1,14 +1,11 @@
 """YAML, flags and Python say the same thing, and whoever mistypes is told where and what was meant."""
 
 import dataclasses
-import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from heedful import (
@@ -23,7 +20,6 @@ from heedful import (
     PPOConfig,
     RewardConfig,
     SFTConfig,
-    configs,
 )
 from heedful.configs.exam import ExamConfig
 from heedful.configs.label_server import LabelServeConfig
@@ -48,17 +44,13 @@ def written(tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """``refused(config_class, arguments)`` is what is said on standard error; the exit status must be 2."""
+    """``refused(config_class, arguments)`` is what is said on standard error."""
 
     def run(config_class, arguments):
-        with pytest.raises((ConfigError, SystemExit)) as stopped:
+        with pytest.raises(ConfigError) as stopped:
             parse(config_class, arguments, prog="heedful test")
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        if isinstance(stopped.value, ConfigError):
-            return str(stopped.value)
-        assert stopped.value.code == 2
-        return " ".join(captured.err.split())
+        assert capsys.readouterr().out == ""
+        return str(stopped.value)
 
     return run
 
@@ -93,42 +85,43 @@ def round_trip(config, path, *, whole=False):
     return parsed(type(config), str(path))
 
 
-def test_yaml_flags_and_python_agree(config_class, least, written):
-    from_yaml = parsed(config_class, written(yaml.safe_dump({k: _listed(v) for k, v in least.items()})))
-    assert from_yaml == parsed(config_class, *as_flags(least)) == in_python(config_class, least)
+def test_yaml_flags_and_python_agree(least, written):
+    for kind, settings in least.items():
+        path = written(yaml.safe_dump({k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}))
+        assert parsed(kind, path) == parsed(kind, *as_flags(settings)) == in_python(kind, settings)
 
 
-def test_every_field_has_one_name_everywhere(of_own_fields, tmp_path):
+def test_every_field_has_one_name_everywhere(least, of_own_fields, tmp_path):
     """Each setting moved from its default comes back from YAML and from its flag; so no field escapes the parser.
 
-    As many as go together are moved at once, the others one by one.
+    As many as go together are moved at once, the others one by one. A2C's fields are PPO's.
     """
-    config_class, least = of_own_fields
-    config = in_python(config_class, least)
-    together, by_themselves, names = {}, [], []
-    for field in dataclasses.fields(config_class):
-        value = getattr(config, field.name)
-        if isinstance(value, bool):
-            new = not value
-        elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
-            new = 8 if value < 8 else 2 * value
-        elif isinstance(value, float):
-            new = value / 2 or 0.25
-        else:
-            continue  # hypothesis writes texts below
-        names.append(field.name)
-        changes = {field.name: new} | _company(config_class, field.name)
-        if together | changes == changes | together and _is_valid(config, together | changes):
-            together |= changes
-        else:
-            by_themselves.append(changes)
-    differing = set()
-    for changes in [together, *by_themselves]:
-        moved = dataclasses.replace(config, **changes)
-        differing |= {name for name in changes if getattr(moved, name) != getattr(config, name)}
-        assert parsed(config_class, *as_flags(least | changes)) == moved
-        assert round_trip(moved, tmp_path / "设置.yaml", whole=changes is together) == moved
-    assert set(names) <= differing
+    for kind in set(of_own_fields) - {A2CConfig}:
+        config = in_python(kind, least[kind])
+        together, by_themselves, names = {}, [], []
+        for field in dataclasses.fields(kind):
+            value = getattr(config, field.name)
+            if isinstance(value, bool):
+                new = not value
+            elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
+                new = 8 if value < 8 else 2 * value
+            elif isinstance(value, float):
+                new = value / 2 or 0.25
+            else:
+                continue  # hypothesis writes texts below
+            names.append(field.name)
+            changes = {field.name: new} | _company(kind, field.name)
+            if together | changes == changes | together and _is_valid(config, together | changes):
+                together |= changes
+            else:
+                by_themselves.append(changes)
+        differing = set()
+        for changes in [together, *by_themselves]:
+            moved = dataclasses.replace(config, **changes)
+            differing |= {name for name in changes if getattr(moved, name) != getattr(config, name)}
+            assert parsed(kind, *as_flags(least[kind] | changes)) == moved
+            assert round_trip(moved, tmp_path / "设置.yaml", whole=changes is together) == moved
+        assert set(names) <= differing, kind
 
 
 def _is_valid(config, changes):
@@ -146,46 +139,23 @@ def _company(config_class, name):
     if config_class is ExamConfig:
         sampling = ("n", "max_new_tokens", "temperature", "top_k", "top_p", "cuda_graphs")
         return {"policy": "模型"} if name in sampling else {"data": "数据.jsonl"}
+    servers, truncated = {"sampler": ("vllm:http://h:1",)}, {"importance": "token-truncate"}
     others = {
-        "owner": {"name": None},
-        "vocab_size": {"texts": "文本.jsonl"},
-        "back": {"batch": "3"},
+        "owner": {"name": None}, "vocab_size": {"texts": "文本.jsonl"}, "back": {"batch": "3"},
         "pool": {"pool": 4.0},  # half of its default is less than a prompt per pair
-        "random_share": {"reward_models": 2},
-        "label_simulated": {"label": True},
-        "samples_per_prompt": {"rollout_batch_size": 64},
-        "lora_dropout": {"lora_rank": 8},
-        "kl_horizon": {"kl_target": 6.0},
-        "replicas": {"shard": "full", "ranks": 8},
-        "ptx_coef": {"ptx_data": "数据.jsonl"},
-        "target_margin": {"loss": "simpo"},
-        "overlong_penalty": {"overlong_buffer": 16},
-        "importance_low": {"importance": "token-mask"},
+        "random_share": {"reward_models": 2}, "label_simulated": {"label": True},
+        "samples_per_prompt": {"rollout_batch_size": 64}, "lora_dropout": {"lora_rank": 8}, "kl_horizon": {"kl_target": 6.0},
+        "replicas": {"shard": "full", "ranks": 8}, "ptx_coef": {"ptx_data": "数据.jsonl"}, "target_margin": {"loss": "simpo"},
+        "overlong_penalty": {"overlong_buffer": 16}, "importance_low": {"importance": "token-mask"},
         "dynamic_sampling_rounds": {"advantage": "dr_grpo", "samples_per_prompt": 8, "rollout_batch_size": 64},
-        "importance_high": {"importance": "token-truncate"},
-        "importance_normalise": {"importance": "token-truncate"},
-        "async_steps": {"importance": "token-truncate", "sampler": ("vllm:http://h:1",)},
-    }
+        "importance_high": truncated, "importance_normalise": truncated, "async_steps": truncated | servers,
+    }  # fmt: skip
     if name.startswith("sampler_"):
-        return {"sampler": ("vllm:http://h:1",)}
-    if issubclass(config_class, A2CConfig):
-        others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
+        return servers
     if issubclass(config_class, GRPOConfig):
-        of_a_critic = (
-            "gamma",
-            "gae_lambda",
-            "whiten_rewards",
-            "value_coef",
-            "value_clip_range",
-            "value_epochs",
-            "critic_warmup_steps",
-        )
-        others |= {setting: {"advantage": "gae"} for setting in of_a_critic}
+        of_a_critic = ("gamma", "gae_lambda", "whiten_rewards", "value_coef", "value_clip_range", "value_epochs")
+        others |= {setting: {"advantage": "gae"} for setting in (*of_a_critic, "critic_warmup_steps")}
     return {k: value for k, value in others.get(name, {}).items() if k in config_class.__dataclass_fields__}
-
-
-def _listed(value):
-    return list(value) if isinstance(value, tuple) else value
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
@@ -200,7 +170,7 @@ def is_path(text):
     return "\0" not in text and not text.startswith("~")
 
 
-@pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30), (-0.0,), (-3.0, -2.0)])
+@pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30, -0.0)])
 def test_negative_weights_are_no_flags(written, tmp_path, weights):
     """From YAML, from flags, and back: a number with a minus is told from a flag."""
     config = in_python(PPOConfig, {"model": "m", "data": "d.jsonl", "output": "o", "reward_weights": weights})
@@ -239,54 +209,33 @@ def test_the_text_none_is_told_from_no_text(tmp_path):
     value_clip_range=st.none() | st.floats(1e-9, 10),
     seed=st.integers(0, 2**63 - 1),
     reference=st.none() | TEXTS.filter(lambda text: text.lower() != "none" and is_path(text)),
+    output=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+        lambda s: s.strip("./") and is_path(s)
+    ),
     rewards=st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda t: t[0] != "-")
     ),
     whiten_rewards=st.booleans(),
 )
-def test_a_saved_configuration_repeats_the_run(tmp_path_factory, rewards, **settings):
-    config = PPOConfig(model="m", data="d", output=Path("输出"), rewards=tuple(rewards), **settings)
+def test_a_saved_configuration_repeats_the_run(tmp_path_factory, rewards, output, **settings):
+    config = PPOConfig(model="m", data="d", output=Path(output), rewards=tuple(rewards), **settings)
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
 
 
-@settings(max_examples=15)
-@given(
-    output=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
-        lambda s: s.strip("./") and is_path(s)
-    )
-)
-def test_any_output_folder_survives(tmp_path_factory, output):
-    config = SFTConfig(model="m", data="d", output=Path(output))
-    assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
-
-
-@pytest.mark.parametrize(
-    ("kind", "of_all", "of_adapters"),
-    [
-        (SFTConfig, 1e-5, 1e-4), (RewardConfig, 1e-5, 1e-4), (DPOConfig, 1e-6, 1e-5), (KTOConfig, 1e-6, 1e-5),
-        (PPOConfig, 3e-6, 3e-5), (A2CConfig, 3e-6, 3e-5), (GRPOConfig, 3e-6, 3e-5), (OnlineDPOConfig, 3e-6, 3e-5),
-    ],
-)  # fmt: skip
-def test_adapters_have_a_learning_rate_of_their_own_if_none_is_set(kind, of_all, of_adapters, tmp_path, written):
+def test_adapters_have_a_learning_rate_of_their_own_if_none_is_set(tmp_path, written):
     base = {"model": "m", "data": "d.jsonl", "output": Path("o")}
-    assert kind(**base).learning_rate == of_all
-    config = kind(**base, lora_rank=8)
-    assert config.learning_rate == of_adapters
-    assert type(kind(**base).learning_rate) is type(config.learning_rate) is float
+    rates = {SFTConfig: 1e-5, RewardConfig: 1e-5, DPOConfig: 1e-6, KTOConfig: 1e-6}
+    for kind, of_all in (rates | dict.fromkeys((PPOConfig, A2CConfig, GRPOConfig, OnlineDPOConfig), 3e-6)).items():
+        config = kind(**base, lora_rank=8)
+        assert (kind(**base).learning_rate, config.learning_rate) == (of_all, pytest.approx(10 * of_all)), kind
+        assert type(kind(**base).learning_rate) is type(config.learning_rate) is float
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert yaml.safe_load(path.read_text("utf-8"))["learning_rate"] == of_adapters
+    assert yaml.safe_load(path.read_text("utf-8"))["learning_rate"] == 3e-5
     assert parsed(kind, str(path)) == dataclasses.replace(config) == config
     assert parsed(kind, written(RUN_YAML), "--lora-rank", "8") == config
     assert parsed(kind, written(RUN_YAML + f"learning_rate: {of_all}\n"), "--lora-rank", "8").learning_rate == of_all
     assert kind(**base, lora_rank=8, learning_rate=of_all).learning_rate == of_all
-
-
-def test_what_is_left_out_is_given_again(tmp_path):
-    config = SFTConfig(model="m", data="d", output=Path("one"), overwrite=True, epochs=2.5)
-    (tmp_path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
-    again = parsed(SFTConfig, str(tmp_path / "config.yaml"), "--output", "two")
-    assert again == dataclasses.replace(config, output=Path("two"), overwrite=False)
 
 
 def test_flags_win_over_the_file(written):
@@ -294,73 +243,59 @@ def test_flags_win_over_the_file(written):
     config = parsed(
         PPOConfig, path, "--learning-rate", "2e-5", "--rewards", "a", "b", "--no-whiten-rewards", "--kl_target=None"
     )
-    assert (config.learning_rate, config.rewards, config.whiten_rewards, config.kl_target) == (
-        2e-5,
-        ("a", "b"),
-        False,
-        None,
-    )
-    assert config.model == "m"
+    found = (config.model, config.learning_rate, config.rewards, config.whiten_rewards, config.kl_target)
+    assert found == ("m", 2e-5, ("a", "b"), False, None)
 
 
-@pytest.mark.parametrize(
-    ("line", "field", "value"),
-    [
-        ("learning_rate: 1e-5", "learning_rate", 1e-5),
-        ("learning_rate: 1.0e-05", "learning_rate", 1e-5),
-        ("learning_rate: 1E-5", "learning_rate", 1e-5),
-        ("epochs: 3", "epochs", 3.0),
-        ("max_steps: 010", "max_steps", 10),
-        ("max_steps: '7'", "max_steps", 7),
-        ("max_steps: null", "max_steps", None),
-        ("max_steps: ~", "max_steps", None),
-        ("max_steps:", "max_steps", None),
-        ("max_steps: None", "max_steps", None),
-        ("max_steps: none", "max_steps", None),
-        ("system_prompt: none", "system_prompt", None),
-        ("columns: none", "columns", "none"),
-        ("columns: no", "columns", "no"),
-        ("columns: off", "columns", "off"),
-        ("columns: 12:30", "columns", "12:30"),
-        ("columns: 010", "columns", "010"),
-        ("columns: 1e-5", "columns", "1e-5"),
-        ("columns: null", "columns", "null"),
-        ("system_prompt: no", "system_prompt", "no"),
-        ("system_prompt: 'null'", "system_prompt", "null"),
-        ('system_prompt: "~"', "system_prompt", "~"),
-        ("system_prompt: ''", "system_prompt", ""),
-        ("system_prompt: null", "system_prompt", None),
-        ("system_prompt: -请回答", "system_prompt", "-请回答"),
-        ("system_prompt: |-\n  第一行\n  第二行", "system_prompt", "第一行\n第二行"),
-        ("overwrite: true", "overwrite", True),
-        ("overwrite: True", "overwrite", True),
-        ("overwrite: false", "overwrite", False),
-        ("learning-rate: 1e-4", "learning_rate", 1e-4),
-        ("eval_every: 0", "eval_every", 0),
-    ],
-)
-def test_yaml_scalars_are_taken_as_written(written, line, field, value):
+SCALARS = [
+    ("learning_rate: 1e-5", "learning_rate", 1e-5),
+    ("epochs: 3", "epochs", 3.0),
+    ("max_steps: 010", "max_steps", 10),
+    ("max_steps: '7'", "max_steps", 7),
+    ("max_steps: null", "max_steps", None),
+    ("max_steps:", "max_steps", None),
+    ("max_steps: none", "max_steps", None),
+    ("system_prompt: none", "system_prompt", None),
+    ("columns: none", "columns", "none"),
+    ("columns: 12:30", "columns", "12:30"),
+    ("columns: 010", "columns", "010"),
+    ("columns: null", "columns", "null"),
+    ("system_prompt: 'null'", "system_prompt", "null"),
+    ('system_prompt: "~"', "system_prompt", "~"),
+    ("system_prompt: ''", "system_prompt", ""),
+    ("system_prompt: null", "system_prompt", None),
+    ("system_prompt: -请回答", "system_prompt", "-请回答"),
+    ("system_prompt: |-\n  第一行\n  第二行", "system_prompt", "第一行\n第二行"),
+    ("overwrite: true", "overwrite", True),
+    ("overwrite: false", "overwrite", False),
+    ("learning-rate: 1e-4", "learning_rate", 1e-4),
+    ("eval_every: 0", "eval_every", 0),
+    ("max_steps: None", "max_steps", None),
+    ("columns: no", "columns", "no"),
+    ("whiten-rewards: true", "whiten_rewards", True),
+]
+
+
+def test_yaml_scalars_are_taken_as_written(written):
     """YAML 1.1 would make 1e-5 a text, 010 eight, no false and 12:30 a number of minutes; the flag's type decides."""
-    found = getattr(parsed(SFTConfig, written(RUN_YAML + line + "\n")), field)
-    assert found == value
-    assert type(found) is type(value)
+    for line, field, value in SCALARS:
+        found = getattr(
+            parsed(PPOConfig if field == "whiten_rewards" else SFTConfig, written(RUN_YAML + line + "\n")), field
+        )
+        assert found == value, line
+        assert type(found) is type(value)
 
 
-def test_a_switch_spelt_with_a_dash_is_a_switch(written):
-    assert parsed(PPOConfig, written(RUN_YAML + "whiten-rewards: true\n")).whiten_rewards is True
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
+def test_lists(written):
+    for line, expected in (
         ("rewards: [rule:digits, 'python:奖励.py:分']", ("rule:digits", "python:奖励.py:分")),
         ("rewards:\n  - rule:digits\n  - model:a b", ("rule:digits", "model:a b")),
         ("rewards: rule:digits", ("rule:digits",)),
         ("rewards: []", ()),
-    ],
-)
-def test_lists(written, line, expected):
-    assert parsed(PPOConfig, written(RUN_YAML + line + "\n")).rewards == expected
+    ):
+        assert parsed(PPOConfig, written(RUN_YAML + line + "\n")).rewards == expected
+    config = parsed(PPOConfig, written("rewards: [rule:digits]\n" + RUN_YAML), "--rewards", "a", "b", "--steps", "3")
+    assert (config.rewards, config.steps) == (("a", "b"), 3)
 
 
 def test_an_empty_list_is_not_the_default(written, refused):
@@ -372,68 +307,47 @@ def test_an_empty_list_is_not_the_default(written, refused):
     assert f"{path}:1: models is set here" in message
 
 
-def test_a_list_does_not_swallow_what_follows(written):
-    config = parsed(PPOConfig, written("rewards: [rule:digits]\n" + RUN_YAML), "--rewards", "a", "b", "--steps", "3")
-    assert (config.rewards, config.steps) == (("a", "b"), 3)
-
-
-def test_byte_order_mark_and_comments(written):
+def test_what_a_file_may_have_besides(written):
+    """A byte order mark, comments, a line that begins it; an empty one sets nothing."""
     text = "# 注释\n---\n" + RUN_YAML + "epochs: 2 # two\n"
     assert parsed(SFTConfig, written(text, "utf-8-sig")).epochs == 2
-
-
-def test_an_empty_file_sets_nothing(written):
     flags = ["--model", "m", "--data", "d.jsonl", "--output", "o"]
     assert parsed(SFTConfig, written("# nothing\n"), *flags) == parsed(SFTConfig, written(RUN_YAML))
 
 
-@pytest.mark.parametrize(
-    ("line", "fragments"),
-    [
-        ("learning_rat: 1e-5", ["--learning-rat", "Perhaps you meant", "--learning-rate", "{path}:4"]),
-        ("lr: 1", ["--lr", "{path}:4"]),
-        ("epochs: many", ["--epochs", "many", "{path}:4"]),
-        ("max_steps: 1.5", ["--max-steps", "1.5", "{path}:4"]),
-        ("max_steps: '1e3'", ["--max-steps", "1e3", "{path}:4"]),
-        ("learning_rate:", ["--learning-rate", "{path}:4"]),
-        ("lr_schedule: cosin", ["--lr-schedule", "cosin", "cosine", "{path}:4"]),
-        ("overwrite: yes", ["{path}:4", "overwrite", "true or false", "yes"]),
-        ("overwrite: 1", ["{path}:4", "overwrite", "true or false", "1"]),
-        ("learning_rate: 0", ["--learning-rate", "greater than 0", "{path}:4"]),
-        ("learning_rate: .nan", ["--learning-rate", "{path}:4"]),
-        ("learning_rate: nan", ["--learning-rate", "greater than 0", "nan", "{path}:4"]),
-        ("batch_size: -1", ["--batch-size", "greater than 0", "-1", "{path}:4"]),
-        ("batch_size: [1, 2]", ["batch_size", "{path}:4"]),
-        ("eval_data: [a, b]", ["eval_data", "{path}:4"]),
-        ("model: again", ["{path}:4", "'model'", "twice"]),
-        ("learning_rate: 1\nlearning-rate: 2", ["{path}:5", "twice"]),
-        ("optimizer:\n  learning_rate: 1", ["{path}:4", "optimizer", "mapping", "flat"]),
-        ("eval_data: [[a]]", ["{path}:4", "eval_data"]),
-        ("? [a, b]\n: c", ["{path}:4"]),
-        ("batch_size: " + "9" * 400, ["--batch-size", "below 2^63", "{path}:4"]),
-        ("output=/tmp/x: 1", ["{path}:4", "'output=/tmp/x' is not the name of a setting"]),
-        ("columns --overwrite: 1", ["{path}:4", "'columns --overwrite' is not the name of a setting"]),
-        ("columns: !!python/object/apply:os.system ['true']", ["{path}:4", "the tag", "python/object/apply:os.system"]),
-        ("columns: !!python/name:os.system ''", ["{path}:4", "the tag", "python/name:os.system"]),
-        ("!!python/name:os.system : 1", ["{path}:4", "the tag", "python/name:os.system"]),
-        ("columns: !!binary aGk=", ["{path}:4", "the tag", "binary"]),
-        ("<<: {epochs: 2}", ["{path}:4"]),
-        ("help: true", ["{path}:4", "--help"]),
-        ("help: [1, 2]", ["{path}:4", "help (--help) is not a setting"]),
-        ("h: true", ["{path}:4", "h (--h) is not a setting"]),
-        ("no_overwrite: true", ["{path}:4", "write overwrite: false"]),
-        (
-            "eval_data: ~nosuchuser7/x",
-            ["--eval-data", "~nosuchuser7", "there is no such user", "./~nosuchuser7", "{path}:4"],
-        ),
-        ('eval_data: "a\\0b"', ["--eval-data", "NUL", "{path}:4"]),
-    ],
-)
-def test_a_wrong_line_is_named_with_its_file(written, refused, line, fragments):
-    path = written(RUN_YAML + line + "\n")
-    message = refused(SFTConfig, [path])
-    for fragment in fragments:
-        assert fragment.format(path=path) in message
+WRONG_LINES = [
+    ("learning_rat: 1e-5", ["--learning-rat", "Perhaps you meant", "--learning-rate", "{path}:4"]),
+    ("epochs: many", ["--epochs", "many", "{path}:4"]),
+    ("max_steps: '1e3'", ["--max-steps", "1e3", "{path}:4"]),
+    ("lr_schedule: cosin", ["--lr-schedule", "cosin", "cosine", "{path}:4"]),
+    ("overwrite: yes", ["{path}:4", "overwrite", "true or false", "yes"]),
+    ("learning_rate: 0", ["--learning-rate", "greater than 0", "{path}:4"]),
+    ("learning_rate: nan", ["--learning-rate", "greater than 0", "nan", "{path}:4"]),
+    ("batch_size: [1, 2]", ["batch_size", "{path}:4"]),
+    ("eval_data: [a, b]", ["eval_data", "{path}:4"]),
+    ("model: again", ["{path}:4", "'model'", "twice"]),
+    ("learning_rate: 1\nlearning-rate: 2", ["{path}:5", "twice"]),
+    ("optimizer:\n  learning_rate: 1", ["{path}:4", "optimizer", "mapping", "flat"]),
+    ("eval_data: [[a]]", ["{path}:4", "eval_data"]),
+    ("? [a, b]\n: c", ["{path}:4"]),
+    ("batch_size: " + "9" * 400, ["--batch-size", "below 2^63", "{path}:4"]),
+    ("output=/tmp/x: 1", ["{path}:4", "'output=/tmp/x' is not the name of a setting"]),
+    ("columns: !!python/object/apply:os.system ['true']", ["{path}:4", "the tag", "python/object/apply:os.system"]),
+    ("!!python/name:os.system : 1", ["{path}:4", "the tag", "python/name:os.system"]),
+    ("columns: !!binary aGk=", ["{path}:4", "the tag", "binary"]),
+    ("<<: {epochs: 2}", ["{path}:4"]),
+    ("help: true", ["{path}:4", "--help"]),
+    ("no_overwrite: true", ["{path}:4", "write overwrite: false"]),
+    ("eval_data: ~nosuchuser7/x", ["--eval-data", "~nosuchuser7", "there is no such user", "./~nosuchuser7", "{path}:4"]),
+    ('eval_data: "a\\0b"', ["--eval-data", "NUL", "{path}:4"]),
+]  # fmt: skip
+
+
+def test_a_wrong_line_is_named_with_its_file(written, refused):
+    for line, fragments in WRONG_LINES:
+        path = written(RUN_YAML + line + "\n")
+        message = refused(SFTConfig, [path])
+        assert not [one for one in fragments if one.format(path=path) not in message], message
 
 
 def test_no_value_of_a_file_is_read_as_a_flag(written, refused):
@@ -448,52 +362,23 @@ def test_no_value_of_a_file_is_read_as_a_flag(written, refused):
     assert "--reward-weights must be a number, got '--overwrite'" in message
 
 
-def test_what_unfolds_without_end(written, refused):
-    """Aliases of aliases, and a list inside itself: neither is unfolded."""
-    bomb = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(12))
-    assert "nested" in refused(SFTConfig, [written("a0: &a0 [x]\n" + bomb)])
-    assert "nested" in refused(PPOConfig, [written("rewards: &a [*a]\n")])
-
-
-@pytest.mark.parametrize("text", ["a: " + "[" * 2000, "{a: " * 2000, "a: " + "[" * 700 + "]" * 700])
-def test_yaml_nested_without_end(written, refused, text):
-    path = written(text)
-    message = refused(SFTConfig, [path])
-    assert path in message
-    assert "nested" in message or "not valid YAML" in message
-
-
-@pytest.mark.parametrize(
-    ("settings", "fragments"),
-    [
-        ({"seed": 10**5000}, ["--seed", "below 2^63"]),
-        ({"reward_weights": (10**400,)}, ["--reward-weights", "finite"]),
-        ({"learning_rate": "1e-5"}, ["--learning-rate must be a number, got '1e-5'"]),
-        ({"steps": None}, ["--steps must be a whole number, got None"]),
-        ({"seed": [1]}, ["--seed must be a whole number, got [1]"]),
-        ({"kl_coef": 10**400}, ["--kl-coef", "below 2^63"]),
-    ],
-)
-def test_settings_in_python_are_refused_as_flags_are(settings, fragments):
-    with pytest.raises(ConfigError) as caught:
-        PPOConfig(model="m", data="d", output=Path("o"), **settings)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
+def test_settings_in_python_are_refused_as_flags_are(refusal):
+    for settings, said in (
+        ({"seed": 10**5000}, "--seed must be below 2^63"),
+        ({"reward_weights": (10**400,)}, "finite"),
+        ({"learning_rate": "1e-5"}, "--learning-rate must be a number, got '1e-5'"),
+        ({"steps": None}, "--steps must be a whole number, got None"),
+        ({"seed": [1]}, "--seed must be a whole number, got [1]"),
+        ({"kl_coef": 10**400}, "--kl-coef must be below 2^63"),
+    ):
+        assert said in refusal(PPOConfig, **settings)
 
 
 def test_what_was_given_is_known(written):
     """Also at its default, switched off, an empty list, with underscores, or after an equals sign; values are no flags."""
     path = written(RUN_YAML + "selection_rewards: last\nrewards: []\n")
-    config = parsed(
-        PPOConfig,
-        path,
-        "--no-overwrite",
-        "--system-prompt=--steps",
-        "--kl_coef",
-        "0.1",
-        "--resume",
-        "early_stopping_patience",
-    )
+    flags = ("--no-overwrite", "--system-prompt=--steps", "--kl_coef", "0.1", "--resume", "early_stopping_patience")
+    config = parsed(PPOConfig, path, *flags)
     assert config.given == {
         "model", "data", "output", "selection_rewards", "rewards", "overwrite", "system_prompt", "kl_coef", "resume"
     }  # fmt: skip
@@ -501,16 +386,12 @@ def test_what_was_given_is_known(written):
     assert PPOConfig(model="m", data="d", output=Path("o")).given == frozenset()
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_an_error_is_one_sentence(encoding, monkeypatch):
+def test_an_error_is_one_sentence(refused):
     """Without the parser's frame, its excerpt of the help or the name of a class."""
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
-    with pytest.raises(ConfigError) as error:
-        parsed(ChatConfig, "--model", "模型", "--temperature", "-1")
-    assert str(error.value) == "--temperature must be at least 0, got -1.0"
-    with pytest.raises(ConfigError) as error:
-        parsed(ChatConfig, "--model", "模型", "--top-k", "三")
-    first, second = str(error.value).splitlines()
+    assert (
+        refused(ChatConfig, ["--model", "模型", "--temperature", "-1"]) == "--temperature must be at least 0, got -1.0"
+    )
+    first, second = refused(ChatConfig, ["--model", "模型", "--top-k", "三"]).splitlines()
     assert first == "--top-k must be a whole number, got '三'"
     assert second == "--top-k: Sample only from the k most likely tokens. 0 samples from all."
 
@@ -520,59 +401,16 @@ def test_a_line_that_a_flag_overrides_is_not_blamed(written, refused):
     assert f"{path}:4" not in refused(SFTConfig, [path, "--learning-rate", "0"])
 
 
-@pytest.mark.parametrize(
-    ("text", "fragments"),
-    [
-        ("- model\n- data\n", ["key: value", "list"]),
-        ("just words\n", ["key: value", "single value"]),
-        ("model: [m\n", ["not valid YAML"]),
-        ("model: 'm\n", ["not valid YAML"]),
-        ("model: m\n---\nmodel: n\n", ["not valid YAML"]),
-        ("a: b: c\n", ["not valid YAML", "line 1"]),
-        ("model: \x07\n", ["not valid YAML"]),
-    ],
-)
-def test_what_is_no_configuration(written, refused, text, fragments):
-    path = written(text)
-    message = refused(SFTConfig, [path])
-    assert path in message
-    for fragment in fragments:
-        assert fragment in message
-
-
-def test_yaml_that_is_not_utf8(written, refused):
-    path = written("model: 模型\n", "gb18030")
-    message = refused(SFTConfig, [path])
-    assert path in message
-    assert "not valid YAML" in message
-
-
-@pytest.mark.parametrize(("name", "said"), [("没有.yaml", "no such YAML file"), (".", "is a folder")])
-def test_a_missing_file(tmp_path, refused, name, said):
-    message = refused(SFTConfig, [str(tmp_path / name)])
-    assert str(tmp_path / name) in message
-    assert said in message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--model", "m", "{path}"],
-        ["--overwrite", "{path}"],
-        ["--model=m", "{path}"],
-        ["{path}", "{path}"],
-        ["--rewards", "a", "b", "{path}"],
-    ],
-)
-def test_a_yaml_file_elsewhere_than_first(written, refused, arguments):
+def test_a_yaml_file_elsewhere_than_first(written, refused):
     """It would otherwise be taken for a value, or called an unrecognised option."""
     path = written(RUN_YAML)
-    message = refused(PPOConfig, [argument.format(path=path) for argument in arguments])
-    assert path in message
-    assert "directly after the command" in message
+    for arguments in (["--model", "m", path], ["--overwrite", path], [path, path], ["--rewards", "a", "b", path]):
+        message = refused(PPOConfig, arguments)
+        assert path in message
+        assert "directly after the command" in message
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["{path}", "-h"], ["{path}", "--help"]])
+@pytest.mark.parametrize("arguments", [["-h"], ["{path}", "--help"]])
 def test_help_is_asked_for_in_two_ways(written, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         parsed(SFTConfig, *[argument.format(path=written(RUN_YAML)) for argument in arguments])
@@ -582,51 +420,30 @@ def test_help_is_asked_for_in_two_ways(written, capsys, arguments):
     assert "--help-all" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "fragments"),
-    [
+def test_a_wrong_flag_is_named(refused):
+    for flags, fragments in (
         (["--learning-rat", "1"], ["--learning-rat", "Perhaps you meant", "--learning-rate"]),
         (["--epochs", "三"], ["--epochs", "三"]),
-        (["--max-steps", "2.5"], ["--max-steps", "2.5"]),
         (["--lr-schedule", "cos"], ["--lr-schedule", "cos", "constant", "linear", "cosine"]),
-        (["--learning-rate", "0"], ["--learning-rate", "greater than 0", "0.0"]),
         (["--learning-rate", "-1"], ["--learning-rate", "greater than 0", "-1"]),
         (["--epochs"], ["--epochs"]),
         (["--overwrite", "yes"], ["yes"]),
         (["plain"], ["plain", "flags start with --"]),
-    ],
-)
-def test_a_wrong_flag_is_named(refused, flags, fragments):
-    message = refused(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", *flags])
-    for fragment in fragments:
-        assert fragment in message
+    ):
+        message = refused(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", *flags])
+        assert not [one for one in fragments if one not in message], message
 
 
-def test_a_missing_required_flag_is_named(config_class, least, refused):
-    for name in least.keys() - {"folder"}:
-        rest = {other: value for other, value in least.items() if other != name}
-        assert "--" + name.replace("_", "-") in refused(config_class, as_flags(rest))
+def test_a_missing_required_flag_is_named(least, refused):
+    for kind, settings in least.items():
+        for name in settings.keys() - {"folder"}:
+            rest = {other: value for other, value in settings.items() if other != name}
+            assert "--" + name.replace("_", "-") in refused(kind, as_flags(rest)), (kind, name)
 
 
-@pytest.mark.parametrize("value", ["-x", "--model", "a=b", "", " ", "你好"])
-def test_a_value_after_an_equals_sign_may_be_anything(value):
-    assert parsed(ChatConfig, "--model", "m", f"--system-prompt={value}").system_prompt == value
-
-
-def test_nothing_loads_torch(tmp_path):
-    """Help, configurations and their errors must be quick; torch takes seconds."""
-    (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
-    modules = sorted(path.stem for path in Path(configs.__file__).parent.glob("[!_]*.py"))
-    assert len(modules) > 10
-    code = (
-        "import sys, heedful, heedful.cli.main, heedful.types, heedful.errors\n"
-        f"from heedful.configs import {', '.join(modules)}\n"
-        f"print(parse.parse(online.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
-        "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
-        "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["m", "[]"]
+def test_a_value_after_an_equals_sign_may_be_anything():
+    for value in ("-x", "--model", "a=b", "", " ", "你好"):
+        assert parsed(ChatConfig, "--model", "m", f"--system-prompt={value}").system_prompt == value
 
 
 def test_a_value_that_is_a_secret_leaves_yaml_that_can_be_read(monkeypatch):

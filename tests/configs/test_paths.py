@@ -8,10 +8,8 @@ import pytest
 
 from heedful import (
     BestOfNConfig,
-    ConfigError,
     DPOConfig,
     GRPOConfig,
-    KLConfig,
     MergeConfig,
     PPOConfig,
     RewardConfig,
@@ -19,7 +17,7 @@ from heedful import (
 )
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.report import ReportConfig
-from heedful.configs.settings import PATHS, REWARDS
+from heedful.configs.settings import PATHS, REWARDS, types_of
 
 NO_PATHS = {
     "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow", "allow_change",
@@ -36,16 +34,16 @@ def home(tmp_path, monkeypatch):
     return str(tmp_path / "家")
 
 
-def test_every_setting_of_text_is_a_path_or_known_to_be_none(config_class):
+def test_every_setting_of_text_is_a_path_or_known_to_be_none(least):
     """A new setting must be put into one of the lists."""
-    hints = typing.get_type_hints(config_class)
-    texts = [
-        f.name
-        for f in dataclasses.fields(config_class)
-        if {hints[f.name], *typing.get_args(hints[f.name])} & {str, Path}
-    ]
-    assert texts or "course" in config_class.__module__, "a lesson is a number"
-    assert set(texts) <= {*PATHS, *REWARDS, *NO_PATHS}
+    texts = {
+        name
+        for kind in least
+        for name, hint in typing.get_type_hints(kind).items()
+        if name in types_of(kind) and {str, Path} & {hint, *typing.get_args(hint)}
+    }
+    assert texts <= {*PATHS, *REWARDS, *NO_PATHS}
+    assert {"model", "project", "output"} < texts
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,6 @@ def test_every_setting_of_text_is_a_path_or_known_to_be_none(config_class):
         (lambda p: PPOConfig(model=p, data=p, output=Path(p), reference=p, critic="separate", value_model=p, ptx_data=p,
                              ptx_coef=1.0),
          ["model", "data", "output", "reference", "value_model", "ptx_data"]),
-        (lambda p: KLConfig(model=p, data=p, output=Path(p), reference=p), ["model", "data", "output", "reference"]),
         (lambda p: WinRateConfig(model=p, data=p, baseline=p), ["model", "data", "baseline"]),
         (lambda p: MergeConfig(adapter=p, output=Path(p)), ["adapter", "output"]),
     ],
@@ -81,12 +78,8 @@ def test_paths_in_rewards_are_expanded(home):
 
 def test_what_is_no_path_stays(home):
     config = PPOConfig(model="org/name", data="modelscope:a/b", output=Path("o"), chat_template="plain", columns="a=~")
-    assert (config.model, config.data, config.chat_template, config.columns) == (
-        "org/name",
-        "modelscope:a/b",
-        "plain",
-        "a=~",
-    )
+    found = (config.model, config.data, config.chat_template, config.columns)
+    assert found == ("org/name", "modelscope:a/b", "plain", "a=~")
 
 
 def test_the_saved_configuration_has_the_real_path(home, tmp_path):
@@ -96,21 +89,17 @@ def test_the_saved_configuration_has_the_real_path(home, tmp_path):
     assert parse(PPOConfig, [str(tmp_path / "c.yaml")], prog="p") == config
 
 
-@pytest.mark.parametrize("field", ["model", "data", "output", "rewards"])
-@pytest.mark.parametrize(
-    ("value", "fragments"),
-    [
-        ("~nosuchuser7/x", ["~nosuchuser7 is a user's home, but there is no such user", "./~nosuchuser7"]),
-        ("a\0b", ["holds a NUL byte"]),
-    ],
-)
-def test_paths_that_cannot_be(field, value, fragments):
-    settings = {"model": "m", "data": "d", "output": Path("o")}
-    given = {"output": Path(value), "rewards": (f"model:{value}",)}.get(field, value)
-    with pytest.raises(ConfigError) as caught:
-        PPOConfig(**settings | {field: given})
-    for fragment in [f"--{field}", *fragments]:
-        assert fragment in str(caught.value)
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("model", "~nosuchuser7/x", "~nosuchuser7 is a user's home, but there is no such user"),
+    ("output", "~nosuchuser7/x", "./~nosuchuser7"),
+    ("rewards", "~nosuchuser7/x", "./~nosuchuser7"),
+    ("data", "a\0b", "holds a NUL byte"),
+    ("rewards", "a\0b", "holds a NUL byte"),
+])  # fmt: skip
+def test_paths_that_cannot_be(refusal, field, value, said):
+    given = refusal(PPOConfig, **{field: {"rewards": (f"model:{value}",)}.get(field, value)})
+    assert f"--{field}" in given
+    assert said in given
 
 
 def test_nothing_else_is_changed():

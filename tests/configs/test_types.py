@@ -30,101 +30,90 @@ def leaves(hint):
     return [hint] if is_whole else [leaf for part in parts for leaf in leaves(part)]
 
 
-def first_line(error):
-    return str(error.value).splitlines()[0]
+def flag_of(name):
+    return f"--{name.replace('_', '-')}"
 
 
-def test_a_value_of_another_type_is_refused(config_class, make):
+def test_a_value_of_another_type_is_refused(least, each_field, refusal):
     """With the name of the setting, also by replace()."""
-    config = make(config_class)
-    for name, hint in types_of(config_class).items():
+    for kind, name in each_field:
+        hint = types_of(kind)[name]
         wrong = [object(), b"bytes", {"a": 1}] + [None] * (type(None) not in leaves(hint))
         wrong += [True] * (bool not in leaves(hint)) + [1.5] * (not {float, typing.Any} & {*leaves(hint)})
-        flag = f"--{name.replace('_', '-')} must be "
         for value in wrong:
-            with pytest.raises(ConfigError, match=flag):
-                make(config_class, **{name: value})
-        with pytest.raises(ConfigError, match=flag):
-            dataclasses.replace(config, **{name: object()})
+            said = refusal(kind, **{name: value})
+            assert f"{flag_of(name)} must be " in (said or "accepted"), (kind, name, value)
+    for kind in least:
+        with pytest.raises(ConfigError, match=f"{flag_of(name := next(iter(types_of(kind))))} must be "):
+            dataclasses.replace(kind(**least[kind]), **{name: object()})
 
 
-def test_a_wrong_text_is_refused_alike_by_flags_files_and_python(config_class, least, tmp_path):
+def test_a_wrong_text_is_refused_alike_by_flags_files_and_python(each_field, least, refusal, tmp_path):
     path = tmp_path / "设置.yaml"
-    fits_no_text = [name for name, hint in types_of(config_class).items() if not {str, Path} & {*leaves(hint)}]
-    for name in fits_no_text:
-        with pytest.raises(ConfigError) as in_python:
-            config_class(**least | {name: "三不"})
-        flags = [
-            f"--{other.replace('_', '-')}={value}" for other, value in least.items() if isinstance(value, str | int)
+    for kind, name in each_field:
+        if {str, Path} & {*leaves(types_of(kind)[name])}:
+            continue
+        flags = [f"{flag_of(other)}={value}" for other, value in least[kind].items() if isinstance(value, str | int)]
+        lists = [
+            part for other, value in least[kind].items() if isinstance(value, tuple) for part in (f"--{other}", *value)
         ]
-        lists = [part for other, value in least.items() if isinstance(value, tuple) for part in (f"--{other}", *value)]
-        with pytest.raises(ConfigError) as in_flags:
-            parse(config_class, [*flags, *lists, f"--{name.replace('_', '-')}=三不"], prog="heedful x")
-        whole = {other: list(value) if isinstance(value, tuple) else value for other, value in least.items()}
+        whole = {other: list(value) if isinstance(value, tuple) else value for other, value in least[kind].items()}
         path.write_text(yaml.safe_dump(whole | {name: "三不"}, allow_unicode=True), encoding="utf-8")
+        with pytest.raises(ConfigError) as in_flags:
+            parse(kind, [*flags, *lists, f"{flag_of(name)}=三不"], prog="heedful x")
         with pytest.raises(ConfigError) as in_file:
-            parse(config_class, [str(path)], prog="heedful x")
-        assert first_line(in_python) == first_line(in_flags) == first_line(in_file)
-        assert first_line(in_python).startswith(f"--{name.replace('_', '-')} must be ")
-        assert f"{path}:" in str(in_file.value)
+            parse(kind, [str(path)], prog="heedful x")
+        in_python, in_flags, in_file = refusal(kind, **{name: "三不"}), str(in_flags.value), str(in_file.value)
+        assert len({said.splitlines()[0] for said in (in_python, in_flags, in_file)}) == 1, (kind, name)
+        assert in_python.startswith(f"{flag_of(name)} must be ")
+        assert f"{path}:" in in_file
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"kl_in": "rewards"}, "--kl-in must be one of reward, loss, got 'rewards'. Perhaps you meant reward"),
-        (
-            {"importance_level": "seq"},
-            "--importance-level must be one of token, sequence, sequence-mean, got 'seq'. Perhaps you meant sequence",
-        ),
-        (
-            {"lr_schedule": "const"},
-            "--lr-schedule must be one of constant, linear, cosine, got 'const'. Perhaps you meant constant",
-        ),
-        ({"optimizer": "sgd"}, "--optimizer must be one of adamw, adamw-8bit, got 'sgd'"),
-        ({"critic": "own"}, "--critic must be one of shared, separate, reward, got 'own'"),
-        ({"kl_kind": "k4"}, "--kl-kind must be one of k1, k2, k3, weighted-k3 or none, got 'k4'"),
-        ({"kl_coef": "0.1"}, "--kl-coef must be a number, got '0.1'"),
-        ({"ppo_epochs": 1.5}, "--ppo-epochs must be a whole number, got 1.5"),
-        ({"seed": True}, "--seed must be a whole number, got True"),
-        ({"whiten_rewards": 1}, "--whiten-rewards must be true or false, got 1"),
-        ({"kl_target": "六"}, "--kl-target must be a number or none, got '六'"),
-        ({"rewards": ("rule:digits", 1)}, "--rewards must be a text, got 1"),
-        ({"reward_weights": ("一",)}, "--reward-weights must be a number, got '一'"),
-        (
-            {"track": ("wand",)},
-            "--track must be one of wandb, trackio, mlflow, swanlab, got 'wand'. Perhaps you meant wandb",
-        ),
-        ({"dtype": torch.float32}, "--dtype must be one of auto, float32, bfloat16, float16, got torch.float32"),
-        ({"system_prompt": Path("提示.txt")}, "--system-prompt must be a text or none, got PosixPath('提示.txt')"),
-        ({"advantage": "grp"}, "--advantage must be one of gae, grpo, dr_grpo, rloo, reinforce, reinforce++, python:"),
-    ],
-    ids=str,
-)
-def test_what_a_wrong_value_is_told(wrong, said):
-    with pytest.raises(ConfigError) as error:
-        PPOConfig(**LEAST, **wrong)
-    assert first_line(error).startswith(said)
-    assert str(error.value).splitlines()[1].startswith(f"--{next(iter(wrong)).replace('_', '-')}: "), "what it is for"
+TOLD = [
+    ({"kl_in": "rewards"}, "--kl-in must be one of reward, loss, got 'rewards'. Perhaps you meant reward"),
+    ({"importance_level": "seq"},
+     "--importance-level must be one of token, sequence, sequence-mean, got 'seq'. Perhaps you meant sequence"),
+    ({"lr_schedule": "const"},
+     "--lr-schedule must be one of constant, linear, cosine, got 'const'. Perhaps you meant constant"),
+    ({"optimizer": "sgd"}, "--optimizer must be one of adamw, adamw-8bit, got 'sgd'"),
+    ({"critic": "own"}, "--critic must be one of shared, separate, reward, got 'own'"),
+    ({"kl_kind": "k4"}, "--kl-kind must be one of k1, k2, k3, weighted-k3 or none, got 'k4'"),
+    ({"kl_coef": "0.1"}, "--kl-coef must be a number, got '0.1'"),
+    ({"ppo_epochs": 1.5}, "--ppo-epochs must be a whole number, got 1.5"),
+    ({"seed": True}, "--seed must be a whole number, got True"),
+    ({"whiten_rewards": 1}, "--whiten-rewards must be true or false, got 1"),
+    ({"kl_target": "六"}, "--kl-target must be a number or none, got '六'"),
+    ({"rewards": ("rule:digits", 1)}, "--rewards must be a text, got 1"),
+    ({"reward_weights": ("一",)}, "--reward-weights must be a number, got '一'"),
+    ({"track": ("wand",)}, "--track must be one of wandb, trackio, mlflow, swanlab, got 'wand'. Perhaps you meant wandb"),
+    ({"dtype": torch.float32}, "--dtype must be one of auto, float32, bfloat16, float16, got torch.float32"),
+    ({"system_prompt": Path("提示.txt")}, "--system-prompt must be a text or none, got PosixPath('提示.txt')"),
+    ({"advantage": "grp"}, "--advantage must be one of gae, grpo, dr_grpo, rloo, reinforce, reinforce++, python:"),
+]  # fmt: skip
+
+
+def test_what_a_wrong_value_is_told():
+    for wrong, said in TOLD:
+        with pytest.raises(ConfigError) as error:
+            PPOConfig(**LEAST, **wrong)
+        assert str(error.value).startswith(said)
+        assert str(error.value).splitlines()[1].startswith(f"{flag_of(next(iter(wrong)))}: "), "what it is for"
 
 
 @pytest.mark.in_python
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"kl_in": "loss", "kl_kind": "k1"}, "kl_in='loss' does not go with kl_kind='k1', whose gradient is zero"),
-        ({"kl_in": "los"}, "kl_in must be one of reward, loss, got 'los'. Perhaps you meant loss\nkl_in: Where"),
-        ({"minibatch_size": 48}, "rollout_batch_size=64 is not a multiple of minibatch_size=48; try"),
-        ({"advantage": "grpo"}, "kl_in='reward' does not go with advantage='grpo': the division"),
-        ({"shuffle": "好"}, "shuffle must be true or false, got '好'"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"kl_in": "loss", "kl_kind": "k1"}, "kl_in='loss' does not go with kl_kind='k1', whose gradient is zero"),
+    ({"kl_in": "los"}, "kl_in must be one of reward, loss, got 'los'. Perhaps you meant loss\nkl_in: Where"),
+    ({"minibatch_size": 48}, "rollout_batch_size=64 is not a multiple of minibatch_size=48; try"),
+    ({"advantage": "grpo"}, "kl_in='reward' does not go with advantage='grpo': the division"),
+    ({"shuffle": "好"}, "shuffle must be true or false, got '好'"),
+])  # fmt: skip
 def test_messages_in_python_have_the_names_of_python(wrong, said, capsys):
     """And those of a command its flags, in the same process."""
     with pytest.raises(ConfigError) as error:
         PPOConfig(**LEAST | wrong)
     assert str(error.value).startswith(said)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (LEAST | wrong).items()]
+    flags = [f"{flag_of(name)}={value}" for name, value in (LEAST | wrong).items()]
     assert main(["ppo", *flags]) == 2
     command = capsys.readouterr().err.removeprefix("heedful: ConfigError: ")
     assert command.startswith("--")
@@ -132,17 +121,11 @@ def test_messages_in_python_have_the_names_of_python(wrong, said, capsys):
 
 
 @pytest.mark.in_python
-@pytest.mark.parametrize(
-    ("flags", "python"),
-    [
-        ("use --equal-pairs drop, or raise --max-dropped 0.1.", "use equal_pairs='drop', or raise max_dropped=0.1."),
-        ("--no-shuffle keeps the order; --columns a=b,c=d", "shuffle=False keeps the order; columns='a=b,c=d'"),
-        (
-            "heedful sft --seed 1, or --seed 2; --to 3 is another's",
-            "heedful sft --seed 1, or seed=2; --to 3 is another's",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "python"), [
+    ("use --equal-pairs drop, or raise --max-dropped 0.1.", "use equal_pairs='drop', or raise max_dropped=0.1."),
+    ("--no-shuffle keeps the order; --columns a=b,c=d", "shuffle=False keeps the order; columns='a=b,c=d'"),
+    ("heedful sft --seed 1, or --seed 2; --to 3 is another's", "heedful sft --seed 1, or seed=2; --to 3 is another's"),
+])  # fmt: skip
 def test_a_message_in_the_words_of_python(flags, python):
     assert named(flags, RewardConfig) == python
 
@@ -162,27 +145,20 @@ def test_values_that_mean_the_same_are_the_same():
     assert type(PPOConfig(**LEAST, kl_coef=1).kl_coef) is float
 
 
-def test_copies_are_equal():
-    def loss():
-        pass
-
-    config = PPOConfig(**LEAST, policy_loss=loss, rewards=("rule:digits",))
+def test_copies_of_settings_with_functions():
+    config = PPOConfig(**LEAST, policy_loss=lambda: 0, rewards=("rule:digits",))
     assert copy.deepcopy(config) == copy.copy(config) == config
-    assert pickle.loads(pickle.dumps(dataclasses.replace(config, policy_loss="clip"))) != config
     assert len({config, dataclasses.replace(config), dataclasses.replace(config, policy_loss=lambda: 0)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("lr", "PPOConfig has no setting 'lr'; heedful's name is learning_rate"),
-        ("kl", "PPOConfig has no setting 'kl'. Perhaps you meant kl_coef"),
-        ("learning_rat", "PPOConfig has no setting 'learning_rat'. Perhaps you meant learning_rate"),
-        ("use_kl_loss", "PPOConfig has no setting 'use_kl_loss'; heedful's name is kl_in (loss or reward)"),
-        ("kl_loss_coef", "PPOConfig has no setting 'kl_loss_coef'; heedful's name is kl_coef (with kl_in loss)"),
-        ("学习率", "PPOConfig has no setting '学习率'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), [
+    ("lr", "PPOConfig has no setting 'lr'; heedful's name is learning_rate"),
+    ("kl", "PPOConfig has no setting 'kl'. Perhaps you meant kl_coef"),
+    ("learning_rat", "PPOConfig has no setting 'learning_rat'. Perhaps you meant learning_rate"),
+    ("use_kl_loss", "PPOConfig has no setting 'use_kl_loss'; heedful's name is kl_in (loss or reward)"),
+    ("kl_loss_coef", "PPOConfig has no setting 'kl_loss_coef'; heedful's name is kl_coef (with kl_in loss)"),
+    ("学习率", "PPOConfig has no setting '学习率'"),
+])  # fmt: skip
 def test_an_unknown_name_in_python_is_answered_with_that_of_python(name, said):
     with pytest.raises(ConfigError) as error:
         PPOConfig(**LEAST, **{name: 1})
@@ -191,30 +167,25 @@ def test_an_unknown_name_in_python_is_answered_with_that_of_python(name, said):
         dataclasses.replace(PPOConfig(**LEAST), **{name: 1})
 
 
-def test_every_configuration_answers_unknown_names(config_class, make):
-    with pytest.raises(ConfigError, match=f"{config_class.__name__} has no setting 'sead'"):
-        make(config_class, sead=1)
-    with pytest.raises(ConfigError, match=rf"takes settings by name, such as {config_class.__name__}\("):
-        config_class("模型")
-
-
-def test_every_configuration_names_what_it_needs(config_class, least):
-    """In one sentence, not in a TypeError of Python."""
-    needed = [one.name for one in dataclasses.fields(config_class) if one.default is dataclasses.MISSING]
-    for name in needed:
-        others = {other: value for other, value in least.items() if other != name}
-        said = rf"^{config_class.__name__} needs {name}; write {config_class.__name__}\({name}=\.\.\.\)$"
-        with pytest.raises(ConfigError, match=said):
-            config_class(**others)
-    if needed:
-        with pytest.raises(ConfigError, match=f"needs {', '.join(needed)}; write"):
-            config_class()
-    config = config_class(**least)
-    assert copy.deepcopy(config) == copy.copy(config) == config
-    if hasattr(
-        sys.modules[config_class.__module__], config_class.__name__
-    ):  # plans and examinations are made when needed
-        assert pickle.loads(pickle.dumps(config)) == config
+def test_every_configuration_names_what_it_does_not_know_and_what_it_needs(least):
+    """In one sentence, not in a TypeError of Python. Copies are equal."""
+    for kind, settings in least.items():
+        with pytest.raises(ConfigError, match=f"{kind.__name__} has no setting 'sead'"):
+            kind(**settings, sead=1)
+        with pytest.raises(ConfigError, match=rf"takes settings by name, such as {kind.__name__}\("):
+            kind("模型")
+        needed = [one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING]
+        for name in needed:
+            said = rf"^{kind.__name__} needs {name}; write {kind.__name__}\({name}=\.\.\.\)$"
+            with pytest.raises(ConfigError, match=said):
+                kind(**{other: value for other, value in settings.items() if other != name})
+        if needed:
+            with pytest.raises(ConfigError, match=f"needs {', '.join(needed)}; write"):
+                kind()
+        config = kind(**settings)
+        assert copy.deepcopy(config) == copy.copy(config) == config
+        if hasattr(sys.modules[kind.__module__], kind.__name__):  # plans and examinations are made when needed
+            assert pickle.loads(pickle.dumps(config)) == config
 
 
 @pytest.mark.parametrize(
