@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cases import often
-
 GENERATION, CONFIG, TOKENIZER = "generation_config.json", "config.json", "tokenizer_config.json"
 FOLDER = "a folder"
 HUGE = 99999999
@@ -93,141 +91,115 @@ DAMAGES += [(file, content) for file in FILES for content in CONTENTS if (file, 
 BY_TRANSFORMERS = ("rms_norm_eps", "rope_parameters", "model_type", "hidden_act", "tie_word_embeddings", "dtype",
                    "layer_types", "added_tokens_decoder", "extra_special_tokens", "tokenizer_class",
                    "padding_side")  # fmt: skip
-"""Keys whose values transformers checks when it loads a model; a few of these tests are enough."""
+"""Keys whose values transformers checks when it loads a model; they are exhaustive."""
 BY_WEIGHTS = [("vocab_size", 600), ("vocab_size", 100), ("hidden_size", 33), ("num_attention_heads", 64),
               ("num_key_value_heads", 3), ("num_hidden_layers", 7), ("head_dim", 7)]  # fmt: skip
-"""Values that could be, but not of these weights."""
-TWICE = ("head_dim", "num_hidden_layers", "max_position_embeddings", "num_key_value_heads", "bos_token_id", "pad_token")
-"""Keys with the same rule as another."""
+"""Values that could be, but not of these weights; they are exhaustive."""
 
 
-def _of(file, damage):
-    key = damage[0] if isinstance(damage, tuple) else ""
-    is_slow = key in (*BY_TRANSFORMERS, *TWICE) or damage in BY_WEIGHTS or damage in ("empty", "a list")
-    name = f"{file}-{json.dumps(damage, ensure_ascii=False)}"
-    return pytest.param(file, damage, id=name, marks=[pytest.mark.exhaustive] * is_slow)
+def test_values_that_are_nonsense_are_refused_before_training(train, model, tmp_path):
+    for file, key, value in VALUES:
+        if key not in BY_TRANSFORMERS and (key, value) not in BY_WEIGHTS:
+            refused(train, model, tmp_path, file, (key, value))
 
 
-@pytest.mark.parametrize(("file", "damage"), [_of(*one) for one in DAMAGES])
-def test_nonsense_is_refused_before_training(train, model, tmp_path, file, damage):
+@pytest.mark.exhaustive
+def test_values_that_the_weights_or_transformers_refuse(train, model, tmp_path):
+    for file, key, value in VALUES:
+        if key in BY_TRANSFORMERS or (key, value) in BY_WEIGHTS:
+            refused(train, model, tmp_path, file, (key, value))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_that_are_nonsense_are_refused_before_training(train, model, tmp_path, file):
+    for content in CONTENTS:
+        if (file, content) not in HARMLESS:
+            refused(train, model, tmp_path, file, content)
+
+
+def refused(train, model, tmp_path, file, damage):
+    """A model with this file damaged is refused, and is then whole again."""
+    path = model / file
+    before = path.read_bytes() if path.exists() else None
     damaged(model, file, damage)
     outcome = train("sft", model=model)
-    assert outcome.status == 2, outcome.err
-    assert outcome.err.startswith(f"heedful: CheckpointError: {model}")
+    assert outcome.status == 2, (file, damage, outcome.err)
+    assert outcome.err.startswith(f"heedful: CheckpointError: {model}"), (file, damage, outcome.err)
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "运行").exists()
-    if (
-        isinstance(damage, tuple)
-        and damage[0] not in BY_TRANSFORMERS
-        and damage not in BY_WEIGHTS
-        and damage[1] is not None
-    ):
+    is_ours = isinstance(damage, tuple) and damage[0] not in BY_TRANSFORMERS and damage not in BY_WEIGHTS
+    if is_ours and damage[1] is not None:
         key, value = damage
         shown = repr(value) if value == "<没有>" else json.dumps(value, ensure_ascii=False)
-        assert f"{model / file}: {key} is {shown}" in outcome.message
+        assert f"{path}: {key} is {shown}" in outcome.message
     elif damage == FOLDER and file in ("tokenizer.json", "chat_template.jinja"):
-        assert f"{model / file} is a folder, not a file; download the model again" in outcome.message
-    elif isinstance(damage, str) and damage in CONTENTS and file in (GENERATION, "special_tokens_map.json"):
-        assert f"{model / file}: " in outcome.message
+        assert f"{path} is a folder, not a file; download the model again" in outcome.message
+    elif isinstance(damage, str) and file in (GENERATION, "special_tokens_map.json"):
+        assert f"{path}: " in outcome.message
+    path.rmdir() if path.is_dir() else path.unlink()
+    if before is not None:
+        path.write_bytes(before)
 
 
-@pytest.mark.parametrize(
-    "command", ["sft", "reward", "dpo", "kto", "ppo", "grpo", "online-dpo", "merge", "chat", "evaluate"]
-)
-def test_every_command_refuses_what_could_not_be_saved(heedful, data, model, written, tmp_path, command):
+def test_every_command_refuses_what_could_not_be_saved(heedful, data, model, tmp_path):
     """A negative padding token is what transformers refuses to save, after all steps."""
     damaged(model, GENERATION, ("pad_token_id", -1))
-    flags = ["--data", data(command)] if command not in ("online-dpo", "merge", "chat", "evaluate") else []
-    words = [command, "--model", model, "--output", tmp_path / "运行", *flags]
-    if command in ("ppo", "grpo", "online-dpo"):
-        words += ["--rewards", "rule:digits"]
-    if command == "online-dpo":
-        words += ["--data", data("ppo")]
-    if command == "merge":
-        adapter = tmp_path / "适配器"
-        adapter.mkdir()
-        settings = {"peft_type": "LORA", "base_model_name_or_path": str(model)}
-        (adapter / "adapter_config.json").write_text(json.dumps(settings), "utf-8")
-        (adapter / "adapter_model.safetensors").write_bytes(b"")
-        words = ["merge", "--adapter", adapter, "--output", tmp_path / "运行"]
-    if command == "chat":
-        words = ["chat", "--model", model]
-    if command == "evaluate":
-        words = ["evaluate", "perplexity", "--model", model, "--data", data("sft")]
-    outcome = heedful(*words)
-    assert outcome.status == 2
-    assert f"{model / GENERATION}: pad_token_id is -1; it must be a token id from 0 to 263" in outcome.message
-    assert not (tmp_path / "运行").exists()
+    adapter = tmp_path / "适配器"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(model)}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings), "utf-8")
+    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    run = ["--model", model, "--output", tmp_path / "运行"]
+    trainers = [[name, *run, "--data", data(name)] for name in ("sft", "reward", "dpo", "kto")]
+    online = [[name, *run, "--data", data("ppo"), "--rewards", "rule:digits"] for name in ("ppo", "grpo", "online-dpo")]
+    others = [["merge", "--adapter", adapter, "--output", tmp_path / "运行"], ["chat", "--model", model]]
+    for words in (*trainers, *online, *others, ["evaluate", "perplexity", "--model", model, "--data", data("sft")]):
+        outcome = heedful(*words)
+        assert outcome.status == 2, words
+        assert f"{model / GENERATION}: pad_token_id is -1; it must be a token id from 0 to 263" in outcome.message
+        assert not (tmp_path / "运行").exists()
 
 
-SHORT_ONLINE = ("--samples-per-prompt", "2", "--minibatch-size", "2", "--max-new-tokens", "4")
-
-
-@pytest.mark.parametrize(
-    "command",
-    often(["sft", "reward", "dpo", "kto", "ppo", "grpo", "online-dpo", "merge"], ["sft", "reward", "ppo", "merge"]),
-)
-def test_what_is_written_at_the_end_is_tried_before_the_first_step(
-    heedful, train, data, tiny, tmp_path, monkeypatch, command
-):
+def test_what_is_written_at_the_end_is_tried_before_the_first_step(heedful, train, tmp_path, monkeypatch):
     """Here transformers refuses to write a tokenizer that it has read."""
-    plain = tiny()
-    if command == "merge":
-        assert train("sft", "--lora-rank", "2", output=tmp_path / "适配器").status == 0
+    assert train("sft", "--lora-rank", "2", output=tmp_path / "适配器").status == 0
 
     def refuse(*_, **__):
         raise TypeError("不能写\nmore")
 
     monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", refuse)
-    if command == "merge":
-        outcome = heedful("merge", "--adapter", tmp_path / "适配器" / "final", "--output", tmp_path / "运行")
-    elif command == "online-dpo":
-        flags = ["--rewards", "rule:digits", "--data", data("grpo"), "--output", tmp_path / "运行", "--steps", "1"]
-        outcome = heedful(command, "--model", plain, *flags, "--rollout-batch-size", "2", *SHORT_ONLINE)
-    else:
-        outcome = train(command, *(["--critic", "separate"] if command == "ppo" else []))
-    assert outcome.status == 2, outcome.err
-    said = "its tokenizer_config.json or tokenizer.json cannot be saved again (不能写)"
-    assert said in outcome.message
-    assert "Traceback" not in outcome.err
-    assert "loss" not in outcome.out
-    assert not (tmp_path / "运行").exists()
+    for words in (["sft"], ["reward"], ["ppo", "--critic", "separate"], ["merge"]):
+        merge = ("merge", "--adapter", tmp_path / "适配器" / "final", "--output", tmp_path / "运行")
+        outcome = heedful(*merge) if words == ["merge"] else train(*words)
+        assert outcome.status == 2, outcome.err
+        assert "its tokenizer_config.json or tokenizer.json cannot be saved again (不能写)" in outcome.message
+        assert "Traceback" not in outcome.err
+        assert "loss" not in outcome.out
+        assert not (tmp_path / "运行").exists()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"eos_token_id": [1, 7], "pad_token_id": 0, "bos_token_id": None},
-        {"temperature": 0.6, "top_p": 0.001, "top_k": -1, "do_sample": True, "min_p": 0, "repetition_penalty": 1},
-        {"eos_token_id": None, "max_length": 4096, "some_new_key": {"x": [1]}},
-    ],
-)
-def test_what_models_of_others_have_is_accepted(train, model, settings):
+def test_what_models_of_others_have_is_accepted(train, model, tmp_path):
     path = model / GENERATION
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | settings), "utf-8")
+    own = json.loads(path.read_text("utf-8"))
     damaged(model, CONFIG, ("use_dropout", True))
     damaged(model, TOKENIZER, ("model_max_length", 1e30))
-    outcome = train("sft", model=model)
-    assert outcome.status == 0, outcome.err
+    sampling = {"temperature": 0.6, "top_p": 0.001, "top_k": -1, "do_sample": True, "min_p": 0, "repetition_penalty": 1}
+    for i, settings in enumerate((
+        {"eos_token_id": [1, 7], "pad_token_id": 0, "bos_token_id": None, **sampling},
+        {"eos_token_id": None, "max_length": 4096, "some_new_key": {"x": [1]}},
+    )):  # fmt: skip
+        path.write_text(json.dumps(own | settings), "utf-8")
+        outcome = train("sft", model=model, output=tmp_path / f"{i}")
+        assert outcome.status == 0, outcome.err
 
 
-@pytest.mark.parametrize(
-    ("file", "key", "value"),
-    [
-        (CONFIG, "bos_token_id", 50256),
-        pytest.param(GENERATION, "bos_token_id", 50256, marks=pytest.mark.exhaustive),
-        (GENERATION, "eos_token_id", []),
-        pytest.param(GENERATION, "top_k", 50.0, marks=pytest.mark.exhaustive),
-        (GENERATION, "max_length", 0),
-        pytest.param(GENERATION, "num_beams", -1, marks=pytest.mark.exhaustive),
-        (GENERATION, "num_return_sequences", 0),
-    ],
-)
-def test_values_that_nothing_here_uses_change_nothing(heedful, data, model, file, key, value):
+def test_values_that_nothing_here_uses_change_nothing(heedful, data, model):
     words = ["evaluate", "perplexity", "--model", model, "--data", data("sft")]
     before = heedful(*words)
     assert before.status == 0, before.err
-    damaged(model, file, (key, value))
+    damaged(model, CONFIG, ("bos_token_id", 50256))
+    for key, value in (("eos_token_id", []), ("max_length", 0), ("num_return_sequences", 0)):
+        damaged(model, GENERATION, (key, value))
     after = heedful(*words)
     assert after.status == 0, after.err
     assert after.out == before.out

@@ -10,37 +10,15 @@ from heedful.data import sandbox
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
 PAIRS, PROMPTS, SFT = ("--data", "{pairs}"), ("--data", "{prompts}"), ("--data", "{sft}")
 DIGITS, RUN = ("--rewards", "rule:digits"), ("--output", "{run}")
-SMALL = (
-    "--rollout-batch-size",
-    "2",
-    "--minibatch-size",
-    "2",
-    "--max-new-tokens",
-    "4",
-    "--eval-fraction",
-    "0",
-    "--dtype",
-    "float32",
-)
+SMALL = ("--rollout-batch-size=2", "--minibatch-size=2", "--max-new-tokens=4", "--eval-fraction=0", "--dtype=float32")
+JUDGE = ("--selection-rewards", "model:{loops}", "--eval-data", "{prompts}")
 COMMANDS = {
     "sft": ("sft", *SFT, *RUN, "--model", "{loops}"),
     "reward": ("reward", *PAIRS, *RUN, "--model", "{loops}", "--batch-size", "2"),
     "dpo": ("dpo", *PAIRS, *RUN, "--model", "{loops}"),
     "ppo": ("ppo", *PROMPTS, *RUN, *DIGITS, *SMALL, "--model", "{loops}"),
     "a reward of ppo": ("ppo", *PROMPTS, *RUN, *SMALL, "--model", "{good}", "--rewards", "model:{loops}"),
-    "a judge of ppo": (
-        "ppo",
-        *PROMPTS,
-        *RUN,
-        *SMALL,
-        *DIGITS,
-        "--model",
-        "{good}",
-        "--selection-rewards",
-        "model:{loops}",
-        "--eval-data",
-        "{prompts}",
-    ),
+    "a judge of ppo": ("ppo", *PROMPTS, *RUN, *SMALL, *DIGITS, "--model", "{good}", *JUDGE),
     "perplexity": ("evaluate", "perplexity", *SFT, "--model", "{loops}"),
     "scores": ("evaluate", "scores", *PROMPTS, *DIGITS, "--model", "{loops}"),
     "win-rate": ("evaluate", "win-rate", *PROMPTS, *DIGITS, "--model", "{good}", "--baseline", "{loops}"),
@@ -62,18 +40,7 @@ def places(tmp_path, tiny, written, heedful):
         "prompts": {"prompt": question},
     }
     found = {name: written(f"{name}.jsonl", [row] * 4) for name, row in rows.items()}
-    words = [
-        "--data",
-        found["pairs"],
-        "--batch-size",
-        "2",
-        "--max-steps",
-        "1",
-        "--eval-fraction",
-        "0",
-        "--sample-every",
-        "0",
-    ]
+    words = ("--data", found["pairs"], "--batch-size=2", "--max-steps=1", "--eval-fraction=0", "--sample-every=0")
     outcome = heedful("reward", "--model", tiny("qwen3"), "--output", tmp_path / "评分", *words)
     assert outcome.status == 0, outcome.err
     found |= {"good": tiny("qwen3"), "loops": str(tmp_path / "圈"), "run": str(tmp_path / "运行")}

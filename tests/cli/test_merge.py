@@ -11,95 +11,36 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cases import often
 from heedful import SFTConfig, train_sft
 from heedful.configs.tools import MergeConfig
 from heedful.models import load_causal_lm
 from heedful.models.merge import merge_model
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Where `adapter` keeps the run."""
+    return tmp_path_factory.mktemp("made")
+
+
 @pytest.fixture
-def adapter(train, tmp_path):
-    """The final folder of SFT with LoRA."""
-    assert train("sft", "--lora-rank", "2", "--learning-rate", "0.1").status == 0
+def adapter(train, made, tmp_path):
+    """The final folder of SFT with LoRA, made once, to change as one likes."""
+    if not (made / "运行").exists():
+        assert train("sft", "--lora-rank", "2", "--learning-rate", "0.1", output=made / "运行").status == 0
+    shutil.copytree(made / "运行", tmp_path / "运行")
     return str(tmp_path / "运行" / "final")
 
 
 def test_merging_on_the_command_line(heedful, adapter, tmp_path):
-    outcome = heedful("merge", "--adapter", adapter, "--output", tmp_path / "合并")
+    """An output that exists is kept unless told."""
+    output = tmp_path / "合并"
+    outcome = heedful("merge", "--adapter", adapter, "--output", output)
     assert outcome.status == 0, outcome.err
-    assert str(tmp_path / "合并") in outcome.out
-    ours, theirs = load_causal_lm(adapter), AutoModelForCausalLM.from_pretrained(tmp_path / "合并")
+    assert str(output) in outcome.out
+    ours, theirs = load_causal_lm(adapter), AutoModelForCausalLM.from_pretrained(output)
     ids = torch.tensor([[20, 30, 40]])
     torch.testing.assert_close(ours.eval()(ids).logits, theirs.eval()(ids).logits, rtol=0, atol=1e-6)
-
-
-def test_adapters_on_adapters_are_said_to_be_for_heedful_only(train, adapter, tmp_path):
-    """PEFT's own class leaves the first ones out."""
-    outcome = train("sft", "--lora-rank", "2", "--learning-rate", "0.1", model=adapter, output=tmp_path / "第二")
-    assert outcome.status == 0
-    said = " ".join(outcome.out.split())
-    assert f"adapters on top of other adapters ({adapter})" in said
-    assert f"heedful merge --adapter {tmp_path / '第二'}/final --output" in said
-    assert "adapters too" not in train("sft", "--lora-rank", "2", output=tmp_path / "第三").out
-    assert "adapters too" not in train("sft", model=adapter, output=tmp_path / "第四").out
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*tie:UserWarning")
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.parametrize("settings", [{"modules_to_save": ["embed_tokens"]}, {"target_modules": ["q_proj", "lm_head"]}])
-def test_a_run_starts_from_what_peft_computes(train, tiny, written, tmp_path, settings):
-    """From adapters that part embeddings from the output head they are tied to. What is saved keeps them apart."""
-    lm = AutoModelForCausalLM.from_pretrained(tiny("qwen3"))
-    theirs = get_peft_model(lm, LoraConfig(r=4, task_type="CAUSAL_LM", **({"target_modules": ["q_proj"]} | settings)))
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            if parameter.requires_grad:
-                torch.nn.init.normal_(parameter, std=0.3)
-    theirs.save_pretrained(tmp_path / "peft")
-    shutil.copy(Path(tiny("qwen3")) / "tokenizer.json", tmp_path / "peft")
-    records = [{"prompt": f"第{i}问", "completion": "好的"} for i in range(2)]
-    held_out = written("留.jsonl", records)
-    model, flags = tmp_path / "peft", ["--eval-data", held_out, "--learning-rate", "0.1"]
-    assert train("sft", *flags, model=model, output=tmp_path / "全").status == 0
-    lines = (tmp_path / "全" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    tokenizer = AutoTokenizer.from_pretrained(tiny("qwen3"))
-    losses, tokens = 0.0, 0
-    for record in records:
-        prompt = tokenizer(record["prompt"]).input_ids
-        ids = torch.tensor([prompt + tokenizer(record["completion"]).input_ids + [tokenizer.eos_token_id]])
-        labels = ids.clone()
-        labels[:, : len(prompt)] = -100
-        count = ids.shape[1] - len(prompt)
-        with torch.no_grad():
-            losses += theirs.eval()(input_ids=ids, labels=labels).loss.item() * count
-        tokens += count
-    assert json.loads(lines[0])["eval/loss"] == pytest.approx(losses / tokens, abs=1e-5)
-    pairs = [record | {"chosen": "好", "rejected": "不"} for record in records]
-    dpo = train("dpo", "--eval-data", written("对.jsonl", pairs), "--beta", "5", model=model, output=tmp_path / "偏")
-    assert dpo.status == 0, dpo.err
-    first = json.loads((tmp_path / "偏" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the reference is the same model
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "全" / "final")
-    assert trained.lm_head.weight is not trained.model.embed_tokens.weight
-    ids = torch.tensor([[20, 30, 40]])
-    ours = load_causal_lm(str(tmp_path / "全" / "final"))
-    torch.testing.assert_close(trained.eval()(ids).logits, ours.eval()(ids).logits, rtol=0, atol=1e-6)
-
-
-def test_the_stop_tokens_of_adapters_are_checked(heedful, adapter, tmp_path):
-    path = Path(adapter) / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"eos_token_id": [1, 264]}), "utf-8")
-    outcome = heedful("merge", "--adapter", adapter, "--output", tmp_path / "合并")
-    assert outcome.status == 2
-    assert f"{path}: eos_token_id is [1, 264]; it must be a token id from 0 to 263, or a list" in outcome.message
-    assert not (tmp_path / "合并").exists()
-
-
-def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):
-    output = tmp_path / "合并"
-    assert heedful("merge", "--adapter", adapter, "--output", output).status == 0
     (output / "merges.txt").write_text("", encoding="utf-8")
     outcome = heedful("merge", "--adapter", adapter, "--output", output)
     assert outcome.status == 2
@@ -109,43 +50,78 @@ def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):
     assert not (output / "merges.txt").exists()
 
 
-@pytest.mark.parametrize("wrong", ["model", "missing", "notes", "file", "base"])
-def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
+def test_adapters_on_adapters_are_said_to_be_for_heedful_only(train, adapter, tmp_path):
+    """PEFT's own class leaves the first ones out."""
+    outcome = train("sft", "--lora-rank", "2", "--learning-rate", "0.1", model=adapter, output=tmp_path / "第二")
+    assert outcome.status == 0
+    said = " ".join(outcome.out.split())
+    assert f"adapters on top of other adapters ({adapter})" in said
+    assert f"heedful merge --adapter {tmp_path / '第二'}/final --output" in said
+    outcome = train("sft", model=adapter, output=tmp_path / "第三")
+    assert outcome.status == 0, outcome.err
+    assert "on top of other adapters" not in outcome.out
+    assert (tmp_path / "第三" / "final" / "model.safetensors").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*tie:UserWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_a_run_starts_from_adapters_that_untie_their_base(train, tiny, written, tmp_path):
+    """They part embeddings from the output head (tests/models/test_tied_adapters.py). What is saved keeps them apart."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny("qwen3"))
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    theirs = get_peft_model(lm, config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path / "peft")
+    shutil.copy(Path(tiny("qwen3")) / "tokenizer.json", tmp_path / "peft")
+    held_out = written("对.jsonl", [{"prompt": f"第{i}问", "chosen": "好", "rejected": "不"} for i in range(2)])
+    flags = ["--eval-data", held_out, "--beta", "5", "--learning-rate", "0.1"]
+    outcome = train("dpo", *flags, model=tmp_path / "peft", output=tmp_path / "偏")
+    assert outcome.status == 0, outcome.err
+    first = json.loads((tmp_path / "偏" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the reference is the same model
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "偏" / "final")
+    assert trained.lm_head.weight is not trained.model.embed_tokens.weight
+    ids = torch.tensor([[20, 30, 40]])
+    ours = load_causal_lm(str(tmp_path / "偏" / "final"))
+    torch.testing.assert_close(trained.eval()(ids).logits, ours.eval()(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path):
     """And nothing is written."""
-    output, flags, given = tmp_path / "合并", ["--overwrite"], adapter
-    if wrong == "model":
-        given, message = tiny(), f"{tiny()} has no adapters (adapter_config.json), so there is nothing to merge"
-    elif wrong == "missing":
-        given, message = str(tmp_path / "运行" / "finel"), f"did you mean {adapter}?"
-    elif wrong == "notes":
-        output.mkdir()
-        (output / "论文.md").write_text("重要", encoding="utf-8")
-        message = "which heedful merge does not write and --overwrite would delete"
-    elif wrong == "file":
-        output.write_text("重要", encoding="utf-8")
-        message = "is a file"
-    else:
-        output = tiny()
-        message = f"contains {tiny()}, from which the model is merged"
+    (tmp_path / "论文").mkdir()
+    (tmp_path / "论文" / "论文.md").write_text("重要", encoding="utf-8")
+    (tmp_path / "文").write_text("重要", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
-    outcome = heedful("merge", "--adapter", given, "--output", output, *flags)
-    assert (outcome.status, outcome.out) == (2, "")
-    assert message in outcome.message
+    for given, output, message in (
+        (tiny(), "合并", f"{tiny()} has no adapters (adapter_config.json), so there is nothing to merge"),
+        (tmp_path / "运行" / "finel", "合并", f"did you mean {adapter}?"),
+        (adapter, "论文", "which heedful merge does not write and --overwrite would delete"),
+        (adapter, "文", "is a file"),
+        (adapter, tiny(), f"contains {tiny()}, from which the model is merged"),
+    ):
+        outcome = heedful("merge", "--adapter", given, "--output", tmp_path / output, "--overwrite")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert message in outcome.message
+    path = Path(adapter) / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"eos_token_id": [1, 264]}), "utf-8")
+    outcome = heedful("merge", "--adapter", adapter, "--output", tmp_path / "合并")
+    assert outcome.status == 2
+    assert f"{path}: eos_token_id is [1, 264]; it must be a token id from 0 to 263, or a list" in outcome.message
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", often(["sft", "ppo", "grpo", "dpo"], ["sft", "ppo"]))
-def test_every_trainer_starts_from_adapters(train, adapter, command, tmp_path):
-    outcome = train(command, model=adapter, output=tmp_path / command)
-    assert outcome.status == 0, outcome.err
-    assert (tmp_path / command / "final" / "model.safetensors").is_file()
-
-
-def test_adapters_chat_are_measured_and_score(heedful, train, adapter, data, tmp_path, monkeypatch):
+def test_adapters_chat_learn_are_measured_and_score(heedful, train, adapter, data, tmp_path, monkeypatch):
     reward = tmp_path / "评分"
     assert train("reward", "--lora-rank", "2", model=adapter, output=reward).status == 0
     flags = ["--dtype", "float32", "--max-new-tokens", "4"]
     rewards = ["--rewards", f"model:{reward}/final"]
+    outcome = train("ppo", *rewards, model=adapter, output=tmp_path / "ppo")
+    assert outcome.status == 0, outcome.err
+    assert (tmp_path / "ppo" / "final" / "model.safetensors").is_file()
     given = ["--model", adapter, "--data", data("ppo"), *flags]
     for measure in (["scores", *given, *rewards], ["kl", *given, "--reference", adapter]):
         outcome = heedful("evaluate", *measure)
@@ -155,31 +131,27 @@ def test_adapters_chat_are_measured_and_score(heedful, train, adapter, data, tmp
     assert heedful("chat", "--model", adapter, *flags).status == 0
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "grpo", "dpo"])
-def test_targets_that_match_nothing(train, command, tmp_path):
-    outcome = train(command, "--lora-rank", "2", "--lora-targets", "c_atn")
-    assert outcome.status == 2
-    assert "--lora-targets: no linear layer of the model is named 'c_atn'; did you mean c_attn" in outcome.message
-    assert not (tmp_path / "运行").exists()
-
-
-@pytest.mark.parametrize("command", often(["sft", "reward", "ppo", "grpo", "dpo"], ["sft", "reward", "ppo"]))
-def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command, tmp_path):
+def test_adapters_that_cannot_be_used(train, adapter, tmp_path):
+    """Targets that match nothing; a base that is gone; what is no LoRA."""
     path = tmp_path / "运行" / "final" / "adapter_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    for changes, message in (
-        ({"base_model_name_or_path": "/没有/这里"}, "has adapters without their base: model /没有/这里"),
-        ({"peft_type": "PROMPT_TUNING"}, "has adapters of type PROMPT_TUNING; heedful supports only LORA"),
-    ):
-        path.write_text(json.dumps(settings | changes), encoding="utf-8")
-        outcome = train(command, model=adapter, output=tmp_path / "新")
+    for command in ("sft", "reward", "ppo"):
+        outcome = train(command, "--lora-rank", "2", "--lora-targets", "c_atn", output=tmp_path / "新")
         assert outcome.status == 2
-        assert message in outcome.message
-        assert not (tmp_path / "新").exists()
+        assert "--lora-targets: no linear layer of the model is named 'c_atn'; did you mean c_attn" in outcome.message
+        for changes, message in (
+            ({"base_model_name_or_path": "/没有/这里"}, "has adapters without their base: model /没有/这里"),
+            ({"peft_type": "PROMPT_TUNING"}, "has adapters of type PROMPT_TUNING; heedful supports only LORA"),
+        ):
+            path.write_text(json.dumps(settings | changes), encoding="utf-8")
+            outcome = train(command, model=adapter, output=tmp_path / "新")
+            assert outcome.status == 2
+            assert message in outcome.message
+            assert not (tmp_path / "新").exists()
 
 
 @pytest.mark.parametrize(("stored", "save_dtype", "expected"), [
-    ("bfloat16", "base", torch.bfloat16), ("bfloat16", "float32", torch.float32), ("float32", "base", torch.float32),
+    ("bfloat16", "base", torch.bfloat16), ("bfloat16", "float32", torch.float32),
 ])  # fmt: skip
 def test_models_keep_the_dtype_of_their_base(tiny, tmp_path, stored, save_dtype, expected):
     """final/ and merged adapters; checkpoints are exact. The rounded weights are those of the checkpoint."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from cases import often
 from heedful.cli.main import main
 
 NEW = "<新词>"
@@ -27,48 +26,43 @@ def model(tiny, tmp_path):
 RECORDS = {
     "sft": {"prompt": "问", "completion": f"答{NEW}"},
     "reward": {"prompt": "问", "chosen": f"好{NEW}", "rejected": "坏"},
-    "dpo": {"prompt": f"问{NEW}", "chosen": "好", "rejected": "坏"},
-    "kto": {"prompt": "问", "completion": f"答{NEW}", "label": True},
     "ppo": {"prompt": f"问{NEW}"},
-    "grpo": {"prompt": f"问{NEW}"},
 }
 
 
-@pytest.mark.parametrize("command", often(RECORDS, ["sft", "reward", "ppo"]))
-def test_a_trainer_refuses_a_text_with_such_a_token(train, data, model, written, tmp_path, command):
-    good = [json.loads(line) for line in Path(data(command)).read_text("utf-8").splitlines()]
-    assert train(command, model=model, output=tmp_path / "好").status == 0  # nobody writes the new token
-    path = written("新.jsonl", [*good, RECORDS[command]])
-    outcome = train(command, model=model, data_file=path)
-    assert outcome.status == 2, outcome.err
-    assert f"{path}:9: the token '{NEW}' has the id 265" in outcome.message
-    assert f"only for 264 tokens (0 to 263): it was added to the tokenizer in {model}" in outcome.message
-    assert "model.resize_token_embeddings(266)" in outcome.message
-    assert "Traceback" not in outcome.err
-    assert not (tmp_path / "运行").exists()
+def test_a_trainer_refuses_a_text_with_such_a_token(train, data, model, written, tmp_path):
+    for command in ("sft", "reward", "ppo"):
+        good = [json.loads(line) for line in Path(data(command)).read_text("utf-8").splitlines()]
+        path = written("新.jsonl", [*good, RECORDS[command]])
+        outcome = train(command, model=model, data_file=path)
+        assert outcome.status == 2, outcome.err
+        assert f"{path}:9: the token '{NEW}' has the id 265" in outcome.message
+        assert f"only for 264 tokens (0 to 263): it was added to the tokenizer in {model}" in outcome.message
+        assert "model.resize_token_embeddings(266)" in outcome.message
+        assert "Traceback" not in outcome.err
+        assert not (tmp_path / "运行").exists()
 
 
-@pytest.mark.parametrize(("measure", "command"), [("perplexity", "sft"), ("accuracy", "reward")])
-def test_so_does_a_measurement(heedful, train, data, model, written, tmp_path, measure, command):
-    path = written("新.jsonl", [RECORDS[command]])
-    flags = ["--model", model]
-    if measure == "accuracy":
-        assert train("reward", model=model, output=tmp_path / "分").status == 0
-        flags = ["--reward-model", tmp_path / "分" / "final"]
-    outcome = heedful("evaluate", measure, *flags, "--data", path)
-    assert outcome.status == 2, outcome.err
-    assert f"{path}:1: the token '{NEW}' has the id 265" in outcome.message
+def test_so_does_a_measurement(heedful, train, model, written, tmp_path):
+    """A model whose texts have no such token is trained."""
+    assert train("reward", model=model, output=tmp_path / "分").status == 0
+    flags = {"perplexity": ["--model", model], "accuracy": ["--reward-model", tmp_path / "分" / "final"]}
+    for measure, command in (("perplexity", "sft"), ("accuracy", "reward")):
+        path = written("新.jsonl", [RECORDS[command]])
+        outcome = heedful("evaluate", measure, *flags[measure], "--data", path)
+        assert outcome.status == 2, outcome.err
+        assert f"{path}:1: the token '{NEW}' has the id 265" in outcome.message
 
 
-@pytest.mark.parametrize("name", ["pad_token", "eos_token"])
-@pytest.mark.parametrize("command", ["sft", "grpo"])
-def test_special_tokens_need_rows(train, model, tmp_path, command, name):
+def test_special_tokens_need_rows(train, model, tmp_path):
     path = model / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {name: NEW}, ensure_ascii=False), "utf-8")
-    outcome = train(command, model=model)
-    assert outcome.status == 2, outcome.err
-    assert f"the token '{NEW}' has the id 265" in outcome.message
-    assert not (tmp_path / "运行").exists()
+    own = json.loads(path.read_text("utf-8"))
+    for command, name in (("sft", "pad_token"), ("grpo", "eos_token")):
+        path.write_text(json.dumps(own | {name: NEW}, ensure_ascii=False), "utf-8")
+        outcome = train(command, model=model)
+        assert outcome.status == 2, outcome.err
+        assert f"the token '{NEW}' has the id 265" in outcome.message
+        assert not (tmp_path / "运行").exists()
 
 
 def test_somebody_who_talks_is_told_and_may_go_on(model, monkeypatch, capsys):

@@ -40,13 +40,8 @@ def told(heedful, monkeypatch):
 
 @pytest.fixture
 def ppo(tiny, written, tmp_path):
-    words = (
-        "ppo",
-        "--model",
-        tiny(),
-        "--data",
-        written("题目.jsonl", [{"prompt": [{"role": "user", "content": "问"}]}] * 4),
-    )
+    data = written("题目.jsonl", [{"prompt": [{"role": "user", "content": "问"}]}] * 4)
+    words = ("ppo", "--model", tiny(), "--data", data)
     words += ("--output", tmp_path / "运行", "--rollout-batch-size", "4", "--minibatch-size", "4", "--steps", "1")
     return (*words, "--max-new-tokens", "4", "--eval-fraction", "0", "--dtype", "float32")
 
@@ -56,22 +51,22 @@ def test_a_reward_that_raises(told, ppo, written):
     assert "登录失败 *** https://***@h.invalid/x?key=*** ***" in said
 
 
-@pytest.mark.parametrize("value", [ADDRESS, f"./{TOKEN}"])
-@pytest.mark.parametrize("command", ["sft", "chat", "merge", "serve-reward"])
-def test_a_model_with_a_secret_in_its_name(told, command, value, tmp_path):
-    flags = {"sft": ("--data", "没有.jsonl", "--output", tmp_path / "a"), "merge": ("--output", tmp_path / "a")}
-    model = "--adapter" if command == "merge" else "--model"
-    assert "***" in told(command, model, value, *flags.get(command, ()))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_words_with_a_secret(told, tmp_path, monkeypatch, tiny):
+    monkeypatch.chdir(tmp_path)
+    for value in (ADDRESS, f"./{TOKEN}"):
+        for command in (
+            ("sft", "--data", "没有.jsonl", "--output", "a", "--model"),
+            ("chat", "--model"),
+            ("merge", "--output", "a", "--adapter"),
+            ("serve-reward", "--model"),
+        ):
+            assert "***" in told(*command, value)
+    for words in (
         ("sft", "--steps", TOKEN),
         ("sft", "--micro-batch-size", TOKEN, "--model", "m" * 60),
         ("sft", f"--no-such-flag={TOKEN}"),
-        ("sft", "--data", f"{TOKEN}.jsonl", "--model", "{tiny}", "--output", "o"),
-        ("ppo", "--rewards", ADDRESS, "--model", "{tiny}", "--output", "o", "--data", "d"),
+        ("sft", "--data", f"{TOKEN}.jsonl", "--model", tiny(), "--output", "o"),
+        ("ppo", "--rewards", ADDRESS, "--model", tiny(), "--output", "o", "--data", "d"),
         ("sft", f"{TOKEN}.yaml"),
         (TOKEN,),
         ("evaluate", TOKEN),
@@ -80,12 +75,8 @@ def test_a_model_with_a_secret_in_its_name(told, command, value, tmp_path):
         ("report", TOKEN, "--output", "a.png"),
         ("push", "--run", TOKEN, "--to", "a/b"),
         ("round", TOKEN, "--policy", "a", "--prompts", "b"),
-    ],
-    ids=lambda words: " ".join(words[:2]).replace(TOKEN, "SECRET"),
-)
-def test_a_flag_with_a_secret(told, words, tmp_path, monkeypatch, tiny):
-    monkeypatch.chdir(tmp_path)
-    told(*(word.replace("{tiny}", tiny()) for word in words))
+    ):
+        told(*words)
 
 
 def test_a_file_of_settings_with_a_secret(told, written):
