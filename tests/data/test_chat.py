@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from heedful import CheckpointError, Message
-from heedful.data.chat import Renderer, RewardInputs, plain_text, stop_ids
+from heedful import Message
+from heedful.data.chat import Renderer, RewardInputs
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import CLS, END_OF_TEXT, SEP, SPECIALS, TURN_END
 from heedful.models.tokenizer import PLAIN_TEMPLATE
@@ -57,13 +57,13 @@ CONVERSATIONS = [
 ]
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE])
-def test_rendering_is_apply_chat_template(conversation, template):
+def test_rendering_is_apply_chat_template(template):
     tokenizer = with_template(template or TOKENIZER.chat_template)
-    turns = [{"role": m.role, "content": m.content} for m in conversation]
-    expected = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True).input_ids
-    assert Renderer(tokenizer).prompt_ids(conversation) == expected
+    for conversation in CONVERSATIONS:
+        turns = [{"role": m.role, "content": m.content} for m in conversation]
+        expected = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True).input_ids
+        assert Renderer(tokenizer).prompt_ids(conversation) == expected
 
 
 def test_golden_rendering():
@@ -89,14 +89,14 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_special_tokens_typed_by_a_user_are_letters(text):
+def test_special_tokens_typed_by_a_user_are_letters():
     """In messages, raw prompts and responses alike; the private-use characters that stand in for them meanwhile too."""
-    renderer = Renderer(TOKENIZER)
-    assert renderer.prompt_ids(user(text)) == golden(text)
-    assert renderer.prompt_ids(text) == literal(text)
-    assert renderer.response_ids(text, prompt=user("a")) == [*literal(text), END]
-    assert renderer.decode(renderer.prompt_ids(text)) == text
+    for text in HOSTILE:
+        renderer = Renderer(TOKENIZER)
+        assert renderer.prompt_ids(user(text)) == golden(text)
+        assert renderer.prompt_ids(text) == literal(text)
+        assert renderer.response_ids(text, prompt=user("a")) == [*literal(text), END]
+        assert renderer.decode(renderer.prompt_ids(text)) == text
 
 
 @given(st.lists(st.sampled_from([*SPECIALS, "\ue000", "\ue001", "\ue002", "0", "1", "<|", "|>", "end", "好", "\n"])))
@@ -166,59 +166,23 @@ def test_the_end_of_a_response():
     assert renderer.response_ids("", prompt=user("a")) == [END]
 
 
-@pytest.mark.parametrize(
-    ("template", "end"),
-    [
-        (TOKENIZER.chat_template, END),
-        (PLAIN_TEMPLATE, EOS),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", EOS),
-        ("{% for m in messages %}<|sep|>{{ m.content }}{% endfor %}", EOS),
-        (
-            "{% for m in messages %}{{ m.content }} .<|sep|>\n{% endfor %}<|endoftext|>",
-            TOKENIZER.convert_tokens_to_ids(SEP),
-        ),
-        ("<|cls|>{% for m in messages if m.role == 'user' %}{{ m.content }}<|sep|>{% endfor %}", EOS),
-    ],
-)
-def test_the_end_of_turn_is_the_templates(template, end):
+ENDS = [
+    (TOKENIZER.chat_template, END),
+    (PLAIN_TEMPLATE, EOS),
+    ("{% for m in messages %}{{ m.content }}\n{% endfor %}", EOS),
+    ("{% for m in messages %}<|sep|>{{ m.content }}{% endfor %}", EOS),
+    ("{% for m in messages %}{{ m.content }} .<|sep|>\n{% endfor %}<|endoftext|>", TOKENIZER.convert_tokens_to_ids(SEP)),
+    ("<|cls|>{% for m in messages if m.role == 'user' %}{{ m.content }}<|sep|>{% endfor %}", EOS),
+]  # fmt: skip
+
+
+def test_the_end_of_turn_is_the_templates():
     """The first special token after the answer, not one before it; EOS where there is none, or no answer."""
-    renderer = Renderer(with_template(template))
-    assert renderer.turn_end_id == end
-    space = " " if template == PLAIN_TEMPLATE else ""
-    assert renderer.response_ids("好", prompt=user("a")) == [*literal(f"{space}好"), end]
-
-
-def test_stop_ids_are_all_that_end_a_response():
-    renderer = Renderer(TOKENIZER)
-    assert stop_ids(renderer, None) == tuple(sorted({EOS, END}))
-    assert stop_ids(renderer, 77) == tuple(sorted({77, EOS, END}))
-    assert stop_ids(renderer, [77, EOS, 78]) == tuple(sorted({77, 78, EOS, END}))
-    assert stop_ids(Renderer(with_template(None)), 0) == (0, EOS)
-
-
-def test_no_chat_template_says_what_to_do():
-    renderer = Renderer(with_template(None))
-    assert renderer.prompt_ids("你好") == literal("你好")
-    with pytest.raises(CheckpointError) as error:
-        renderer.prompt_ids(user("你好"))
-    assert str(error.value) == (
-        "the tokenizer has no chat template, but the data has messages; use --chat-template plain "
-        "(User: ... Assistant: ...), --chat-template FILE.jinja, or data whose prompts are strings"
-    )
-
-
-def test_a_template_that_refuses_a_conversation():
-    """Some allow no system message and say so by raising."""
-    template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        "{{ m.content }}{% endfor %}"
-    )
-    with pytest.raises(CheckpointError, match="the chat template refuses this conversation: no system"):
-        Renderer(with_template(template)).prompt_ids(CONVERSATIONS[1])
-
-
-def test_decoding_shows_everything():
-    assert Renderer(TOKENIZER).decode([*literal("你 好 ."), END, EOS]) == "你 好 .<|end|><|endoftext|>"
+    for template, end in ENDS:
+        renderer = Renderer(with_template(template))
+        assert renderer.turn_end_id == end
+        space = " " if template == PLAIN_TEMPLATE else ""
+        assert renderer.response_ids("好", prompt=user("a")) == [*literal(f"{space}好"), end]
 
 
 def test_padding_without_a_token_of_its_own_is_eos():
@@ -228,35 +192,31 @@ def test_padding_without_a_token_of_its_own_is_eos():
     assert Renderer(tokenizer).pad_id == EOS
 
 
-def test_plain_text():
-    assert plain_text("你好") == "你好"
-    assert plain_text(user("你好")) == "你好"
-    assert plain_text(CONVERSATIONS[2]) == "user: a\nassistant: b 🙂\nuser: c\x00"
-
-
-@pytest.mark.parametrize("prompt", ["你好", user("你好"), user("<|end|>")])
-def test_a_decoder_reads_what_a_policy_wrote(prompt):
+def test_a_decoder_reads_what_a_policy_wrote():
     """One text, with the policy's own rendering and end."""
-    renderer, inputs = Renderer(TOKENIZER), RewardInputs(TOKENIZER)
-    for truncated in (False, True):
-        end = [] if truncated else [END if not isinstance(prompt, str) else EOS]
-        expected = {"input_ids": renderer.prompt_ids(prompt) + literal("好<|pad|>") + end}
-        assert inputs.encode(prompt, "好<|pad|>", truncated=truncated) == expected
+    for prompt in ("你好", user("你好"), user("<|end|>")):
+        renderer, inputs = Renderer(TOKENIZER), RewardInputs(TOKENIZER)
+        for truncated in (False, True):
+            end = [] if truncated else [END if not isinstance(prompt, str) else EOS]
+            expected = {"input_ids": renderer.prompt_ids(prompt) + literal("好<|pad|>") + end}
+            assert inputs.encode(prompt, "好<|pad|>", truncated=truncated) == expected
 
 
-@pytest.mark.parametrize("response", ["好", "", f"好{SEP}{CLS}{TURN_END}{END_OF_TEXT}"])
-def test_an_encoder_reads_a_pair(response):
+def test_an_encoder_reads_a_pair():
     """Two segments, borders from the tokenizer alone, and the same whether the response was cut or not."""
-    tokenizer = byte_tokenizer(encoder=True)
-    inputs = RewardInputs(tokenizer)
-    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    for prompt, text in (("问？", "问？"), (user("问？"), "问？"), (CONVERSATIONS[0], "你好")):
-        first, second = [cls, *literal(text), sep], [*literal(response), sep]
-        row = inputs.encode(prompt, response)
-        assert row["input_ids"] == first + second
-        assert row.get("token_type_ids", [0] * len(first) + [1] * len(second)) == [0] * len(first) + [1] * len(second)
-        assert "attention_mask" not in row
-        assert inputs.encode(prompt, response, truncated=True) == row
+    for response in ("好", "", f"好{SEP}{CLS}{TURN_END}{END_OF_TEXT}"):
+        tokenizer = byte_tokenizer(encoder=True)
+        inputs = RewardInputs(tokenizer)
+        cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+        several = "user: a\nassistant: b 🙂\nuser: c\x00"
+        for prompt, text in (("问？", "问？"), (user("问？"), "问？"), (CONVERSATIONS[2], several)):
+            first, second = [cls, *literal(text), sep], [*literal(response), sep]
+            row = inputs.encode(prompt, response)
+            assert row["input_ids"] == first + second
+            segments = [0] * len(first) + [1] * len(second)
+            assert row.get("token_type_ids", segments) == segments
+            assert "attention_mask" not in row
+            assert inputs.encode(prompt, response, truncated=True) == row
 
 
 def test_rendering_leaves_the_tokenizer_as_it_was():

@@ -9,7 +9,7 @@ from tokenizers import processors
 
 from heedful import ConfigError, DataError, Message
 from heedful.data.chat import Renderer
-from heedful.data.fitting import prompt_limit
+from heedful.data.fitting import max_length, prompt_limit
 from heedful.data.loading import cut_prompt
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import CLS
@@ -50,19 +50,14 @@ def cut(prompt, limit):
     return found
 
 
-def test_what_fits_stays_as_it_is():
+def test_raw_text_loses_its_beginning():
+    """What fits stays as it is. No character is split, of three bytes each; special tokens in a text stay text."""
     assert cut(TALK, length(TALK)) is TALK
     assert cut("abc", 4) == "abc"
-
-
-def test_raw_text_loses_its_beginning():
     assert cut("abcdef", 4) == "def"
     assert cut("a" * 1000 + "z", 9) == "a" * 7 + "z"
-
-
-def test_no_character_is_split():
-    """Three bytes each, so of five bytes one character is kept."""
     assert cut("一二三", 6) == "三"
+    assert cut("abc <|end|> def", 10) == "end|> def"
 
 
 def test_a_conversation_loses_its_oldest_turns_and_keeps_its_system_message():
@@ -116,11 +111,6 @@ def test_tools_stay_and_count():
         assert "add" in tokenizer.decode(renderer.prompt_ids(found))
 
 
-def test_special_tokens_in_a_text_stay_text():
-    text = "abc <|end|> def"
-    assert cut(text, 10) == "end|> def"
-
-
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), limit=st.integers(2, 40))
 def test_the_longest_end_that_fits_is_kept(text, limit):
     if length(text) <= limit:
@@ -134,15 +124,16 @@ def test_the_longest_end_that_fits_is_kept(text, limit):
     assert length(text[-len(found) - 1 :]) > limit
 
 
-@pytest.mark.parametrize(
-    ("prompt", "limit"), [(TALK, length((SYSTEM, Message("user", "."))) - 1), ((SYSTEM, Message("tool", "x" * 99)), 20)]
-)
-def test_a_prompt_that_cannot_be_cut_is_named(prompt, limit):
-    message = (
-        rf"题.jsonl:7: the prompt has \d+ tokens and cannot be cut to {limit}: the system message.*--max-prompt-tokens"
-    )
-    with pytest.raises(DataError, match=message):
-        cut(prompt, limit)
+def test_a_prompt_that_cannot_be_cut_is_named():
+    for prompt, limit in (
+        (TALK, length((SYSTEM, Message("user", "."))) - 1),
+        ((SYSTEM, Message("tool", "x" * 99)), 20),
+    ):
+        message = (
+            rf"题.jsonl:7: the prompt has \d+ tokens and cannot be cut to {limit}: the system message.*--max-prompt"
+        )
+        with pytest.raises(DataError, match=message):
+            cut(prompt, limit)
 
 
 def test_text_of_which_nothing_would_be_left_is_named():
@@ -163,3 +154,4 @@ def test_the_default_limit_is_a_quarter_of_the_context_within_256_and_1024():
     assert prompt_limit(448, 64, 512) == 448
     with pytest.raises(ConfigError, match=r"--max-prompt-tokens 449 and --max-new-tokens 64 .* 512 .* at most 448"):
         prompt_limit(449, 64, 512)
+    assert (max_length(None, 512), max_length(2, 512), max_length(512, 512)) == (512, 2, 512)

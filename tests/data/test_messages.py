@@ -54,23 +54,21 @@ def test_what_is_read(write):
     assert answer.response == Message("assistant", "二", thinking="工具说2")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "tools"),
-    [('{"x": 1, "y": [2]}', TOOLS), ({"x": 1, "y": [2]}, json.dumps(TOOLS)), (None, [TOOLS[0]["function"]])],
-)
-def test_json_may_be_text(write, arguments, tools):
+def test_json_may_be_text(write):
     """As OpenAI writes arguments, and as Parquet needs it, whose structures must all be alike. A call may have none."""
-    call = {"name": "加", **({} if arguments is None else {"arguments": arguments})}
-    turns = [USER, {"role": "assistant", "tool_calls": [call]}]
-    (one,) = read_demonstrations(write({"messages": turns, "tools": tools}))
-    assert json.loads(one.prompt[0].tools) == (json.loads(tools) if isinstance(tools, str) else tools)
-    assert json.loads(one.response.tool_calls[0].arguments) == ({} if arguments is None else {"x": 1, "y": [2]})
-
-
-@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
-def test_thinking_has_several_names(write, key):
-    (one,) = read_demonstrations(write({"messages": [USER, {"role": "assistant", "content": "二", key: "想"}]}))
-    assert one.response == Message("assistant", "二", thinking="想")
+    for arguments, tools in (
+        ('{"x": 1, "y": [2]}', TOOLS),
+        ({"x": 1, "y": [2]}, json.dumps(TOOLS)),
+        (None, [TOOLS[0]["function"]]),
+    ):
+        call = {"name": "加", **({} if arguments is None else {"arguments": arguments})}
+        turns = [USER, {"role": "assistant", "tool_calls": [call]}]
+        (one,) = read_demonstrations(write({"messages": turns, "tools": tools}))
+        assert json.loads(one.prompt[0].tools) == (json.loads(tools) if isinstance(tools, str) else tools)
+        assert json.loads(one.response.tool_calls[0].arguments) == ({} if arguments is None else {"x": 1, "y": [2]})
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        (one,) = read_demonstrations(write({"messages": [USER, {"role": "assistant", "content": "二", key: "想"}]}))
+        assert one.response == Message("assistant", "二", thinking="想")
 
 
 SHOWS_FIELDS = NO_TOOLS.replace(
@@ -80,38 +78,24 @@ SHOWS_FIELDS = NO_TOOLS.replace(
 )
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [
-        *(
-            {key: value}
-            for key in ("reasoning_content", "thinking", "reasoning", "name")
-            for value in ("", " \n", None)
-        ),
-        *({key: value} for key in ("tool_calls", "function_call") for value in ("", [], {}, None)),
-        {"reasoning_content": "", "thinking": "\n", "tool_call_id": "", "weight": "", "annotations": []},
-    ],
-    ids=str,
-)
-def test_an_empty_optional_field_is_absent(write, thinker, empty):
+def test_an_empty_optional_field_is_absent(write, thinker):
     """The template does not see it, and it begins no thought that is learned."""
-    path = write({"messages": [USER | {"name": ""}, {"role": "assistant", "content": "二", **empty}], "tools": " "})
     renderer = Renderer(AutoTokenizer.from_pretrained(thinker(SHOWS_FIELDS)))
-    (one,) = read_demonstrations(path)
-    assert renderer.decode(renderer.written_ids(one.prompt, one.response)).split("<|im_start|>")[1:] == [
-        "user\n1+1？<|im_end|>",
-        "assistant\n二<|im_end|>",
-    ]
-
-
-@pytest.mark.parametrize("arguments", ["", None, {}, []])
-def test_empty_fields_of_a_call_and_its_result(write, arguments):
-    called = [{"type": "function", "id": "", "function": {"name": "加", "arguments": arguments}}]
-    result = RESULT | {"tool_call_id": "", "name": "", "content": ""}
-    path = write({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": called}, result, ANSWER]})
-    call, answer = read_demonstrations(path)
-    assert call.response == Message("assistant", "", tool_calls=(ToolCall("加", "{}"),))
-    assert answer.prompt[-1] == Message("tool", "")
+    texts = [{key: x} for key in ("reasoning_content", "thinking", "reasoning", "name") for x in ("", " \n", None)]
+    lists = [{key: x} for key in ("tool_calls", "function_call") for x in ("", [], {}, None)]
+    several = {"reasoning_content": "", "thinking": "\n", "tool_call_id": "", "weight": "", "annotations": []}
+    for empty in (*texts, *lists, several):
+        path = write({"messages": [USER | {"name": ""}, {"role": "assistant", "content": "二", **empty}], "tools": " "})
+        (one,) = read_demonstrations(path)
+        shown = renderer.decode(renderer.written_ids(one.prompt, one.response))
+        assert shown.split("<|im_start|>")[1:] == ["user\n1+1？<|im_end|>", "assistant\n二<|im_end|>"], empty
+    for arguments in ("", None, {}, []):
+        called = [{"type": "function", "id": "", "function": {"name": "加", "arguments": arguments}}]
+        result = RESULT | {"tool_call_id": "", "name": "", "content": ""}
+        path = write({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": called}, result, ANSWER]})
+        call, answer = read_demonstrations(path)
+        assert call.response == Message("assistant", "", tool_calls=(ToolCall("加", "{}"),))
+        assert answer.prompt[-1] == Message("tool", "")
 
 
 def test_arguments_that_a_template_wants_as_text(write, thinker):
@@ -125,21 +109,21 @@ def test_arguments_that_a_template_wants_as_text(write, thinker):
     assert renderer.decode(renderer.response_ids(one.response, prompt=one.prompt)) == '加{"x": 1, "y": [2]}<|im_end|>'
 
 
-@pytest.mark.parametrize("mask", [{"weight": 0}, {"train": False}, {"loss": False}, {"weight": 0.0, "train": False}])
-def test_a_masked_message_is_not_learned(write, mask):
+def test_a_masked_message_is_not_learned(write):
     """It stays in the conversation, as a question would."""
-    turns = [
-        USER,
-        {"role": "assistant", "content": "三", **mask},
-        USER,
-        {"role": "assistant", "content": "二", "weight": 1, "loss": True},
-    ]
-    (one,) = read_demonstrations(write({"messages": turns}))
-    shared = [{"from": turn["role"], "value": turn["content"], **turn} for turn in turns]
-    shared = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in shared]
-    assert read_demonstrations(write({"conversations": shared})) == [one]
-    assert [message.content for message in one.prompt] == ["1+1？", "三", "1+1？"]
-    assert one.response == "二"
+    for mask in ({"weight": 0}, {"train": False}, {"loss": False}, {"weight": 0.0, "train": False}):
+        turns = [
+            USER,
+            {"role": "assistant", "content": "三", **mask},
+            USER,
+            {"role": "assistant", "content": "二", "weight": 1, "loss": True},
+        ]
+        (one,) = read_demonstrations(write({"messages": turns}))
+        shared = [{"from": turn["role"], "value": turn["content"], **turn} for turn in turns]
+        shared = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in shared]
+        assert read_demonstrations(write({"conversations": shared})) == [one]
+        assert [message.content for message in one.prompt] == ["1+1？", "三", "1+1？"]
+        assert one.response == "二"
 
 
 def test_a_masked_message_and_loss_on_all(write, renderer):
@@ -209,60 +193,53 @@ def calls(*items):
     return {"messages": [USER, {**CALLING, "tool_calls": list(items)}]}
 
 
-@pytest.mark.parametrize(
-    ("record", "fragments"),
-    [
-        ({"messages": [USER, RESULT, ANSWER]}, ["messages[1]", "no open call is left", "`tool_calls`"]),
-        ({"messages": [USER, ANSWER, RESULT, ANSWER]}, ["messages[2]", "no open call is left"]),
-        ({"messages": [USER, CALLING, RESULT, RESULT, ANSWER]}, ["messages[3]", "no open call is left"]),
-        ({"messages": [USER, CALLING, {**RESULT, "tool_call_id": "c9"}, ANSWER]}, ["messages[2].tool_call_id", "'c9'", "c1"]),
-        ({"messages": [USER, {**RESULT, "role": "critic"}, ANSWER]}, ["messages[1].role", "one of system, user"]),
-        ({"messages": [USER, {**USER, "tool_calls": [CALL]}]}, ["messages[1]", "for the role user role and content"]),
-        ({"messages": [USER, {**ANSWER, "refusal": "不行"}]}, ["messages[1]", "refusal. Accepted"]),
-        ({"messages": [{**USER, "note": "长"}, ANSWER]}, ["messages[0]", "role, content, note"]),
-        ({"messages": [USER, {**CALLING, "function_call": {"name": "加"}}]}, ["messages[1]", "function_call"]),
-        ({"messages": [USER, {"role": "assistant", "content": None}]}, ["messages[1]", "for the role assistant"]),
-        (calls("加"), ["messages[1].tool_calls[0]", "'加'", '"function"']),
-        (calls({"function": {"arguments": {}}}), ["tool_calls[0]"]),
-        (calls({"function": {"name": "加", "arguments": "x=1"}}), ["tool_calls[0].function.arguments", "not JSON", "'x=1'"]),
-        (calls({"function": {"name": "加", "arguments": "[1]"}}), ["function.arguments", "[1]", "an object"]),
-        (calls({"function": {"name": "加", "arguments": [1]}}), ["function.arguments", "[1]", "an object"]),
-        (calls({"function": {"name": "加", "arguments": '{"x": NaN}'}}), ["function.arguments", "NaN"]),
-        ({"messages": [USER, {**CALLING, "tool_calls": {"name": "加"}}]}, ["messages[1].tool_calls", "(object)", "a list"]),
-        ({"messages": WHOLE, "tools": {"name": "加"}}, ["`tools` is", "(object)", "a list"]),
-        ({"messages": WHOLE, "tools": ["加"]}, ["`tools[0]` is '加'"]),
-        ({"messages": WHOLE, "tools": "加"}, ["`tools` is not JSON"]),
-        ({"messages": WHOLE, "tools": [{"type": "function", "function": {}}]}, ["`tools[0]`", "the name of a function"]),
-        ({"prompt": "问", "completion": "答", "tools": TOOLS}, ["`tools` beside raw text"]),
-        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, ["messages[1].weight", "0.5", "1 (learn"]),
-        ({"messages": [USER, {**ANSWER, "weight": True}]}, ["messages[1].weight", "True"]),
-        ({"messages": [USER, {**ANSWER, "train": 1}]}, ["messages[1].train", "true (learn"]),
-        ({"messages": [USER, {**ANSWER, "loss": 0}]}, ["messages[1].loss", "true (learn"]),
-        ({"messages": [USER, {**ANSWER, "loss": False, "train": True}]}, ["messages[1]", "has train true and loss false"]),
-        ({"messages": [USER, {**ANSWER, "masked": True}]}, ["messages[1]", "reasoning_content, masked. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "trainable": 0}]}, ["messages[1]", "reasoning_content, trainable. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "training": False}]}, ["messages[1]", "reasoning_content, training. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "loss_scale": 0.5}]}, ["messages[1]", "reasoning_content, loss_scale. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "status": False}]}, ["messages[1]", "reasoning_content, status. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "channel": "analysis"}]}, ["messages[1]", "reasoning_content, channel. Accepted"]),
-        ({"conversations": [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答", "masked": True}]},
-         ["messages[1]", "role, content, masked. Accepted"]),
-        ({"messages": [USER, {**ANSWER, "train": True, "weight": 0}]}, ["messages[1]", "has weight 0 and train true"]),
-        ({"messages": [USER, {**ANSWER, "weight": 0}]}, ["no assistant turn", "with weight 0, train false or loss false"]),
-        ({"prompt": [USER], "completion": [{**ANSWER, "loss": False}]}, ["`completion` has weight 0, train false or loss"]),
-        ({"messages": [USER, {**ANSWER, "thinking": "别的"}]}, ["thinks twice, in reasoning_content and thinking"]),
-        ({"messages": [USER, {**ANSWER, "content": "<think>想</think>二"}]}, ["thinks twice", "<think> of its content"]),
-        ({"messages": [USER, {**ANSWER, "reasoning_content": ["想"]}]}, ["messages[1].reasoning_content", "a string"]),
-        ({"messages": [USER, {**ANSWER, "reasoning_content": "想</think>"}]}, ["contains </think>"]),
-        ({"messages": [USER, {"role": "assistant", "content": "<think>\n没完"}]}, ["no </think>", "truncated: true"]),
-    ],
-)  # fmt: skip
-def test_wrong_shapes_are_refused_with_their_line(write, record, fragments):
-    path = write(record)
-    with pytest.raises(DataError) as refused:
-        read_demonstrations(path)
-    for fragment in (f"{path}:2: ", *fragments):
-        assert fragment in str(refused.value), str(refused.value)
+WRONG_SHAPES = [
+    ({"messages": [USER, RESULT, ANSWER]}, ["messages[1]", "no open call is left", "`tool_calls`"]),
+    ({"messages": [USER, ANSWER, RESULT, ANSWER]}, ["messages[2]", "no open call is left"]),
+    ({"messages": [USER, CALLING, RESULT, RESULT, ANSWER]}, ["messages[3]", "no open call is left"]),
+    ({"messages": [USER, CALLING, {**RESULT, "tool_call_id": "c9"}, ANSWER]}, ["messages[2].tool_call_id", "'c9'", "c1"]),
+    ({"messages": [USER, {**RESULT, "role": "critic"}, ANSWER]}, ["messages[1].role", "one of system, user"]),
+    ({"messages": [USER, {**USER, "tool_calls": [CALL]}]}, ["messages[1]", "for the role user role and content"]),
+    ({"messages": [USER, {**ANSWER, "refusal": "不行"}]}, ["messages[1]", "refusal. Accepted"]),
+    ({"messages": [{**USER, "note": "长"}, ANSWER]}, ["messages[0]", "role, content, note"]),
+    ({"messages": [USER, {**CALLING, "function_call": {"name": "加"}}]}, ["messages[1]", "function_call"]),
+    ({"messages": [USER, {"role": "assistant", "content": None}]}, ["messages[1]", "for the role assistant"]),
+    (calls("加"), ["messages[1].tool_calls[0]", "'加'", '"function"']),
+    (calls({"function": {"arguments": {}}}), ["tool_calls[0]"]),
+    (calls({"function": {"name": "加", "arguments": "x=1"}}), ["tool_calls[0].function.arguments", "not JSON", "'x=1'"]),
+    (calls({"function": {"name": "加", "arguments": "[1]"}}), ["function.arguments", "[1]", "an object"]),
+    (calls({"function": {"name": "加", "arguments": '{"x": NaN}'}}), ["function.arguments", "NaN"]),
+    ({"messages": [USER, {**CALLING, "tool_calls": {"name": "加"}}]}, ["messages[1].tool_calls", "(object)", "a list"]),
+    ({"messages": WHOLE, "tools": {"name": "加"}}, ["`tools` is", "(object)", "a list"]),
+    ({"messages": WHOLE, "tools": ["加"]}, ["`tools[0]` is '加'"]),
+    ({"messages": WHOLE, "tools": "加"}, ["`tools` is not JSON"]),
+    ({"messages": WHOLE, "tools": [{"type": "function", "function": {}}]}, ["`tools[0]`", "the name of a function"]),
+    ({"prompt": "问", "completion": "答", "tools": TOOLS}, ["`tools` beside raw text"]),
+    ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, ["messages[1].weight", "0.5", "1 (learn"]),
+    ({"messages": [USER, {**ANSWER, "train": 1}]}, ["messages[1].train", "true (learn"]),
+    ({"messages": [USER, {**ANSWER, "loss": 0}]}, ["messages[1].loss", "true (learn"]),
+    ({"messages": [USER, {**ANSWER, "loss": False, "train": True}]}, ["messages[1]", "has train true and loss false"]),
+    ({"messages": [USER, {**ANSWER, "masked": True}]}, ["messages[1]", "reasoning_content, masked. Accepted"]),
+    ({"conversations": [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答", "masked": True}]},
+     ["messages[1]", "role, content, masked. Accepted"]),
+    ({"messages": [USER, {**ANSWER, "train": True, "weight": 0}]}, ["messages[1]", "has weight 0 and train true"]),
+    ({"messages": [USER, {**ANSWER, "weight": 0}]}, ["no assistant turn", "with weight 0, train false or loss false"]),
+    ({"prompt": [USER], "completion": [{**ANSWER, "loss": False}]}, ["`completion` has weight 0, train false or loss"]),
+    ({"messages": [USER, {**ANSWER, "thinking": "别的"}]}, ["thinks twice, in reasoning_content and thinking"]),
+    ({"messages": [USER, {**ANSWER, "content": "<think>想</think>二"}]}, ["thinks twice", "<think> of its content"]),
+    ({"messages": [USER, {**ANSWER, "reasoning_content": ["想"]}]}, ["messages[1].reasoning_content", "a string"]),
+    ({"messages": [USER, {**ANSWER, "reasoning_content": "想</think>"}]}, ["contains </think>"]),
+    ({"messages": [USER, {"role": "assistant", "content": "<think>\n没完"}]}, ["no </think>", "truncated: true"]),
+]  # fmt: skip
+
+
+def test_wrong_shapes_are_refused_with_their_line(write):
+    for record, fragments in WRONG_SHAPES:
+        path = write(record)
+        with pytest.raises(DataError) as refused:
+            read_demonstrations(path)
+        for fragment in (f"{path}:2: ", *fragments):
+            assert fragment in str(refused.value), str(refused.value)
 
 
 def test_a_thought_without_an_end_may_be_learned_if_it_was_cut_off(write):
@@ -272,13 +249,10 @@ def test_a_thought_without_an_end_may_be_learned_if_it_was_cut_off(write):
     assert one.response == "<think>\n没完"
 
 
-@pytest.mark.parametrize(
-    ("record", "what"),
-    [
-        ({"messages": [USER, {**ANSWER, "reasoning_content": None}], "tools": TOOLS}, "`tools`"),
-        ({"messages": [USER, {**CALLING, "content": "我算"}]}, "the call of a tool"),
-    ],
-)
+@pytest.mark.parametrize(("record", "what"), [
+    ({"messages": [USER, {**ANSWER, "reasoning_content": None}], "tools": TOOLS}, "`tools`"),
+    ({"messages": [USER, {**CALLING, "content": "我算"}]}, "the call of a tool"),
+])  # fmt: skip
 def test_a_template_that_knows_no_tools(write, thinker, record, what):
     """It would leave them out without a word."""
     renderer = Renderer(AutoTokenizer.from_pretrained(thinker(NO_TOOLS)))

@@ -51,23 +51,14 @@ def test_rendered_text_that_begins_with_bos_gets_no_second_one():
 
 @pytest.fixture
 def run(tiny, tmp_path, capsys, monkeypatch):
-    """``run(command, records, *flags)`` trains one step, and returns what was said and the folder."""
+    """``run(records, *flags)`` trains one step, and returns what was said and the folder."""
 
-    def train(command, records, *flags):
-        data, output = tmp_path / f"{command}.jsonl", tmp_path / f"runs {command} {len(flags)}"
+    def train(records, *flags):
+        data, output = tmp_path / "sft.jsonl", tmp_path / f"runs {len(flags)}"
         data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-        words = [
-            command,
-            "--model",
-            tiny("gpt2"),
-            "--data",
-            data,
-            "--output",
-            output,
-            "--eval-fraction=0",
-            "--device=cpu",
-        ]
-        monkeypatch.setattr("sys.argv", ["heedful", *map(str, words), "--sample-every=0", *flags])
+        words = ["--model", tiny("gpt2"), "--data", data, "--output", output, "--eval-fraction=0", "--device=cpu"]
+        words += ["--sample-every=0", "--max-steps=1", "--batch-size=4", *flags]
+        monkeypatch.setattr("sys.argv", ["heedful", "sft", *map(str, words)])
         status = main()
         said = capsys.readouterr().err
         assert not status, said
@@ -76,36 +67,16 @@ def run(tiny, tmp_path, capsys, monkeypatch):
     return train
 
 
-RECORDS = {
-    "sft": [{"prompt": RENDERED, "completion": f"{i} 好<|end|>"} for i in range(4)],
-    "reward": [{"prompt": RENDERED, "chosen": f"{i} 好<|end|>", "rejected": "坏<|end|>"} for i in range(4)],
-    "dpo": [{"prompt": RENDERED, "chosen": f"{i} 好<|end|>", "rejected": "坏<|end|>"} for i in range(4)],
-    "kto": [{"prompt": f"{i}{RENDERED}", "completion": "好<|end|>", "label": i % 2 == 0} for i in range(4)],
-    "grpo": [{"prompt": f"{i}{RENDERED}"} for i in range(4)],
-}
-STEP = dict.fromkeys(("sft", "reward", "dpo", "kto"), ("--max-steps=1", "--batch-size=4"))
-STEP["grpo"] = (
-    *("--steps=1", "--rollout-batch-size=4", "--samples-per-prompt=2", "--max-new-tokens=4"),
-    *("--minibatch-size=4", "--rewards=rule:length:1-4"),
-)
-
-
-@pytest.mark.parametrize(
-    "command", [c if c in ("sft", "dpo") else pytest.param(c, marks=pytest.mark.exhaustive) for c in RECORDS]
-)
-def test_rendered_text_is_warned_of_once(run, command):
+def test_rendered_text_is_warned_of_once(run):
     """The line names the tokens, their share, the first place and the option. With the option there is none."""
-    said, _ = run(command, [*RECORDS[command], {**RECORDS[command][0], "prompt": "plain 文字"}], *STEP[command])
+    records = [{"prompt": RENDERED, "completion": f"{i} 好<|end|>"} for i in range(4)]
+    said, _ = run([*records, {"prompt": "plain 文字", "completion": "好<|end|>"}])
     assert said.count("WARNING") == 1
     (line,) = (line for line in said.splitlines() if "WARNING" in line)
-    count = "5 of 5" if command in ("sft", "reward", "dpo", "kto") else "4 of 5"
-    for fragment in (count, "<|end|>", "<|user|>", f"{command}.jsonl:1", "--special-tokens read", "letter by letter"):
+    for fragment in ("5 of 5", "<|end|>", "<|user|>", "sft.jsonl:1", "--special-tokens read", "letter by letter"):
         assert fragment in line
-    said, folder = run(command, RECORDS[command], *STEP[command], "--special-tokens=read")
+    said, folder = run(records, "--special-tokens=read")
     assert "WARNING" not in said
     assert "special_tokens: read" in (folder / "config.yaml").read_text(encoding="utf-8")
-
-
-def test_few_special_tokens_are_no_reason_to_warn(run):
-    said, _ = run("sft", [RECORDS["sft"][0], *({"prompt": "一", "completion": "二"} for _ in range(3))], *STEP["sft"])
-    assert "WARNING" not in said
+    said, _ = run([records[0], *[{"prompt": "一", "completion": "二"}] * 3], "--seed=1", "--lr-schedule=constant")
+    assert "WARNING" not in said, "few of them are no reason to warn"

@@ -95,18 +95,18 @@ def with_template(template):
     return tokenizer
 
 
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_it_is_refused_at_once(name, little_memory, monkeypatch):
-    if re.fullmatch(r"(\w+) of \1|dict.* of dict.*", name):  # their entries are counted one by one
-        monkeypatch.setattr(sandbox, "LARGEST", LARGEST // 16)
-    started = time.thread_time()
-    with pytest.raises(
-        CheckpointError, match=r"the chat template of 模型 computes too much for a conversation: .*--chat-temp"
-    ):
-        Renderer(with_template(TOO_MUCH[name]))
-    assert (
-        time.thread_time() - started < 8
-    )  # most take milliseconds; lists of lists are counted up to a million entries
+def test_it_is_refused_at_once(little_memory, monkeypatch):
+    for name, template in TOO_MUCH.items():
+        by_entry = re.fullmatch(r"(\w+) of \1|dict.* of dict.*", name)  # their entries are counted one by one
+        monkeypatch.setattr(sandbox, "LARGEST", LARGEST // 16 if by_entry else LARGEST)
+        started = time.thread_time()
+        try:
+            said = f"accepted: {Renderer(with_template(template))}"
+        except CheckpointError as error:
+            said = str(error)
+        assert said.startswith("the chat template of 模型 computes too much for a conversation: "), (name, said)
+        assert "--chat-temp" in said, name
+        assert time.thread_time() - started < 8, name  # most take milliseconds
 
 
 ENDLESS = {
@@ -136,23 +136,6 @@ def test_one_that_does_not_end_is_ended(name, monkeypatch):
 def test_no_text_of_any_length_is_made_up():
     with pytest.raises(RefusedError, match="'lipsum' is undefined"):
         Renderer(with_template("{{ lipsum(n=1000000000) }}"))
-
-
-def test_a_command_refuses_it(heedful, tiny, written, tmp_path):
-    """The issue's template, which took 60 s and more; no run is begun."""
-    template = written("大.jinja", TOO_MUCH["the issue's integer"])
-    data = written(
-        "对话.jsonl", [{"messages": [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "好"}]}] * 4
-    )
-    started = time.thread_time()
-    outcome = heedful(
-        "sft", "--model", tiny(), "--data", data, "--output", tmp_path / "运行", "--chat-template", template
-    )
-    assert outcome.status == 2, outcome.err
-    assert "the filter int makes an integer of more than 4096 bits; use another --chat-template" in outcome.message
-    assert "Traceback" not in outcome.err
-    assert time.thread_time() - started < 10
-    assert not (tmp_path / "运行").exists()
 
 
 MANY_FEATURES = """

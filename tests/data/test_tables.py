@@ -11,8 +11,8 @@ from pyarrow import feather, parquet
 import heedful
 from heedful import DataError
 from heedful.data import read_prompts
-
-ONLINE = {"device": "cpu", "dtype": "float32", "eval_fraction": 0.0, "sample_every": 0, "steps": 1, "max_new_tokens": 1}
+from heedful.data.in_memory import write_records
+from heedful.data.messages import as_dict
 
 
 def tool(name, parameters):
@@ -35,24 +35,10 @@ NULLS = [
     row("一加？", "add", {"a": 1, "b": None}, {"default": None, "enum": [None, 1]}),
     row("一加二？", "add", {"b": {"c": [{"d": None}]}}, {}),
 ]
-DEEP = datasets.Features(
-    {
-        "prompt": datasets.List(
-            {
-                "role": datasets.Value("string"),
-                "content": datasets.Value("string"),
-                "name": datasets.Value("string"),
-                "tool_calls": datasets.List(
-                    {
-                        "type": datasets.Value("string"),
-                        "function": {"name": datasets.Value("string"), "arguments": datasets.Json()},
-                    }
-                ),
-            }
-        ),
-        "tools": datasets.List(datasets.Json()),
-    }
-)
+TEXT = datasets.Value("string")
+CALLS = datasets.List({"type": TEXT, "function": {"name": TEXT, "arguments": datasets.Json()}})
+TURN = {"role": TEXT, "content": TEXT, "name": TEXT, "tool_calls": CALLS}
+DEEP = datasets.Features({"prompt": datasets.List(TURN), "tools": datasets.List(datasets.Json())})
 WHOLE = datasets.Features({"prompt": datasets.Json(), "tools": datasets.Json()})
 
 
@@ -124,28 +110,41 @@ TABLES = {
 }
 
 
-def seen(data, thinker):
+def expected(rows):
     """The prompts as the chat template and reward functions see them, by their questions."""
-    prompts_seen = {}
-
-    def reward(prompts, completions, **_):
-        prompts_seen.update({prompt[0]["content"]: prompt for prompt in prompts})
-        return [0.0] * len(completions)
-
-    config = heedful.PPOConfig(**ONLINE, rollout_batch_size=2, minibatch_size=2, max_prompt_tokens=480)
-    heedful.train_ppo(config, model=thinker(), data=data, rewards=[reward])
-    return prompts_seen
+    found = {}
+    for one in json.loads(json.dumps(rows)):
+        question, *others = one["prompt"]
+        found[question["content"]] = [question | {"tools": one["tools"]}, *others]
+    return found
 
 
 @pytest.mark.parametrize("case", TABLES)
-def test_a_row_has_its_own_keys_only(case, thinker, tmp_path):
+def test_a_row_has_its_own_keys_only(case, tmp_path):
     """At any depth: a null that Arrow wrote for the key of another row is none. Nulls in JSON stay."""
     make, rows = TABLES[case]
-    expected = {}
-    for one in json.loads(json.dumps(rows)):
-        question, *others = one["prompt"]
-        expected[question["content"]] = [question | {"tools": one["tools"]}, *others]
-    assert seen(make(rows, tmp_path), thinker) == expected
+    data = make(rows, tmp_path)
+    path = data if isinstance(data, str) else write_records(data, tmp_path, "data", asks=True)
+    found = {}
+    for one in read_prompts(str(path)):
+        question, *others = map(as_dict, one.prompt)
+        found[question["content"]] = [question | {"tools": json.loads(one.prompt[0].tools)}, *others]
+    assert found == expected(rows)
+
+
+def test_reward_functions_see_a_row_as_it_was(thinker):
+    seen = {}
+
+    def reward(prompts, completions, **_):
+        seen.update({prompt[0]["content"]: prompt for prompt in prompts})
+        return [0.0] * len(completions)
+
+    config = heedful.PPOConfig(
+        device="cpu", dtype="float32", eval_fraction=0.0, sample_every=0, steps=1, max_new_tokens=1, rollout_batch_size=2,
+        minibatch_size=2, max_prompt_tokens=480,
+    )  # fmt: skip
+    heedful.train_ppo(config, model=thinker(), data=of(NULLS, DEEP), rewards=[reward])
+    assert seen == expected(NULLS)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +188,12 @@ def test_a_number_of_fewer_bits_is_what_was_written(tmp_path):
     assert [one.columns for one in found] == [{"answer": 0.1, "half": [0.3]}, {"answer": None, "half": []}]
 
 
-def test_strings_as_polars_holds_them(tiny):
+def test_strings_as_polars_holds_them(tmp_path):
     """Arrow's views of text, in lists."""
     answers = pyarrow.array([["甲一", "a"], ["乙二"]], pyarrow.list_(pyarrow.string_view()))
     table = pyarrow.table({"prompt": ["甲", "乙"], "answer": answers})
-    known = {}
-
-    def reward(prompts, completions, answer, **_):
-        known.update(zip(prompts, answer, strict=True))
-        return [0.0] * len(completions)
-
-    config = heedful.PPOConfig(**ONLINE, rollout_batch_size=2, minibatch_size=2)
-    heedful.train_ppo(config, model=tiny(), data=table, rewards=[reward])
-    assert known == {"甲": ["甲一", "a"], "乙": ["乙二"]}
+    found = read_prompts(str(write_records(table, tmp_path, "data", asks=True)))
+    assert [(one.prompt, one.columns) for one in found] == [
+        ("甲", {"answer": ["甲一", "a"]}),
+        ("乙", {"answer": ["乙二"]}),
+    ]

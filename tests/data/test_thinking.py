@@ -71,9 +71,8 @@ def learned(renderer, response, prompt=QUESTION, **options):
     return renderer.decode(renderer.response_ids(response, prompt=prompt, **options))
 
 
-@pytest.mark.parametrize(
-    ("text", "thinking", "answer"),
-    [
+def test_thinking_and_answer():
+    for text, thinking, answer in (
         ("二", None, "二"),
         (THOUGHT, "1+1", "二"),
         ("  <think>a</think>b", "a", "b"),
@@ -84,28 +83,29 @@ def learned(renderer, response, prompt=QUESTION, **options):
         ("a <think>b</think>", None, "a <think>b</think>"),
         ("<think>a</think>b</think>c", "a", "b</think>c"),
         ("</think>b", None, "</think>b"),
-    ],
-)
-def test_thinking_and_answer(text, thinking, answer):
-    assert split_thinking(text) == (thinking, answer)
-    completion = Completion(Prompt("问", "d:1"), text)
-    assert (completion.thinking, completion.answer) == (thinking, answer)
+    ):
+        assert split_thinking(text) == (thinking, answer)
+        completion = Completion(Prompt("问", "d:1"), text)
+        assert (completion.thinking, completion.answer) == (thinking, answer)
 
 
-@pytest.mark.parametrize(
-    ("response", "shown"),
-    [("二", EMPTY + "二"), (THOUGHT, THOUGHT), ("<think>1+1</think>二", THOUGHT), (EMPTY + "二", EMPTY + "二")],
-)
-def test_what_follows_the_generation_prompt_is_learned(renderer, response, shown):
+def test_what_follows_the_generation_prompt_is_learned(renderer):
     """Qwen3's: an empty thought where there is none, line breaks around one. It is the template's own rendering, id by id."""
-    own = renderer()
-    assert learned(own, response) == shown + "<|im_end|>"
-    whole = own.tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION[0].content}, {"role": "assistant", "content": response}], tokenize=True
-    )["input_ids"]
-    assert own.written_ids(QUESTION, response) == whole[:-1]
-    assert own.decode(whole[-1:]) == "\n"
-    assert learned(own, response, truncated=True) == shown
+    for response, shown in (
+        ("二", EMPTY + "二"),
+        (THOUGHT, THOUGHT),
+        ("<think>1+1</think>二", THOUGHT),
+        (EMPTY + "二", EMPTY + "二"),
+    ):
+        own = renderer()
+        assert learned(own, response) == shown + "<|im_end|>"
+        whole = own.tokenizer.apply_chat_template(
+            [{"role": "user", "content": QUESTION[0].content}, {"role": "assistant", "content": response}],
+            tokenize=True,
+        )["input_ids"]
+        assert own.written_ids(QUESTION, response) == whole[:-1]
+        assert own.decode(whole[-1:]) == "\n"
+        assert learned(own, response, truncated=True) == shown
 
 
 def test_thinking_that_is_off_is_in_the_prompt(renderer):
@@ -128,36 +128,36 @@ def test_earlier_thinking_is_what_the_template_makes_of_it(renderer):
         assert learned(own, THOUGHT, prompt) == THOUGHT + "<|im_end|>"
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "shown"),
-    [
-        # Learned as it is where the template knows nothing of thinking.
-        ("plain", "<think>1+1</think>二", "<think>1+1</think>二"),
-        ("plain", EMPTY + "二", EMPTY + "二"),
-        ("plain", " 二 ", " 二 "),
-        # Where the prompt opens the thought, the response goes on inside.
-        ("opens", THOUGHT, "1+1\n</think>\n\n二"),
-        ("opens", EMPTY + "二", "\n</think>\n\n二"),
-        ("opens and strips", THOUGHT, "1+1\n</think>\n\n二"),
-        ("opens and strips", "<think>1+1</think>二", "1+1</think>二"),
-        ("without line breaks", "<think>\n1+1</think>\n二", "<think>\n1+1</think>\n二"),
-        ("without line breaks", Message("assistant", "二", thinking="1+1"), "<think>1+1</think>二"),
-        ("plain", Message("assistant", "二", thinking="1+1"), THOUGHT),
-        ("opens", Message("assistant", "二", thinking="1+1"), "1+1\n</think>\n\n二"),
-        ("opens", "<think>1+1</think>二", "1+1</think>二"),
-        ("opens and closes", "<think>1+1</think>二", "1+1</think>二"),
-        ("closes", "二", "二"),
-        ("closes in the prompt alone", "二", "二"),
-    ],
-)
-def test_other_templates(renderer, name, response, shown):
-    own = renderer(name)
-    assert learned(own, response) == shown + "<|im_end|>"
-    # What a policy writes is given back whole, also where the prompt had begun it.
-    ids = own.response_ids(response, prompt=QUESTION)[:-1]
-    said = own.response_text(ids, prompt=QUESTION)
-    assert split_thinking(said)[1] == split_thinking(plain_response(response))[1]
-    check_rendering(own, [Sample(QUESTION, response, "d:1")])
+OTHERS = [
+    # Learned as it is where the template knows nothing of thinking.
+    ("plain", "<think>1+1</think>二", "<think>1+1</think>二"),
+    ("plain", EMPTY + "二", EMPTY + "二"),
+    ("plain", " 二 ", " 二 "),
+    # Where the prompt opens the thought, the response goes on inside.
+    ("opens", THOUGHT, "1+1\n</think>\n\n二"),
+    ("opens", EMPTY + "二", "\n</think>\n\n二"),
+    ("opens and strips", THOUGHT, "1+1\n</think>\n\n二"),
+    ("opens and strips", "<think>1+1</think>二", "1+1</think>二"),
+    ("without line breaks", "<think>\n1+1</think>\n二", "<think>\n1+1</think>\n二"),
+    ("without line breaks", Message("assistant", "二", thinking="1+1"), "<think>1+1</think>二"),
+    ("plain", Message("assistant", "二", thinking="1+1"), THOUGHT),
+    ("opens", Message("assistant", "二", thinking="1+1"), "1+1\n</think>\n\n二"),
+    ("opens", "<think>1+1</think>二", "1+1</think>二"),
+    ("opens and closes", "<think>1+1</think>二", "1+1</think>二"),
+    ("closes", "二", "二"),
+    ("closes in the prompt alone", "二", "二"),
+]  # fmt: skip
+
+
+def test_other_templates(renderer):
+    for name, response, shown in OTHERS:
+        own = renderer(name)
+        assert learned(own, response) == shown + "<|im_end|>"
+        # What a policy writes is given back whole, also where the prompt had begun it.
+        ids = own.response_ids(response, prompt=QUESTION)[:-1]
+        said = own.response_text(ids, prompt=QUESTION)
+        assert split_thinking(said)[1] == split_thinking(plain_response(response))[1]
+        check_rendering(own, [Sample(QUESTION, response, "d:1")])
 
 
 def test_a_template_without_an_end_of_turn(renderer):
@@ -186,26 +186,26 @@ def test_tags_that_are_special_tokens(renderer):
     assert own.decode(own.prompt_ids((Message("user", THOUGHT),))).count("<think>") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "shown"),
-    [
-        (None, THOUGHT, THOUGHT + "<|im_end|>"),
-        (None, "二", EMPTY + "二<|im_end|>"),
-        (None, "<think>\n没完", "<think>\n没完<|im_end|>"),
-        # A template that knows nothing of thinking shows the answer.
-        ("plain", THOUGHT, "二<|im_end|>"),
-        ("plain", "<think>\n没完", "<|im_end|>"),
-        ("plain", "二", "二<|im_end|>"),
-        ("opens and strips", THOUGHT, "二<|im_end|>"),
-        ("without line breaks", THOUGHT, "<think>1+1</think>二<|im_end|>"),
-    ],
-)
-def test_a_reward_model_reads_what_its_template_shows(renderer, name, response, shown):
-    own = renderer(name)
-    ids = RewardInputs(own.tokenizer).encode(QUESTION, response)["input_ids"]
-    assert own.decode(ids) == ASKED + shown
-    cut = RewardInputs(own.tokenizer).encode(QUESTION, response, truncated=True)["input_ids"]
-    assert own.decode(cut) == ASKED + shown.removesuffix("<|im_end|>")
+READ = [
+    (None, THOUGHT, THOUGHT + "<|im_end|>"),
+    (None, "二", EMPTY + "二<|im_end|>"),
+    (None, "<think>\n没完", "<think>\n没完<|im_end|>"),
+    # A template that knows nothing of thinking shows the answer.
+    ("plain", THOUGHT, "二<|im_end|>"),
+    ("plain", "<think>\n没完", "<|im_end|>"),
+    ("plain", "二", "二<|im_end|>"),
+    ("opens and strips", THOUGHT, "二<|im_end|>"),
+    ("without line breaks", THOUGHT, "<think>1+1</think>二<|im_end|>"),
+]  # fmt: skip
+
+
+def test_a_reward_model_reads_what_its_template_shows(renderer):
+    for name, response, shown in READ:
+        own = renderer(name)
+        ids = RewardInputs(own.tokenizer).encode(QUESTION, response)["input_ids"]
+        assert own.decode(ids) == ASKED + shown
+        cut = RewardInputs(own.tokenizer).encode(QUESTION, response, truncated=True)["input_ids"]
+        assert own.decode(cut) == ASKED + shown.removesuffix("<|im_end|>")
 
 
 def test_a_reward_model_whose_thinking_is_off_reads_what_a_policy_thinks(renderer):
@@ -241,25 +241,15 @@ def test_a_token_of_prompt_and_response_belongs_to_the_response(renderer):
     check_rendering(own, [Sample(QUESTION, EMPTY + "二", "d:1")])
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "fragments"),
-    [
-        # Without a generation prompt the header of the answer would never be learned.
-        (
-            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}",
-            "二",
-            ["ignores add_generation_prompt"],
-        ),
-        # The prompt opens a thought that the demonstration does not have.
-        ("opens and strips", "二", ["opens a thought and this response has none", "--thinking off"]),
-        # The prompt changes once there is an answer.
-        (
-            "{{ messages | length }}" + TEMPLATES["plain"],
-            "二",
-            ["a prompt ends in another way", "another --chat-template"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "response", "fragments"), [
+    # Without a generation prompt the header of the answer would never be learned.
+    ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}", "二",
+     ["ignores add_generation_prompt"]),
+    # The prompt opens a thought that the demonstration does not have.
+    ("opens and strips", "二", ["opens a thought and this response has none", "--thinking off"]),
+    # The prompt changes once there is an answer.
+    ("{{ messages | length }}" + TEMPLATES["plain"], "二", ["a prompt ends in another way", "another --chat-template"]),
+])  # fmt: skip
 def test_a_template_that_renders_apart(renderer, name, response, fragments):
     """The report shows both sides token by token around the place where they part, which is marked."""
     own = renderer(name)

@@ -129,36 +129,20 @@ def test_dpo_sums_log_probs_of_the_assistants_tokens_only(written, thinker, tmp_
     assert result.metrics["loss/dpo"].iloc[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("command", ["reward", "kto", "sft", "dpo"])
-def test_every_trainer_takes_responses_of_several_turns_and_given_beginnings(written, thinker, tmp_path, command):
+@pytest.mark.parametrize(
+    ("kind", "train"), [(heedful.RewardConfig, heedful.train_reward), (heedful.KTOConfig, heedful.train_kto)]
+)
+def test_trainers_take_responses_of_several_turns_and_given_beginnings(written, thinker, tmp_path, kind, train):
     said = {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": "不知道", "tools": TOOLS}
-    begun = {
-        "prompt": [{**USER, "content": "一加一"}, {"role": "assistant", "content": "答案是"}],
-        "chosen": "二",
-        "rejected": "五",
-    }
-    records = [said, begun, begun | {"prompt": [{**USER, "content": "几"}, {"role": "assistant", "content": "是"}]}]
-    if command == "sft":
-        records = [{"completion": one.pop("chosen"), **one} for one in records]
-        for one in records:
-            one.pop("rejected")
-    kind = {
-        "reward": heedful.RewardConfig,
-        "kto": heedful.KTOConfig,
-        "sft": heedful.SFTConfig,
-        "dpo": heedful.DPOConfig,
-    }
-    train = {
-        "reward": heedful.train_reward,
-        "kto": heedful.train_kto,
-        "sft": heedful.train_sft,
-        "dpo": heedful.train_dpo,
-    }
-    config = kind[command](
-        model=thinker(), data=written("data.jsonl", records), eval_fraction=0.0, output=tmp_path / "运行", device="cpu",
-        max_steps=1, batch_size=2,
+    begun = [
+        {"prompt": [USER, {"role": "assistant", "content": text}], "chosen": "二", "rejected": "五"}
+        for text in ("答案是", "是")
+    ]
+    config = kind(
+        model=thinker(), data=written("data.jsonl", [said, *begun]), eval_fraction=0.0, output=tmp_path / "运行",
+        device="cpu", max_steps=1, batch_size=2,
     )  # fmt: skip
-    assert train[command](config).summary["steps"] == 1
+    assert train(config).summary["steps"] == 1
 
 
 def test_a_given_beginning_is_read_and_not_learned(written, renderer):

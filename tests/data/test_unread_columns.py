@@ -9,89 +9,48 @@ ALPACA = {"instruction": "翻译", "input": "你好", "output": "hello", "system
 TURNS = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]
 
 
-@pytest.mark.parametrize(
-    ("read", "record", "columns", "parts"),
-    [
-        (
-            read_demonstrations,
-            ALPACA,
-            "prompt=instruction,completion=output",
-            ["not read: `input`, `system`, `history`. Without --columns the file is read as alpaca, with `input`"],
-        ),
-        (
-            read_prompts,
-            ALPACA,
-            "prompt=instruction",
-            [
-                "beside the prompt: `input`",
-                "Reward functions receive them. Without --columns the file is read as alpaca",
-            ],
-        ),
-        (
-            read_prompts,
-            {"prompt": "问", "answer": "答"},
-            "",
-            ["beside the prompt: `answer`. Reward functions receive them"],
-        ),
-        (
-            read_demonstrations,
-            {"messages": TURNS, "system": "简短", "id": "a1"},
-            "",
-            ["not read: `system`, `id`. --columns conversations=messages reads `system` as the system message"],
-        ),
-        (
-            read_rankings,
-            {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"},
-            "",
-            ["not read: `system`. --columns question=prompt reads `system` as the system message"],
-        ),
-        (
-            read_demonstrations,
-            {"prompt": "问", "completion": "答", "messages": TURNS},
-            "",
-            ["not read: `messages`. --columns messages=messages reads `messages` instead"],
-        ),
-        (
-            read_demonstrations,
-            {"messages": [{**TURNS[0], "msg_id": "a", "created_at": 3}, {**TURNS[1], "score": 0.5, "human_rating": 4}]},
-            "",
-            ["not read in messages: `msg_id`, `created_at`, `score`, `human_rating`"],
-        ),
-    ],
-)
-def test_the_line_at_the_start(read, record, columns, parts, written, capsys):
-    path = written("数据.jsonl", [record] * 3)
-    read(path, columns=columns)
-    said = capsys.readouterr().err
-    for part in parts:
-        assert said.count(f"heedful: {path}: {part}") == 1 or (part in said and said.count(path) == 1), said
+UNREAD = [
+    (read_demonstrations, ALPACA, "prompt=instruction,completion=output",
+     ["not read: `input`, `system`, `history`. Without --columns the file is read as alpaca, with `input`"]),
+    (read_prompts, ALPACA, "prompt=instruction",
+     ["beside the prompt: `input`", "Reward functions receive them. Without --columns the file is read as alpaca"]),
+    (read_prompts, {"prompt": "问", "answer": "答"}, "", ["beside the prompt: `answer`. Reward functions receive them"]),
+    (read_demonstrations, {"messages": TURNS, "system": "简短", "id": "a1"}, "",
+     ["not read: `system`, `id`. --columns conversations=messages reads `system` as the system message"]),
+    (read_rankings, {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"}, "",
+     ["not read: `system`. --columns question=prompt reads `system` as the system message"]),
+    (read_demonstrations, {"prompt": "问", "completion": "答", "messages": TURNS}, "",
+     ["not read: `messages`. --columns messages=messages reads `messages` instead"]),
+    (read_demonstrations,
+     {"messages": [{**TURNS[0], "msg_id": "a", "created_at": 3}, {**TURNS[1], "score": 0.5, "human_rating": 4}]}, "",
+     ["not read in messages: `msg_id`, `created_at`, `score`, `human_rating`"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("read", "record", "columns", "system"),
-    [
-        (read_demonstrations, {"messages": TURNS, "system": "简短"}, "conversations=messages", "简短"),
-        (read_demonstrations, {**ALPACA, "output": None, "answer": "好"}, "output=answer", "简短"),
-        (
-            read_demonstrations,
-            {"system": "简短", "prompt": "问", "completion": "答"},
-            "question=prompt,response=completion",
-            "简短",
-        ),
-        (
-            read_rankings,
-            {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"},
-            "question=prompt",
-            "简短",
-        ),
-    ],
-)
-def test_the_advice_reads_it(read, record, columns, system, written, capsys):
+def test_the_line_at_the_start(written, capsys):
+    for read, record, columns, parts in UNREAD:
+        path = written("数据.jsonl", [record] * 3)
+        read(path, columns=columns)
+        said = capsys.readouterr().err
+        for part in parts:
+            assert said.count(f"heedful: {path}: {part}") == 1 or (part in said and said.count(path) == 1), said
+
+
+ADVICE = [
+    (read_demonstrations, {**ALPACA, "output": None, "answer": "好"}, "output=answer"),
+    (read_demonstrations, {"system": "简短", "prompt": "问", "completion": "答"},
+     "question=prompt,response=completion"),
+    (read_rankings, {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"}, "question=prompt"),
+]  # fmt: skip
+
+
+def test_the_advice_reads_it(written, capsys):
     """Following it, nothing is named any more."""
-    path = written("数据.jsonl", [record])
-    found = read(path, columns=columns)[0]
-    assert found.prompt[0].content == system
-    assert "not read" not in capsys.readouterr().err
+    for read, record, columns in ADVICE:
+        path = written("数据.jsonl", [record])
+        found = read(path, columns=columns)[0]
+        assert found.prompt[0].content == "简短"
+        assert "not read" not in capsys.readouterr().err
 
 
 def test_the_advice_of_an_error_loses_nothing(written):

@@ -1,11 +1,12 @@
-"""The batch layouts, against loops that place one token at a time."""
+"""The batch layouts, against loops that place one token at a time; micro-batches as rows and tokens allow."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.batches import collate, collate_padding_behind
+from heedful.data.batches import collate, collate_padding_behind, in_micro_batches
+from heedful.types import MicroBatch
 from operations import operations_of
 
 PAD = 1
@@ -43,16 +44,6 @@ def test_slow_reference(rows):
             assert batch.attention_mask[row, column] == (token is not None)
 
 
-@given(ROWS)
-def test_masks_alone_give_the_rows_back(rows):
-    batch = collate(*zip(*rows, strict=True), pad_id=PAD)
-    time = batch.response_mask.shape[1]
-    for row, (prompt, response) in enumerate(rows):
-        assert batch.ids[row][batch.attention_mask[row]].tolist() == prompt + response
-        tail = batch.ids[row, batch.ids.shape[1] - time :]
-        assert tail[batch.response_mask[row]].tolist() == response
-
-
 def test_golden_packed_layout():
     batch = collate_padding_behind([[5], [6, 7, 4]], [[8, 1], [9]], pad_id=PAD)
     assert batch.ids.tolist() == [[5, 8, 1, 1], [6, 7, 4, 9]]
@@ -78,10 +69,10 @@ def test_packed_rows_have_their_padding_behind(rows):
 
 
 @pytest.mark.parametrize("layout", [collate, collate_padding_behind])
-@pytest.mark.parametrize(("prompts", "responses"), [([[]], [[1]]), ([[1], []], [[1], [2]]), ([[1]], [[1], [2]])])
-def test_rows_that_cannot_be_learned_from(layout, prompts, responses):
-    with pytest.raises(AssertionError):
-        layout(prompts, responses, pad_id=PAD)
+def test_rows_that_cannot_be_learned_from(layout):
+    for prompts, responses in (([[]], [[1]]), ([[1], []], [[1], [2]]), ([[1]], [[1], [2]])):
+        with pytest.raises(AssertionError):
+            layout(prompts, responses, pad_id=PAD)
 
 
 @pytest.mark.parametrize("layout", [collate, collate_padding_behind])
@@ -93,3 +84,53 @@ def test_many_rows_take_no_more_operations_than_few(layout, is_own):
         return operations_of(lambda: layout(prompts, responses, pad_id=PAD, own=own))
 
     assert of(40) == of(2)
+
+
+LENGTHS = [3, 3, 4, 5, 9, 30]
+
+
+def of_lengths(lengths, *limit):
+    return list(in_micro_batches(lengths, MicroBatch(*limit), lambda length: (1, length)))
+
+
+def test_by_hand():
+    """Tokens count padding: three rows, the longest of 4, are 12. A row of 30 is alone where 12 is the most."""
+    for limit, expected in (
+        ((4,), [[3, 3, 4, 5], [9, 30]]),
+        ((6,), [LENGTHS]),
+        ((1,), [[length] for length in LENGTHS]),
+        ((100, 12), [[3, 3, 4], [5], [9], [30]]),
+        ((100, 11), [[3, 3], [4, 5], [9], [30]]),
+        ((2, 12), [[3, 3], [4, 5], [9], [30]]),
+        ((100, 1), [[length] for length in LENGTHS]),
+        ((100, 180), [LENGTHS]),
+        ((100, 179), [LENGTHS[:5], [30]]),
+    ):
+        assert of_lengths(LENGTHS, *limit) == expected
+
+
+def test_the_order_is_the_callers():
+    """The longest first: 4 rows of at most 9 are 36."""
+    assert of_lengths(LENGTHS[::-1], 100, 36) == [[30], [9, 5, 4, 3], [3]]
+    assert of_lengths([2, 9, 2, 2], 100, 18) == [[2, 9], [2, 2]]
+
+
+def test_items_of_several_rows_stay_whole():
+    items = [(2, 4), (3, 4), (2, 6), (7, 5), (2, 2)]
+    assert list(in_micro_batches(items, MicroBatch(5), lambda item: item)) == [[*items[:2]], *([i] for i in items[2:])]
+    assert (
+        list(in_micro_batches(items, MicroBatch(100, 42), lambda item: item))
+        == [
+            items[:3],  # 7 rows of 6
+            items[3:4],
+            items[4:],
+        ]
+    )
+
+
+def test_pairs_are_two_rows():
+    assert MicroBatch(8, 100).of_pairs == MicroBatch(16, 100)
+
+
+def test_nothing_makes_no_micro_batch():
+    assert of_lengths([], 4, 10) == []
