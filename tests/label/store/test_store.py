@@ -398,6 +398,7 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
     assert main(["label", "stats", str(project.folder)]) == 2
     assert "heedful label restore" in capsys.readouterr().err.replace("\n", "")
     said = restored(project.folder)
+    assert ("events.sqlite is damaged" in said[0]) == (how not in (gone, empty)), "what was found comes first"
     assert any("are lost; their number is unknown" in line for line in said)
     assert any(f"events are from the backup {backup}" in line for line in said)
     with Project.open(project.folder) as again:
