@@ -185,8 +185,8 @@ REWARD_MODELS = {
     "gemma3": Architecture("with images", {"mm_tokens_per_image": 4}, text=WINDOWS | {"pad_token_id": None}),
 }  # fmt: skip
 ORDINARY = {
-    "policies": ["gemma2", "mixtral", "deepseek_v3", "lfm2", "mamba", "llava", "rwkv"],
-    "reward models": ["modernbert", "gemma3_text", "qwen3_5", "gemma3"],
+    "policies": ["gemma2", "lfm2", "mamba", "llava", "rwkv"],
+    "reward models": ["modernbert", "qwen3_5"],
 }
 TEXTS = ("今天天气怎么样？", "a", "你好", "What is 2 + 2?")
 

@@ -5,7 +5,6 @@ import torch
 from torch.utils import backend_registration
 
 from heedful import ConfigError, devices
-from heedful.devices import CAPABILITIES, OTHERS, capabilities
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.training.performance import most_memory_gb
 from heedful.training.state import random_state, set_random_state
@@ -116,13 +115,6 @@ def test_a_copy_on_the_host_is_known_until_one_of_both_changes(changed):
         assert devices.known_on_host(there) is None
 
 
-def test_an_accelerator_has_what_cuda_has_but_for_cudas_own():
-    assert capabilities(torch.device("cuda", 3)) is CAPABILITIES["cuda"]
-    assert capabilities(torch.device("xpu")) is OTHERS
-    differing = {name for name, value in vars(OTHERS).items() if value != getattr(CAPABILITIES["cuda"], name)}
-    assert differing == {"graphs", "varlen_attention", "bitsandbytes", "nccl"}
-
-
 def test_the_cpu_has_no_accelerators_state_and_no_memory_of_its_own():
     if torch.accelerator.is_available():
         pytest.skip("needs a machine without an accelerator")
@@ -174,11 +166,3 @@ def test_apples_gpu_has_one_generator_without_a_number(monkeypatch):
     assert generators.states == saved["mps"]
     set_random_state(own, {**saved, "mps": []})
     assert generators.states == saved["mps"]
-
-
-def test_a_run_saved_before_on_a_cpu_resumes():
-    own = torch.Generator().manual_seed(3)
-    saved = {**random_state(own), "cuda": []}
-    expected = torch.rand(4, generator=own)
-    set_random_state(own, saved)
-    assert torch.equal(torch.rand(4, generator=own), expected)

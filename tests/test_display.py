@@ -41,13 +41,6 @@ def test_a_table_keeps_to_its_width(width):
     assert sum(line.count("x") for line in lines) == 70
 
 
-def test_numbers_take_no_more_than_they_need():
-    """Their headings have a word a line, so the texts keep the room; a lone figure stands at the right."""
-    lines = printed([{"text": "a", "chosen score": 1.0, "n": 3}], 60)
-    assert lines[1:3] == ["┃      ┃ chosen ┃   ┃", "┃ text ┃  score ┃ n ┃"]
-    assert "│   1.00 │ 3 │" in lines[4]
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

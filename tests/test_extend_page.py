@@ -119,23 +119,6 @@ def test_an_example_works_alone(heading, checkout):
     assert (" passed" in done.stdout) == has_test
 
 
-def test_every_kind_of_extension_has_an_example():
-    assert HEADINGS == [
-        "A reward function",
-        "A rule",
-        "An advantage estimator",
-        "A policy loss",
-        "A preference loss",
-        "An engine",
-        "An algorithm",
-    ]
-    for heading, text in examples(PAGE).items():
-        assert heading == "An algorithm" or any(language in SHELL for language, _ in blocks(text))
-    for heading, text in examples(PAGE).items():
-        assert f"(#{heading.lower().replace(' ', '-')})" in PAGE or not heading, f"no link to {heading}"
-        assert heading in ("", "A reward function") or "# tests/" in text, f"{heading} has no test"
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -89,22 +89,8 @@ ODD = [
 """Values that are put in the place of others."""
 KEYS = ["prompt", "chosen", "label", "messages", "role", "content", "ranks", "text", "margin", "x", ""]
 PIECES = [
-    "NaN",
-    "1e400",
-    '"\\ud800"',
-    "\ufeff",
-    "\n",
-    "\r\n",
-    "\u2028",
-    '"',
-    "{",
-    "}",
-    "[" * 500,
-    ",",
-    ":",
-    "\\",
-    "1" * 5000,
-]
+    "NaN", "1e400", '"\\ud800"', "\ufeff", "\n", "\r\n", "\u2028", '"', "{", "}", "[" * 500, ",", ":", "\\", "1" * 5000,
+]  # fmt: skip
 """Texts that are put anywhere."""
 ALPHABET = '{}[]",:\\ \n\t0123456789.-+eE' + "".join(sorted({c for rows in VALID.values() for c in json.dumps(rows)}))
 
@@ -133,8 +119,8 @@ def random_bytes(rng):
         "null",
         "\n",
         '"a"',
-        *PIECES,
     ]
+    words += PIECES
     return "".join(rng.choices(words, k=length // 4)).encode()
 
 
@@ -287,23 +273,16 @@ SETTINGS = {
     KTOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "desirable_weight": 1.3},
     PPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "rewards": ["rule:digits"], "reward_weights": [1.0]},
     GRPOConfig: {
-        "model": "m",
-        "data": "d.jsonl",
-        "output": "o",
-        "rewards": ["model:r"],
-        "selection_rewards": ["rule:digits"],
+        "model": "m", "data": "d.jsonl", "output": "o", "rewards": ["model:r"], "selection_rewards": ["rule:digits"],
     },
     OnlineDPOConfig: {
-        "model": "m",
-        "data": "d.jsonl",
-        "output": "o",
-        "rewards": ["judge:http://localhost:1/v1#m"],
+        "model": "m", "data": "d.jsonl", "output": "o", "rewards": ["judge:http://localhost:1/v1#m"],
         "judge_mode": "pairwise",
     },
     BestOfNConfig: {"model": "m", "data": "d.jsonl", "rewards": ["rule:digits"], "n": 4},
     ServeRewardConfig: {"model": "m", "port": 0},
     ChatConfig: {"model": "m", "system_prompt": "简短"},
-}
+}  # fmt: skip
 ODD_SETTINGS = [
     "~", "~nosuchuser7/x", "-1", "--overwrite", "-x", "1e400", "-1e400", ".nan", ".inf", "9" * 310, "9" * 5000, "1e-5", "yes",
     "no", "010", "12:30", "null", "''", '"\\0"', '"\\ud800"', '"\\x1b[31m"', "[]", "[1, 2]", "[[1]]", "{a: 1}", "&a [*a]",

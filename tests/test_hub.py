@@ -105,12 +105,15 @@ def test_every_loader_takes_a_name_on_modelscope(modelscope, folders):
     assert (values[0].value_head.weight == 0.5).all()
     same_weights(*(load_reward_model(name, load_tokenizer(name), **CPU) for name in names["reward"]))
     assert sorted(modelscope.calls) == [("model", f"org/{name}") for name in ("policy", "reward", "tiny", "values")]
-
-
-@pytest.mark.parametrize("load", [resolve, load_tokenizer, load_config, load_causal_lm, load_trunk])
-def test_each_loader_resolves_by_itself(modelscope, load):
-    load("modelscope:org/tiny")
-    assert modelscope.calls == [("model", "org/tiny")]
+    for load in (resolve, load_tokenizer, load_config, load_causal_lm, load_trunk):  # by itself
+        hub._folders.clear()
+        modelscope.calls.clear()
+        load("modelscope:org/tiny")
+        assert modelscope.calls == [("model", "org/tiny")]
+    hub._folders.clear()
+    modelscope.calls.clear()
+    load_reward_model("modelscope:org/reward", load_tokenizer(str(folders / "reward")), **CPU)
+    assert modelscope.calls == [("model", "org/reward")]
 
 
 def test_adapters_find_their_base_on_modelscope(modelscope, folders, tmp_path):
@@ -145,11 +148,6 @@ def test_merging_does_not_replace_the_base_of_adapters_on_modelscope(modelscope,
     assert {path.name: path.read_bytes() for path in base.iterdir()} == before
     assert main(["merge", "--adapter", name, "--output", str(tmp_path / "merged")]) == 0
     same_weights(load_causal_lm(str(tmp_path / "merged")), load_causal_lm(name))
-
-
-def test_a_reward_model_resolves_by_itself(modelscope, folders):
-    load_reward_model("modelscope:org/reward", load_tokenizer(str(folders / "reward")), **CPU)
-    assert modelscope.calls == [("model", "org/reward")]
 
 
 @pytest.mark.parametrize("limit", [None, 1])
@@ -214,12 +212,11 @@ def test_a_package_that_is_too_old(modelscope, monkeypatch):
         read_records("modelscope:org/data", columns={})
 
 
-@pytest.mark.parametrize("name", ["modelscope:", "modelscope:name", "modelscope:a/b/c", "modelscope:org/na me"])
-def test_names_of_another_form(modelscope, name):
-    with pytest.raises(ConfigError, match="write modelscope:ORG/NAME"):
-        load_config(name)
-    with pytest.raises(ConfigError, match="write modelscope:ORG/NAME"):
-        read_records(name, columns={})
+def test_names_of_another_form(modelscope):
+    for name in ("modelscope:", "modelscope:name", "modelscope:a/b/c", "modelscope:org/na me"):
+        for read in (load_config, lambda name: read_records(name, columns={})):
+            with pytest.raises(ConfigError, match="write modelscope:ORG/NAME"):
+                read(name)
     assert modelscope.calls == []
 
 

@@ -102,19 +102,3 @@ def test_the_suite_runs_on_every_version_of_python_that_is_promised():
     prefix = "Programming Language :: Python :: "
     assert versions == [one.removeprefix(prefix) for one in PROJECT["classifiers"] if one.startswith(prefix)]
     assert PROJECT["requires-python"] == f">={versions[0]}"
-
-
-def test_pre_commit_has_the_tested_ruff():
-    repositories = yaml.safe_load(text_of(".pre-commit-config.yaml"))["repos"]
-    tested = re.search(r"^ruff==(.+)$", text_of("constraints.txt"), re.MULTILINE)[1]
-    assert [one["rev"] for one in repositories if "ruff" in one["repo"]] == [f"v{tested}"]
-
-
-@pytest.mark.parametrize("name", ["bug", "idea", "unclear"])
-def test_forms_have_names_and_distinct_fields(name):
-    form = yaml.safe_load(text_of(f".github/ISSUE_TEMPLATE/{name}.yml"))
-    assert {"name", "description", "body"} <= form.keys()
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    assert len({field["id"] for field in fields}) == len(fields)
-    assert all(field["attributes"]["label"] for field in fields)
-    assert any(field.get("validations", {}).get("required") for field in fields)

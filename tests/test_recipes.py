@@ -32,7 +32,6 @@ from jsonl import read_jsonl
 ROOT = Path(__file__).parents[1] / "recipes"
 RECIPES = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "launch")
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
-each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def config_of(command, words):
@@ -66,33 +65,28 @@ def said(value):
     return value if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_there_are_recipes():
-    assert len(RECIPES) >= 22
-    assert {header(path)[0] for path in RECIPES} == {"sft", "reward", "ppo", "a2c", "grpo"}
-
-
-@each_recipe
-def test_a_recipe_is_parsed_by_its_command(path):
+def test_every_recipe_is_parsed_by_its_command():
     """With all that it says, and nothing but the model, the data and the output left for flags."""
-    command, file, _ = header(path)
-    assert file == f"recipes/{path.relative_to(ROOT)}"
-    assert command == path.stem.rpartition("-")[2]
-    recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    required = [f"--{name}={name}" for name in ("model", "data", "output") if name not in recipe]
-    config = config_of(command, [str(path), *required])
-    for key, value in recipe.items():
-        found = said(getattr(config, key))
-        assert found == (float(value) if isinstance(found, float) else value), f"{file}: {key}"
+    for path in RECIPES:
+        command, file, _ = header(path)
+        assert file == f"recipes/{path.relative_to(ROOT)}"
+        assert command == path.stem.rpartition("-")[2]
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        required = [f"--{name}={name}" for name in ("model", "data", "output") if name not in recipe]
+        config = config_of(command, [str(path), *required])
+        for key, value in recipe.items():
+            found = said(getattr(config, key))
+            assert found == (float(value) if isinstance(found, float) else value), f"{file}: {key}"
 
 
-@each_recipe
-def test_the_header_of_a_recipe_is_a_whole_command(path):
+def test_the_header_of_every_recipe_is_a_whole_command():
     """What the recipe leaves out is in its flags; its files are there, and its models are what other recipes make."""
-    config = headed(path)
-    assert bool(getattr(config, "rewards", ())) == (header(path)[0] in ("ppo", "a2c", "grpo"))
-    if config.data.startswith("recipes/"):
-        assert (ROOT.parent / config.data).is_file()
-    assert {start for start in starts(path) if start.startswith("runs/")} <= made()
+    assert {header(path)[0] for path in RECIPES} == {"sft", "reward", "ppo", "a2c", "grpo"}
+    for path in RECIPES:
+        config = headed(path)
+        assert bool(getattr(config, "rewards", ())) == (header(path)[0] in ("ppo", "a2c", "grpo")), path
+        assert not config.data.startswith("recipes/") or (ROOT.parent / config.data).is_file(), path
+        assert {start for start in starts(path) if start.startswith("runs/")} <= made(), path
 
 
 @functools.cache
@@ -220,16 +214,14 @@ def loaded(folder, command):
     return token_outputs(load_policy(str(folder), **CPU), batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
-ALIKE = {"polite-sft", "polite-reward", "polite-ppo", "digits-response-ppo"} | {
-    f"{chain}/{stage}" for chain in ("rule", "scratch") for stage in ("sft", "reward", "ppo", "lora-ppo")
-}
-"""Chains of the same commands as others, with other data and numbers."""
+OFTEN = {"lora/sft", "lora/reward", "lora/ppo", "digits-a2c", "gsm8k-grpo", "deberta-ppo"}
+"""One of each command, with adapters and without; the others are the same commands with other data and numbers."""
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=name, marks=pytest.mark.exhaustive if name in ALIKE else ())
+        pytest.param(path, id=name, marks=() if name in OFTEN else pytest.mark.exhaustive)
         for path, name in ((path, str(path.relative_to(ROOT).with_suffix(""))) for path in RECIPES)
     ],
 )

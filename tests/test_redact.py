@@ -124,7 +124,7 @@ def test_other_values_are_returned_as_they_are():
     assert redact(value) == value
 
 
-@given(st.recursive(st.text() | st.integers() | st.none(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
+@given(st.recursive(st.text() | st.none(), lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=8))
 def test_it_takes_anything_and_done_twice_is_done_once(value):
     assert redact(redact(value)) == redact(value)
 

@@ -192,6 +192,7 @@ def test_the_page_shows_what_happens(ran, name):
     assert shown(PAGE.read_text(encoding="utf-8"), name)[1] == ran[0][name]
 
 
+@pytest.mark.exhaustive
 def test_the_rewards_see_the_parts(ran):
     """Nearly all responses of the trained model; one that is cut off in its thought has no answer."""
     _, rows = ran

@@ -370,38 +370,30 @@ def test_each_token_is_shown_with_the_space_before_it(made, kind):
 PROGRAM = "def f(x):\n"
 
 
+CONTINUED = [
+    (PROGRAM, "    return 1"), ("Q: 你好\nA:", " 好 x"), ("Q: x\nA: ", "y"), ("一加一", "二"), ("", " x"), ("", "  x"),
+    ("a\n", "\nb"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("prompt", "completion"),
-    [
-        (PROGRAM, "    return 1"),
-        ("Q: 你好\nA:", " 好 x"),
-        ("Q: x\nA: ", "y"),
-        ("一加一", "二"),
-        ("", " x"),
-        ("", "  x"),
-        ("a\n", "\nb"),
-    ],
-)
-def test_raw_text_goes_on_as_it_stands(made, kind, prompt, completion):
+def test_raw_text_goes_on_as_it_stands(made, kind):
     """A prompt is read by itself; its completion gets no space that the text has not, and loses none."""
     tokenizer, _ = made(kind, "ChatML")
     renderer = Renderer(tokenizer)
-    alone = tokenizer(prompt, add_special_tokens=False).input_ids
-    whole = tokenizer(prompt + completion, add_special_tokens=False).input_ids
-    asked, response, _ = renderer.written(prompt, completion)
-    assert asked == alone == renderer.prompt_ids(prompt)
-    assert response[-1] == tokenizer.eos_token_id
-    if whole[: len(alone)] == alone:
-        assert alone + response[:-1] == whole
-    if kind not in LOSSY:
-        # A text that begins with a space gets no other one from these, so " x" and "x" have the same ids.
-        vanishes = (
-            not prompt
-            and completion == " x"
-            and kind in ("Metaspace first", "Metaspace always", "byte-level, prefix space")
-        )
-        assert renderer.response_text(response[:-1], prompt=prompt) == completion[vanishes:]
+    for prompt, completion in CONTINUED:
+        alone = tokenizer(prompt, add_special_tokens=False).input_ids
+        whole = tokenizer(prompt + completion, add_special_tokens=False).input_ids
+        asked, response, _ = renderer.written(prompt, completion)
+        assert asked == alone == renderer.prompt_ids(prompt)
+        assert response[-1] == tokenizer.eos_token_id
+        if whole[: len(alone)] == alone:
+            assert alone + response[:-1] == whole
+        if kind not in LOSSY:
+            # A text that begins with a space gets no other one from these, so " x" and "x" have the same ids.
+            spaces = ("Metaspace first", "Metaspace always", "byte-level, prefix space")
+            vanishes = not prompt and completion == " x" and kind in spaces
+            assert renderer.response_text(response[:-1], prompt=prompt) == completion[vanishes:]
 
 
 @pytest.mark.parametrize("kind", KINDS)

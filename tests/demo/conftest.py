@@ -6,7 +6,7 @@ import pytest
 
 from heedful.demo import world
 
-COMMON = "eval_fraction: 0.06\neval_every: 0\nsample_every: 0\n"
+COMMON = "eval_fraction: 0.12\neval_every: 0\nsample_every: 0\n"
 RECIPE = {
     "tiny": "hidden_size: 32\nnum_layers: 1\nmax_length: 128\ninitializer_range: 0.15\nvocab_size: 320\n",
     "sft": f"max_steps: 30\nbatch_size: 16\nmicro_batch_size: 16\nlearning_rate: 1e-2\n{COMMON}",
@@ -27,8 +27,10 @@ def small_recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small_world():
-    """One demonstration and one pair per prompt, where the shipped world has ten and twelve."""
+    """Every third prompt, with one demonstration and one pair, where the shipped world has ten and twelve."""
+    few = world.instructions()[1::3]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "instructions", lambda: few)
         patch.setattr(world, "DEMONSTRATIONS", 1)
         patch.setattr(world, "PAIRS", 1)
         yield

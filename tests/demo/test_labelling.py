@@ -53,7 +53,7 @@ def test_a_simulated_user_labels_every_pair(demo):
 def test_nobody_labels_what_is_held_out(demo):
     folder = demo[0].output
     prompts = read_prompts(str(folder / "world" / "prompts.jsonl"))
-    held_out = {prompt.prompt[0].content for prompt in split_by_prompt(prompts, 0.06)[1]}
+    held_out = {prompt.prompt[0].content for prompt in split_by_prompt(prompts, 0.12)[1]}
     labelled = {row["prompt"][0]["content"] for row in rows_of(folder / LABELS / labelling.TRAIN)}
     measured = {row["prompt"][0]["content"] for row in rows_of(folder / LABELS / labelling.EVAL)}
     assert not labelled & held_out
@@ -77,27 +77,6 @@ def test_from_end_to_end(small_world, small_recipe, tmp_path):
     settings = (config.output / "reward" / "config.yaml").read_text("utf-8")
     assert f"{LABELS}/{labelling.TRAIN}" in settings
     assert "world/preferences.jsonl" not in settings
-
-
-def test_texts_about_labels_have_their_numbers():
-    """Those of a demo with --label that only the long test above prints."""
-    numbers = {
-        "pairs": 30,
-        "labels": 21,
-        "steps": "its 40 steps",
-        "accuracy": 52.1,
-        "first": 50.0,
-        "work": "40 steps, 2 s",
-    }
-    numbers |= {"before": 0.5, "after": 0.25}
-    story = {name: text for name, text in STORIES["en"].items() if "label" in name}
-    texts = {name: " ".join(text.format(**numbers).split()) for name, text in story.items()}
-    assert set(texts) == {
-        "before_labelling", "before_simulated_labelling", "before_reward_from_labels", "after_reward_from_labels",
-        "not_better_from_labels",
-    }  # fmt: skip
-    assert "The model answers 30 prompts several times. You say which" in texts["before_labelling"]
-    assert "gold 0.50 -> 0.25. The reward model agrees with the gold judge on 52 of" in texts["not_better_from_labels"]
 
 
 def test_an_unfinished_demo_goes_on_only_as_it_began(tmp_path):

@@ -87,17 +87,13 @@ def rows_of(path):
 
 def held_out_prompts(demo):
     prompts = read_prompts(str(demo.folder / "world" / "prompts.jsonl"))
-    return [prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, 0.06)[1]]
+    return [prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, 0.12)[1]]
 
 
 def test_everything_is_written(demo):
     assert {path.name for path in demo.folder.iterdir()} == CONTENTS
-    assert {path.name for path in (demo.folder / "world").iterdir()} == {
-        "demonstrations.jsonl",
-        "preferences.jsonl",
-        "gold_preferences.jsonl",
-        "prompts.jsonl",
-    }
+    names = ("demonstrations", "preferences", "gold_preferences", "prompts")
+    assert {path.name for path in (demo.folder / "world").iterdir()} == {f"{name}.jsonl" for name in names}
     assert (demo.folder / "base" / "model.safetensors").is_file()
     for stage in RUNS:
         assert {"config.yaml", "metrics.jsonl", "summary.json", "final"} <= {
@@ -108,7 +104,9 @@ def test_everything_is_written(demo):
     assert hidden == []
 
 
-@pytest.mark.parametrize(("recipe", "words"), [("small", " w|h|it|e"), ("shipped", " white")])
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("small", " w|h|it|e"), pytest.param("shipped", " white", marks=pytest.mark.exhaustive)]
+)
 def test_the_tokens_are_learned_from_the_demonstrations(demo, tmp_path, recipe, words):
     """As many as the recipe says, in the demo that has run and, written here, in the one that is shipped."""
     folder, count = demo.folder, 320
@@ -140,7 +138,7 @@ def test_the_summary_has_its_numbers(demo):
 def test_the_public_functions_measure_the_same_again(demo):
     """What the answers do not show: rare shares of eight answers each, by their text where the demo looks at bytes, and
     the reward model's numbers."""
-    machine = {"eval_fraction": 0.06, "device": "cpu", "dtype": "float32"}
+    machine = {"eval_fraction": 0.12, "device": "cpu", "dtype": "float32"}
     prompts = str(demo.folder / "world" / "prompts.jsonl")
     settings = {"data": prompts, "max_new_tokens": 12, "seed": SEED, **machine}
     reward = str(demo.folder / "reward" / "final")
@@ -214,13 +212,9 @@ def test_the_story_says_what_happened(demo):
     order = done["reward"]["last_evaluation"]["eval/accuracy"]
     vocabulary = len(AutoTokenizer.from_pretrained(demo.folder / "base"))
     for fragment in (
-        f"{len(instructions()):,} short questions",
         f"{demo.summary['prompts']} of the prompts are held out",
-        "Nothing is ever trained on its marks",
         f"{sizes['sft']:,} demonstrations",
         f"{sizes['reward']:,} pairs",
-        "38 % are good",
-        "5 % of the pairs were swapped",
         f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats per token (30 steps",
         f"reads and writes {vocabulary} tokens",
         f"blind guessing gives {math.log(vocabulary):.1f}",
@@ -228,8 +222,6 @@ def test_the_story_says_what_happened(demo):
         f"agrees with the gold judge on {100 * demo.summary['reward.accuracy']:.0f} of 100",
         "In each of 3 steps the model answers 32 prompts",
         f"{score[0]:.2f} -> {score[1]:.2f}, at a KL of",
-        "It samples at temperature 1.5 while it learns.",
-        "steered towards 6 nats per answer, so the text stays text",
         {"better": "Gold", "not_better": "This time it did not get better: gold"}[why(demo.summary, labelled=False)]
         + f" {demo.summary['sft.gold']:.2f} -> {demo.summary['ppo.gold']:.2f}",
     ):
@@ -240,12 +232,8 @@ def test_the_story_says_what_happened(demo):
     others = [line for line in demo.said.split("\n") if line not in commands]
     assert max(cell_len(line) for line in others if "第 1 次" not in line) <= 100
     assert "\x1b" not in demo.said
-
-
-def test_its_own_data_are_no_surprise_and_facts_are_words(demo):
-    assert "not read" not in demo.progress
+    assert "not read" not in demo.progress  # its own data are no surprise
     assert "beside the prompt" not in demo.progress
-    assert "{" not in demo.progress.partition("data: ")[2].partition("\n")[0]
     assert re.search(r"^data: records [\d,]+, train [\d,]+, held out \d+", demo.progress, re.M)
 
 
@@ -326,13 +314,13 @@ def test_seed_device_and_folder_reach_every_stage(small_recipe):
     assert settings.ppo.rewards == ("model:出 口/reward/final",)
 
 
-@pytest.mark.parametrize("fractions", [("0.06", "0.1", "0.06"), ("0", "0", "0")])
+@pytest.mark.parametrize("fractions", [("0.12", "0.1", "0.12"), ("0", "0", "0")])
 def test_a_recipe_that_holds_out_different_prompts_is_refused(small_recipe, tmp_path, fractions):
     for name in ("tiny", *RUNS):
         text = (small_recipe / f"{name}.yaml").read_text(encoding="utf-8")
         fraction = dict(zip(RUNS, fractions, strict=True)).get(name, "")
         (tmp_path / f"{name}.yaml").write_text(
-            text.replace("eval_fraction: 0.06", f"eval_fraction: {fraction}"), encoding="utf-8"
+            text.replace("eval_fraction: 0.12", f"eval_fraction: {fraction}"), encoding="utf-8"
         )
     with pytest.raises(
         ConfigError, match=rf"eval_fraction must be one number above 0; got .*{fractions[1]}.* in reward"
@@ -402,7 +390,7 @@ def test_an_interrupted_demo_goes_on_or_is_replaced(demo, small_recipe, tmp_path
         check_output(DemoConfig(output=output))
 
 
-@pytest.mark.parametrize("visit", [1, 2])
+@pytest.mark.parametrize("visit", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_demo_that_is_killed_while_its_beginning_is_written_goes_on(demo, small_recipe, tmp_path, forked, visit):
     """In the middle of ``world`` or of ``base``: it starts again, or is replaced."""
     output = tmp_path / "演示"
@@ -429,8 +417,7 @@ def test_a_demo_that_is_killed_while_its_beginning_is_written_goes_on(demo, smal
     ("fault", "error"),
     [
         ("run.moving:enospc@2", ConfigError),
-        ("save.files:enospc", ConfigError),
-        ("save.files:raise@2", RuntimeError),
+        pytest.param("save.files:raise@2", RuntimeError, marks=pytest.mark.exhaustive),
         ("save.files:int@2", KeyboardInterrupt),
     ],
 )

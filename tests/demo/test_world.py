@@ -3,15 +3,13 @@
 import hashlib
 import itertools
 import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 
 import pytest
 
 from heedful import Prompt
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
-from heedful.demo.facts import FAMILIES, FILLER, LISTS, REFUSAL, family_named
+from heedful.demo.facts import FAMILIES, FILLER, LISTS
 from heedful.demo.judge import gold_marks, gold_score
 from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
 from heedful.rewards.scoring import RESERVED
@@ -19,15 +17,14 @@ from heedful.rewards.scoring import RESERVED
 KNOWN = instructions()
 BY_PROMPT = {instruction.prompt: instruction for instruction in KNOWN}
 FACTS = {(i.family, i.fact) for i in KNOWN}
-BROKEN = "\ufffd"
-"""How a byte is shown that belongs to no character."""
 WRITTEN = {
     "demonstrations": "4dd58d1c329a631afe172d940f65d587c004a0a565e1e5256b409c783a0dc13e",
     "preferences": "a82b3bab0695a8d758ce51000fbf3c94501b2b62565317d897df6dd3061600bb",
     "gold_preferences": "32fe1639ebbf6a12a982503179f8920b40fe3546420cd2e0b991b7c944ee856a",
     "prompts": "d7cb039710800bd8fa0b6947e265a4c79c1b79bf72e8664cfd5d6bcd5d9c2a0c",
 }
-"""SHA-256 of the files of seed 3. They are the same on every machine, so results of demos stay comparable."""
+"""SHA-256 of the files of seed 3. They are the same on every machine, so results of demos stay comparable. What the records
+are is in exhaustive tests, to be run when one of these changes."""
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +59,6 @@ def test_another_seed_makes_another_world():
     assert preferences(4, KNOWN[:20]) != preferences(3, KNOWN[:20])
 
 
-def test_the_world_is_as_large_as_it_says():
-    """Sums of two of n numbers are n (n + 1) / 2, and a pair of opposites is asked both ways."""
-    english = [15, 20, 20, 20, 16, 10, 16, 16, 10, 16]
-    chinese = [16, 10, 16, 8]
-    assert [len(family.facts) for family in FAMILIES] == english + chinese
-    assert [family.language for family in FAMILIES] == 10 * ["en"] + 4 * ["zh"]
-    assert [len(family.wordings) for family in FAMILIES] == 10 * [8] + 4 * [7]
-    assert len(FACTS) == sum(english + chinese) == 159 + 50 == 209
-    assert len(KNOWN) == len(BY_PROMPT) == 8 * 159 + 7 * 50 == 1622, "no prompt occurs twice"
-
-
-def test_everything_is_short():
-    """In bytes, because that is what the model reads: a question, and a good response, in at most 36."""
-    assert max(len(i.prompt.encode()) for i in KNOWN) <= 36
-    assert max(len(i.good.encode()) for i in KNOWN) <= 36
-    assert max(len(answer.response.encode()) for i in KNOWN for answer in answers(i)) <= 64
-
-
 def test_no_answer_is_part_of_another():
     """Otherwise a right answer would contain a wrong one. Numbers and English words are told apart as whole words."""
     for family in FAMILIES:
@@ -92,13 +71,6 @@ def test_no_answer_is_part_of_another():
                 assert one not in other, family.name
     members = [member for kind in LISTS.values() for member in kind]
     assert len(members) == len(set(members)), "no member belongs to two kinds"
-
-
-def test_frames_are_politeness_and_statement():
-    for family in FAMILIES:
-        assert family.polite in family.frame
-        assert family.statement in family.frame
-        assert family.statement.count("{}") == 1
 
 
 @pytest.mark.parametrize(("fraction", "least"), [(0.05, 0.75), (0.17, 0.5)])
@@ -132,46 +104,7 @@ def test_flaws_are_what_they_are_called():
         assert all(i.good.startswith(text) and i.answer not in text and text for text in i.flawed["cut"])
 
 
-def test_wrong_and_off_topic_responses_are_good_elsewhere_or_misspelt():
-    """Wrong ones are in the polite frame, so that only the fact can tell them from a good response: three of other questions
-    of the family, three of other families, up to two misspelt; a harmful request has those that comply. One of the three
-    off-topic ones declines where nothing calls for it."""
-    good = defaultdict(set)
-    for i in KNOWN:
-        good[i.family].add(i.good)
-    declines = f"Sorry, {REFUSAL}."
-    for i in KNOWN:
-        family = family_named(i.family)
-        elsewhere = set().union(*(texts for name, texts in good.items() if name != i.family))
-        assert len(i.flawed["off-topic"]) == 3
-        assert set(i.flawed["off-topic"]) <= elsewhere
-        assert (declines in i.flawed["off-topic"]) == (i.family != "refusals")
-        if i.family == "refusals":
-            assert i.flawed["wrong"] == family.compliance
-            continue
-        in_language = {fact.answer for f in FAMILIES if f.language == family.language for fact in f.facts}
-        others, foreign, misspelt = (i.flawed["wrong"][part] for part in (slice(3), slice(3, 6), slice(6, None)))
-        assert len(others) == len(foreign) == 3
-        assert len(misspelt) <= 2
-        assert set(others) <= good[i.family] - {i.good}
-        assert set(foreign) <= {family.frame.format(text) for text in in_language - set(family.candidates)}
-        assert not set(misspelt) & {family.frame.format(text) for text in in_language}
-
-
-def test_garbled_responses_are_broken_once():
-    """First broken up to where the answer starts, then in the answer, which goes on, or breaks off."""
-    for i in KNOWN:
-        family = family_named(i.family)
-        start = family.frame.index("{}")
-        goes_on = [i.good[:at] + BROKEN + i.good[at + 1 :] for at in range(start + len(i.answer))]
-        breaks_off = [family.frame.format(i.answer[:at] + BROKEN) for at in range(len(i.answer))]
-        broken = i.flawed["garbled"]
-        assert broken[0] in goes_on[: start + 1]
-        assert set(broken[1:-1]) <= set(goes_on[start:])
-        assert broken[-1] in breaks_off
-        assert all(text.count(BROKEN) == 1 for text in broken)
-
-
+@pytest.mark.exhaustive
 def test_demonstrations_are_responses_of_their_kind_in_their_shares(rows):
     """The flaws are dealt in rounds of 1 + 6 + 6 + 6 + 1 = 20. Without the good 0.37 * 16,220 = 6,001 there are 10,219: 510
     rounds, and of one more the first 19 = 1 + 6 + 6 + 6."""
@@ -191,6 +124,7 @@ def test_demonstrations_are_responses_of_their_kind_in_their_shares(rows):
             assert abs(kinds[kind] - share * size) <= 4 * (size * share * (1 - share)) ** 0.5, (family.name, kind)
 
 
+@pytest.mark.exhaustive
 def test_preferences_are_the_judges_but_for_their_noise(rows):
     assert len(rows["preferences"]) == 12 * len(KNOWN)
     assert sum(row["flipped"] for row in rows["preferences"]) == round(0.05 * len(rows["preferences"]))
@@ -208,6 +142,7 @@ def test_preferences_are_the_judges_but_for_their_noise(rows):
         assert abs(sum(flips) - 0.05 * len(flips)) <= 4 * (len(flips) * 0.05 * 0.95) ** 0.5
 
 
+@pytest.mark.exhaustive
 def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds(rows):
     """Three of twelve, eight of good and another flaw, and the last of any kinds; no pair twice."""
     pairs = {
@@ -239,6 +174,7 @@ def test_files_are_read_as_they_were_written(written, rows):
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_gold_pairs_are_the_same_pairs_without_noise(rows):
     gold, noisy = (
         {(asked(row), frozenset((said(row, "chosen"), said(row, "rejected")))) for row in rows[name]}
@@ -248,16 +184,13 @@ def test_the_gold_pairs_are_the_same_pairs_without_noise(rows):
     assert all(row["chosen_gold"] > row["rejected_gold"] for row in rows["gold_preferences"])
 
 
-def test_prompts_have_the_columns_of_the_judge_and_none_that_is_reserved(written, rows):
+def test_prompts_have_the_columns_of_the_judge_and_none_that_is_reserved(written):
     questions = read_prompts(str(written["prompts"]))
     assert [prompt_key(p.prompt) for p in questions] == [i.prompt for i in KNOWN]
     assert [(p.columns["family"], p.columns["answer"]) for p in questions] == [(i.family, i.answer) for i in KNOWN]
-    assert not {*rows["prompts"][0], *rows["preferences"][0]} & set(RESERVED)
-
-
-def test_the_world_needs_no_torch():
-    code = "import sys, heedful.demo.world; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    for name in ("prompts", "preferences"):
+        with written[name].open(encoding="utf-8") as file:
+            assert not json.loads(file.readline()).keys() & set(RESERVED)
 
 
 def test_filler_is_no_answer():
