@@ -409,7 +409,7 @@ MISTAKES = [
         "data.jsonl:3: `answer` is None. Accepted: a text",
     ),
     ("gsm8k_data", {"data": [{"question": "", "answer": "2"}]}, "data.jsonl:1: `question` is ''. Accepted: a string"),
-    ("lora/pair_baselines", {"data": [RANKING]}, "data.jsonl:1: a ranking of 3 responses"),
+    ("lora/pair_baselines", {"data": [RANKING, *map(chinese_pair, range(40))]}, "a ranking of 3 responses"),
     ("lora/pair_baselines", {"data": [chinese_pair(1), chinese_pair(2)]}, "--eval-fraction"),
 ]
 
