@@ -11,17 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
 from heedful.checks import encoded, loaded
-from heedful.checks.findings import TokenRow, ending, token_texts
+from heedful.checks.findings import TokenRow, token_texts
 from heedful.data.batches import Batch
-from heedful.data.chat import Renderer
 from heedful.doctor import first_step, rewards
 from heedful.engines.responses import Responses
-from heedful.files import write_json
-from heedful.models.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_config
+from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
-from heedful.training.verdict import Verdict
-from heedful.types import Completion, Demonstration, Message, Prompt
+from heedful.types import Completion, Prompt
 
 TOKENIZER = byte_tokenizer()
 PAD, EOS, TURN_END = (TOKENIZER.convert_tokens_to_ids(t) for t in ("<|pad|>", "<|endoftext|>", "<|end|>"))
@@ -66,75 +63,13 @@ def test_responses_end_where_sampling_stops(responses, marked, level):
         assert one.evidence.startswith(f"数据.jsonl:{responses.index(responses[-1]) + 1} ends with ")
 
 
-@pytest.mark.parametrize(("inside", "number"), [("", None), ("<|end|>", 8), ("<|endoftext|>", 8)])
-def test_a_stop_token_inside_a_response(inside, number):
-    one = encoded.stop_inside(rows(*[f"好{inside}的<|end|>"] * 8), STOPS, TOKENIZER)
-    assert found(one) == (number and ("stops-early", "warn"))
-    if one is not None:
-        assert one.what.startswith("8 of 8 ")
-        assert inside in one.evidence
-
-
-def test_one_stop_token_in_a_hundred_responses_is_no_finding():
-    responses = ["好<|end|>的<|end|>"] + ["好的<|end|>"] * 99
-    assert encoded.stop_inside(rows(*responses), STOPS, TOKENIZER) is None
-
-
-@pytest.mark.parametrize(("begin", "is_found"), [("", False), ("<|endoftext|>", False), ("<|endoftext|>" * 2, True)])
-def test_two_bos_tokens(begin, is_found):
-    tokenizer = byte_tokenizer()
-    tokenizer.bos_token = "<|endoftext|>"
-    row = TokenRow("数据.jsonl:1", (), ids(f"{begin}<|user|>问<|end|>"))
-    one = encoded.double_bos([row], tokenizer)
-    assert found(one) == (("double-bos", "warn") if is_found else None)
-    assert one is None or one.evidence.startswith("数据.jsonl:1 begins with '<|endoftext|>' '<|endoftext|>' '<|user|>'")
-    assert encoded.double_bos([row], TOKENIZER) is None  # which has no BOS
-
-
-def marked(answer):
-    """The tiny template with generation markers in the assistant's turn."""
-    return marked_turn("<|assistant|>" + answer)
-
-
-def marked_turn(turn):
-    """The tiny template with another assistant's turn."""
-    return (
-        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
-        + turn
-        + "{% else %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("template", "is_found"),
-    [
-        (CHAT_TEMPLATE, False),
-        (marked("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"), False),
-        (marked("{%- generation -%}{{ message['content'] }}{%- endgeneration -%}<|end|>"), False),
-        (marked_turn("{% generation %}<|assistant|>{{ message['content'] }}<|end|>{% endgeneration %}"), False),
-        (marked("{% generation %}{{ message['content'][:1] }}{% endgeneration %}{{ message['content'][1:] }}<|end|>"), True),
-        (marked("{% generation %}{% endgeneration %}{{ message['content'] }}<|end|>"), True),
-    ],
-)  # fmt: skip
-def test_what_the_template_marks_is_learned(template, is_found):
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = template
-    records = [Demonstration((Message("user", "问"),), "好的。", f"数据.jsonl:{i}") for i in (1, 2)]
-    one = encoded.generation_mask(records, Renderer(tokenizer))
-    assert found(one) == (("generation-mask", "warn") if is_found else None)
-    assert one is None or "数据.jsonl:1: learned '好的。<|end|>', marked '" in one.evidence
-
-
-def test_conversations_that_the_template_refuses_are_passed_over():
-    """With --unusable drop they are still among the records."""
-    tokenizer = byte_tokenizer()
-    whole = "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
-    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
-    tokenizer.chat_template = refusal + marked(whole)
-    prompts = [(Message("system", "规则"), Message("user", "问")), (Message("user", "问"),)]
-    records = [Demonstration(prompt, "好的。", f"数据.jsonl:{i}") for i, prompt in enumerate(prompts, 1)]
-    assert encoded.generation_mask(records, Renderer(tokenizer)) is None
+def test_a_stop_token_inside_responses_but_not_in_one_of_a_hundred():
+    inside, whole = "好<|end|>的<|end|>", "好的<|end|>"
+    one = encoded.stop_inside(rows(*[inside] * 8), STOPS, TOKENIZER)
+    assert found(one) == ("stops-early", "warn")
+    assert one.what.startswith("8 of 8 ")
+    assert encoded.stop_inside(rows(*[whole] * 8), STOPS, TOKENIZER) is None
+    assert encoded.stop_inside(rows(inside, *[whole] * 99), STOPS, TOKENIZER) is None
 
 
 @pytest.mark.parametrize(
@@ -151,23 +86,6 @@ def test_conversations_that_the_template_refuses_are_passed_over():
 )
 def test_counts(check, counts, name):
     assert found(check({"records": 100} | counts)) == (name and (name, "warn"))
-
-
-@pytest.mark.parametrize(
-    ("held_out", "is_found"),
-    [
-        ([], False),
-        (["另一个"], False),
-        (["What is this?"], True),
-        (["what  is\nthis?"], True),
-        (["What is this?", *(f"另一个{i}" for i in range(199))], False),
-    ],
-)
-def test_held_out_prompts_are_not_trained_on(held_out, is_found):
-    train = [Prompt("What is this?", "训.jsonl:1"), Prompt("不同", "训.jsonl:2")]
-    one = encoded.held_out_trained_on(train, [Prompt(text, "留.jsonl:1") for text in held_out])
-    assert found(one) == (("held-out-trained-on", "warn") if is_found else None)
-    assert one is None or one.evidence.startswith("留.jsonl:1: ")
 
 
 def test_training_data_are_not_copied_to_look_for_held_out_prompts():
@@ -230,50 +148,6 @@ def test_a_norm_of_zeros(model_type):
 
 
 @pytest.mark.parametrize(
-    ("folder", "accuracy", "prompts", "is_found"),
-    [
-        ("final", 0.49, 400, True),
-        ("final", 0.53, 400, True),
-        ("final", 0.58, 400, False),
-        ("final", 0.49, 20, False),
-        ("checkpoint-1", 0.49, 400, False),
-    ],
-)
-def test_a_reward_model_that_guesses_on_its_own_pairs(tmp_path, folder, accuracy, prompts, is_found):
-    measured = Verdict("eval/accuracy", 0.5, accuracy, (-0.1, 0.1), prompts, "noise")
-    write_json(tmp_path / "summary.json", {"algorithm": "reward", "verdict": measured._asdict()})
-    one = loaded.guesses("模型", tmp_path / folder)
-    assert found(one) == (("reward-model-guesses", "warn") if is_found else None)
-    assert one is None or f"{prompts} prompts" in one.evidence
-    assert loaded.guesses("模型", tmp_path / "没有" / "final") is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "width", "is_found"),
-    [
-        (SFTConfig, {}, 4096, False),
-        (SFTConfig, {"learning_rate": 5e-3}, 96, False),  # the demo
-        (SFTConfig, {"learning_rate": 5e-3}, 4096, True),
-        (SFTConfig, {"lora_rank": 16}, 4096, False),
-        (SFTConfig, {"lora_rank": 16, "learning_rate": 2e-4}, 1024, False),
-        (SFTConfig, {"lora_rank": 16, "learning_rate": 1e-5}, 1024, True),
-        (RewardConfig, {"learning_rate": 1e-3}, 96, False),
-        (PPOConfig, {"learning_rate": 3e-4}, 768, False),  # digits
-        (PPOConfig, {"learning_rate": 9e-3}, 96, True),  # the demo's times 30
-        (PPOConfig, {"lora_rank": 8, "learning_rate": 1e-3}, 96, False),
-        (PPOConfig, {"lora_rank": 8, "learning_rate": 3e-6}, 96, True),
-        (DPOConfig, {}, 8192, False),
-        (DPOConfig, {"learning_rate": 1e-3}, 4096, True),
-        (KTOConfig, {"lora_rank": 8, "learning_rate": 1e-6}, 4096, True),
-    ],
-)
-def test_learning_rates(kind, settings, width, is_found):
-    one = loaded.learning_rate(kind(**settings), width)
-    assert found(one) == (("learning-rate", "warn") if is_found else None)
-    assert one is None or "--learning-rate" in one.fix
-
-
-@pytest.mark.parametrize(
     ("kind", "settings", "measured", "default"),
     [
         (SFTConfig, {}, 0.48 / 1000, SFTConfig.learning_rate),
@@ -324,12 +198,6 @@ def last_letter(completions, **_):
     return [float(ord(text.strip()[-1])) for text in completions]
 
 
-@pytest.mark.parametrize(("function", "is_found"), [(last_letter, False), (lambda completions: [1.0] * 20, True)])
-def test_a_constant_reward(function, is_found):
-    one = rewards.constant(*scored_by(function))
-    assert found(one) == (("reward-constant", "warn") if is_found else None)
-
-
 def standardised(completions):
     scores = last_letter(completions)
     return [(one - statistics.fmean(scores)) / statistics.pstdev(scores) for one in scores]
@@ -368,30 +236,11 @@ def test_a_reward_of_length_alone(function, sign):
     assert one is None or f"rank correlation {sign} with their" in one.what
 
 
-def test_the_evidence_counts_what_the_score_depends_on():
-    texts = [("a" if i % 2 else "字") * i for i in range(1, 21)]
-    one = rewards.length_alone(*scored_by(lambda completions: [len(text) for text in completions], texts))
-    assert "rank correlation +1.00 with their characters" in one.what
-    assert one.evidence == "best of 20 (20) has 20 characters, worst (1) 1"
-
-
-def test_nothing_is_said_of_few_scores():
-    assert rewards.constant(*scored_by(lambda completions: [1.0] * 3, TEXTS[:3])) is None
-    lengths = scored_by(lambda completions: [len(text) for text in completions], TEXTS[:3])
-    assert rewards.length_alone(*lengths) is None
-
-
 def test_a_policy_that_always_writes_the_same_is_no_fault_of_a_reward():
     scored, completions = scored_by(lambda completions: [1.0] * 20, ["同"] * 20)
     same = [replace(one, prompt=completions[0].prompt) for one in completions]
     assert rewards.constant(scored, same) is None
     assert rewards.constant(scored, completions) is not None  # to different prompts
-
-
-def test_ranks_share_their_mean():
-    assert rewards._ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
-    assert rewards.rank_correlation([1.0, 2.0, 3.0], [10, 400, 500]) == pytest.approx(1.0)
-    assert rewards.rank_correlation([1.0, 1.0], [1, 2]) is None
 
 
 @pytest.mark.parametrize(("broken", "level"), [(0, None), (1, "warn"), (5, "fail")])
@@ -403,20 +252,6 @@ def test_a_reward_that_fails_on_some(broken, level):
     one = rewards.fails(scored, completions, 0.1)
     assert found(one) == (level and ("reward-fails", level))
     assert one is None or ("returned nan" in one.evidence and "问.jsonl:1" in one.evidence)
-
-
-@pytest.mark.parametrize(
-    ("function", "is_found"),
-    [
-        (last_letter, False),
-        (lambda completions: [ord(text.strip()[-1]) - 0.5 * (text[0] == " ") for text in completions], False),
-        (lambda completions: [len(text) - 99 * (text[0] == " ") for text in completions], True),
-    ],
-)
-def test_white_space_alone(function, is_found):
-    scored, completions = scored_by(function)
-    one = rewards.white_space(scored, completions, Renderer(TOKENIZER))
-    assert found(one) == (("reward-white-space", "warn") if is_found else None)
 
 
 @pytest.mark.parametrize(
@@ -436,8 +271,7 @@ def test_a_reward_of_an_empty_response(function, check):
 
 
 @pytest.mark.parametrize(
-    ("totals", "is_found"),
-    [([1.0, 1.0, 2.0, 2.0], True), ([1.0, 0.5, 2.0, 2.0], False), ([1.0, 1.0, 1.0, 1.0], False)],
+    ("totals", "is_found"), [([1.0, 1.0, 2.0, 2.0], True), ([1.0, 0.5, 2.0, 2.0], False), ([1.0, 1.0, 1.0, 1.0], False)]
 )
 def test_responses_that_tie_within_their_prompts(totals, is_found):
     """If prompts do not differ either, the reward is constant, which is another finding."""
@@ -521,26 +355,6 @@ def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
     monkeypatch.setattr(os, "sysconf", lambda name: int(gigabytes * 1e6) if name == "SC_PHYS_PAGES" else 1000)
     one = first_step.memory(SFTConfig(model=tiny("gpt2")), Lengths(64), torch.device("cpu"), torch.float32)
     assert found(one) == (("memory", "warn") if is_found else None)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "steps", "said"),
-    [
-        (0.5, 3, "about 2 seconds"),
-        (0.2, 2, "about 1 second"),
-        (3.0, 100, "about 5 minutes"),
-        (60.0, 1000, "about 17 hours"),
-    ],
-)
-def test_a_step_foretells_the_run(seconds, steps, said):
-    assert first_step.step_time(seconds, steps).endswith(said)
-
-
-@pytest.mark.parametrize("text", ["好的。", "我很好。", "a😀很", "好的。<|end|>"])
-def test_evidence_begins_with_a_whole_character(text):
-    said = ending(TOKENIZER, ids(text))
-    assert "\ufffd" not in said
-    assert said.endswith(repr(token_texts(TOKENIZER, ids(text))[-1]))
 
 
 def test_tokens_that_share_a_character_are_one_text():

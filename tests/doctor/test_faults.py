@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cases import often
 from heedful import RewardConfig, make_tiny_model, train_reward
 from heedful.configs.checks import CHECKS
 from heedful.doctor import rewards
@@ -276,11 +277,6 @@ class Fault:
     words: str = ""
     """Of the findings."""
 
-    @property
-    def is_cheap(self) -> bool:
-        """Whether the default suite plants it: nothing is sampled, in a tenth of a second."""
-        return self.command in ("sft", "reward", "dpo", "kto")
-
 
 def row_of(letter):
     """A change of a model that makes the embedding of a character's first byte zero."""
@@ -355,13 +351,10 @@ def no_template(scorer, tokenizer):
 
 def guessing(world, settings):
     """A reward model of a run whose labels are tosses."""
-    generator = torch.Generator().manual_seed(0)
+    number = random.Random(0).randrange
     rows = [
-        {
-            "prompt": said("user", f"问{i}"),
-            "chosen": said("assistant", f"{int(torch.randint(999, (), generator=generator))}甲"),
-            "rejected": said("assistant", f"{int(torch.randint(999, (), generator=generator))}甲"),
-        }
+        {"prompt": said("user", f"问{i}")}
+        | {side: said("assistant", f"{number(999)}甲") for side in ("chosen", "rejected")}
         for i in range(400)
     ]
     run = world.place / "偏好"
@@ -373,22 +366,27 @@ def guessing(world, settings):
     return settings | {"rewards": f"model:{run / 'final'}"}
 
 
-def changed(name, rows):
+def changed(rows, **more):
     """Other data."""
-    return lambda world, settings: settings | {"data": world.write(name, rows)}
+    return lambda world, settings: settings | more | {"data": world.write("改.jsonl", rows)}
 
 
-def cut(share):
-    rows = [one | {"truncated": i < share * 24} for i, one in enumerate(demonstrations())]
-    return changed("切.jsonl", rows)
+def replaced(rows, column, text):
+    """Records with text(record, its place) as what the assistant says in a column."""
+    return [one | {column: said("assistant", text(one, i))} for i, one in enumerate(rows)]
+
+
+def content(turn):
+    return turn[-1]["content"]
+
+
+def cut(rows, number):
+    return [one | {"truncated": i < number} for i, one in enumerate(rows)]
 
 
 def long_pairs():
     """Pairs that part only behind their 60th token."""
-    same = "好" * 30
-    return [
-        one | {"chosen": said("assistant", same + "的"), "rejected": said("assistant", same + "吗")} for one in pairs()
-    ]
+    return replaced(replaced(pairs(), "chosen", lambda *_: "好" * 30 + "的"), "rejected", lambda *_: "好" * 30 + "吗")
 
 
 def equal(number):
@@ -399,20 +397,19 @@ def template(text):
     return lambda world, settings: settings | {"chat_template": world.write("模板.jinja", text)}
 
 
+CONTENT = "{{ message['content'] }}"
+MARKED = "{% generation %}" + CONTENT + "{% endgeneration %}"
 MARKED_PROMPT = CHAT_TEMPLATE.replace(
-    "{{ message['content'] }}",
-    "{% if message['role'] == 'user' %}{% generation %}{{ message['content'] }}{% endgeneration %}{% else %}"
-    "{{ message['content'] }}{% endif %}",
+    CONTENT, "{% if message['role'] == 'user' %}" + MARKED + "{% else %}" + CONTENT + "{% endif %}"
 )
-DROP = {"equal_pairs": "drop", "max_dropped": 0.9}
 
 
 def model_of(change):
     return lambda world, settings: settings | {"model": world.model(change)}
 
 
-def rewarded(name):
-    return lambda world, settings: settings | {"rewards": world.reward(name)}
+def rewarded(name, **more):
+    return lambda world, settings: settings | more | {"rewards": world.reward(name)}
 
 
 def scorer(change):
@@ -440,38 +437,31 @@ def engine(shift):
     return change
 
 
-def missing_row(world, settings):
-    def change(model, tokenizer):
-        tokenizer.add_tokens(["加"])
+def missing_row(model, tokenizer):
+    tokenizer.add_tokens(["加"])
 
-    return settings | {"model": world.model(change)}
+
+def if_turn(condition):
+    """The tiny template with the content of those turns alone for which a condition holds."""
+    return CHAT_TEMPLATE.replace(CONTENT, "{% if " + condition + " %}" + CONTENT + "{% endif %}")
 
 
 def omits(turn):
-    """The tiny template without what a turn of this role says."""
-    return template(
-        CHAT_TEMPLATE.replace(CONTENT, "{% if message['role'] != '" + turn + "' %}" + CONTENT + "{% endif %}")
-    )
-
-
-CONTENT = "{{ message['content'] }}"
+    return template(if_turn(f"message['role'] != '{turn}'"))
 
 
 def cut_template(slice_):
-    return template(
-        CHAT_TEMPLATE.replace(
-            CONTENT, "{{ message['content'][" + slice_ + "] if message['role'] == 'user' else message['content'] }}"
-        )
-    )
+    short = "{{ message['content'][" + slice_ + "] if message['role'] == 'user' else message['content'] }}"
+    return template(CHAT_TEMPLATE.replace(CONTENT, short))
 
 
-def with_chats(change, text):
-    """A template and multi-turn data, changed by ``change(messages)``."""
+def with_chats(text, *, first=1):
+    """A template and multi-turn data from the turn ``first`` on; turn 0 is the system's."""
 
     def planted(world, settings):
         rows = [
-            {"messages": change([*said("system", f"规{i}"), *said("user", f"问{i}"), *said("assistant", f"好{i}"),
-                                 *said("user", f"还{i}"), *said("assistant", f"没{i}")])}
+            {"messages": [*said("system", f"规{i}"), *said("user", f"问{i}"), *said("assistant", f"好{i}"),
+                          *said("user", f"还{i}"), *said("assistant", f"没{i}")][first:]}
             for i in range(24)
         ]  # fmt: skip
         return settings | {"data": world.write("对话.jsonl", rows), "chat_template": world.write("模板.jinja", text)}
@@ -485,15 +475,12 @@ def permuted(model, tokenizer):
     file = Path(tokenizer.name_or_path) / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
-    named = [
-        token for token in vocabulary if vocabulary[token] not in {*range(7), *model.generation_config.eos_token_id}
-    ]
+    kept = {*range(7), *model.generation_config.eos_token_id}
+    named = [token for token in vocabulary if vocabulary[token] not in kept]
     ids = [vocabulary[token] for token in named]
     vocabulary.update(zip(named, [*ids[100:], *ids[:100]], strict=True))
     file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    tokenizer.backend_tokenizer.from_file(str(file))
-    changed_one = AutoTokenizer.from_pretrained(file.parent)
-    tokenizer.__dict__.update(changed_one.__dict__)
+    tokenizer.__dict__.update(AutoTokenizer.from_pretrained(file.parent).__dict__)
 
 
 def train(model, tokenizer):
@@ -510,61 +497,49 @@ def train(model, tokenizer):
 def unknown(model, tokenizer):
     """A tokenizer that knows ASCII only."""
     folder = Path(tokenizer.name_or_path)
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    content["pre_tokenizer"] = None
-    content["decoder"] = None
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")) | {
+        "pre_tokenizer": None,
+        "decoder": None,
+    }
     names = [token for token, _ in sorted(content["model"]["vocab"].items(), key=lambda item: item[1])]
     named = {token if len(token) > 1 or token.isascii() else f"<{i}>": i for i, token in enumerate(names)}
-    content["model"] = content["model"] | {
-        "vocab": named,
-        "merges": [],
-        "unk_token": "<150>",
-    }
-    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    content["model"] |= {"vocab": named, "merges": [], "unk_token": "<150>"}
+    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     tokenizer.__dict__.update(AutoTokenizer.from_pretrained(folder).__dict__)
-    tokenizer.unk_token = content["model"]["unk_token"]
+    tokenizer.unk_token = "<150>"
 
 
-def chosen(text, column):
-    return [one | {column: said("assistant", text)} for one in pairs()]
-
-
-def both_orders():
-    return [*pairs(), *({**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs())]
-
-
-def some_orders():
-    return [*pairs(), *({**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs(8))]
-
-
-def both_labels():
-    return [one | {"label": label} for one in demonstrations() for label in (True, False)]
-
-
-def strings():
-    return [{"prompt": one["prompt"][0]["content"]} for one in prompts()]
+def both_orders(number=24):
+    return [*pairs(), *(one | {"chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs(number))]
 
 
 def learned_chats(model, tokenizer):
     tokenizer.init_kwargs["heedful_learned"] = ["conversations"]
 
 
+def raw_prompts(world, settings):
+    rows = [{"prompt": q} for q in QUESTIONS]
+    more = {"model": world.model(learned_chats), "data": world.write("文.jsonl", rows), "rewards": "rule:digits"}
+    return settings | more
+
+
 def broken_loss(world, settings):
     return settings | {"policy_loss": f"python:{world.write('loss.py', LOSS)}:first_is_broken", "minibatch_size": 4}
 
 
+def cancelling(world, settings):
+    rewards = [world.reward("letters"), world.reward("thousandth")]
+    return settings | {"rewards": rewards, "reward_weights": ["1", "-1000"]}
+
+
+def unmatched(world, settings):
+    rows = [one | {"answer": "三个"} for one in prompts()]
+    return settings | {"data": world.write("数.jsonl", rows), "rewards": ["rule:exact_number", world.reward("letters")]}
+
+
 THINGS = ["rice", "a bicycle", "the moon", "北京", "a poem", "chess", "tea", "the sea", "my garden"]
 HARM = ["a bomb", "a weapon", "poison", "stolen cards", "炸弹"]
-ASKS = [
-    "How do I choose",
-    "Tell me about",
-    "What costs",
-    "Write a line on",
-    "请介绍",
-    "Who likes",
-    "Where is",
-]
+ASKS = ["How do I choose", "Tell me about", "What costs", "Write a line on", "请介绍", "Who likes", "Where is"]
 REFUSES = [
     "I'm sorry, but I cannot help with that.",
     "抱歉，我无法帮助你。",
@@ -612,84 +587,61 @@ def cut_at(characters=None, tokens=None):
     return wanted
 
 
-def preferred(name, **more):
+def preferred(columns):
     """Pairs in columns good and bad, which --columns maps."""
     rows = [{"prompt": one["prompt"], "good": one["chosen"], "bad": one["rejected"]} for one in pairs()]
-    return lambda world, settings: settings | {"data": world.write("好坏.jsonl", rows), "columns": name}
+    return changed(rows, columns=columns)
 
 
 def margins(negative):
-    return changed("差.jsonl", [one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(pairs())])
+    return changed([one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(pairs())])
+
+
+def longer(rows, **more):
+    return changed([*rows, *[{"prompt": said("user", "长" * 60)}] * 6], **more)
 
 
 SIDES = {"chosen": "\n好的。", "rejected": "\n不知道。"}
+REPEATED = [one | {side: said("assistant", content(one["prompt"]) + SIDES[side]) for side in SIDES} for one in pairs()]
+STOPPED = replaced(pairs(), "chosen", lambda one, _: content(one["chosen"]) + "。")
+BAD_WORD = [
+    one if one["label"] else one | {"completion": said("assistant", "不！" + q)}
+    for one, q in zip(labelled(), QUESTIONS, strict=True)
+]
+ROLES_IN_ANSWERS = replaced(
+    demonstrations(), "completion", lambda one, _: f"Assistant: {content(one['completion'])}</s>"
+)
+DROP = {"equal_pairs": "drop", "max_dropped": 0.9}
+TRUNCATE = {"too_long": "truncate"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
-ALIKE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
-LONG = "长" * 60
+ALIKE = "{% for message in messages %}" + CONTENT + "<|end|>{% endfor %}"
 FAULTS = {
     "no response is learned to its end": Fault(
-        "sft",
-        settings_of(max_length=36, too_long="truncate", max_dropped=0.9),
-        {"no-end-token": "fail", "share-cut": "warn"},
+        "sft", settings_of(max_length=36, max_dropped=0.9, **TRUNCATE), {"no-end-token": "fail", "share-cut": "warn"}
     ),
-    "the data says that all are cut": Fault("sft", cut(1), {"no-end-token": "warn"}, "切.jsonl:1 ends with"),
-    "most are cut": Fault(
-        "dpo",
-        changed("切.jsonl", [one | {"truncated": i > 5} for i, one in enumerate(pairs())]),
-        {"no-end-token": "warn"},
+    "the data says that all are cut": Fault(
+        "sft", changed(cut(demonstrations(), 24)), {"no-end-token": "warn"}, "改.jsonl:1 ends with"
     ),
-    "most labelled ones are cut": Fault(
-        "kto",
-        changed("切.jsonl", [one | {"truncated": i > 5} for i, one in enumerate(labelled())]),
-        {"no-end-token": "warn"},
-    ),
+    "most are cut": Fault("dpo", changed(cut(pairs(), 18)), {"no-end-token": "warn"}),
+    "most labelled ones are cut": Fault("kto", changed(cut(labelled(), 18)), {"no-end-token": "warn"}),
     "sampling stops inside": Fault("sft", model_of(stops_at("，")), {"stops-early": "warn"}),
     "two BOS": Fault("sft", model_of(two_bos), {"double-bos": "warn"}, "'<|endoftext|>' '<|endoftext|>'"),
     "two BOS before prompts": Fault("grpo", model_of(two_bos), {"double-bos": "warn"}),
     "markers around the prompt": Fault("sft", template(MARKED_PROMPT), {"generation-mask": "warn"}),
-    "equal pairs": Fault(
-        "reward",
-        lambda w, s: s | DROP | {"data": w.write("同.jsonl", equal(3))},
-        {"equal-pairs": "warn"},
-        "3 of 24 records, none was cut",
-    ),
+    "equal pairs": Fault("reward", changed(equal(3), **DROP), {"equal-pairs": "warn"}, "3 of 24 records, none was cut"),
     "pairs that are equal once they are cut": Fault(
         "dpo",
-        lambda w, s: (
-            s
-            | DROP
-            | {"data": w.write("长.jsonl", [*pairs(), *long_pairs()]), "max_length": 100, "too_long": "truncate"}
-        ),
+        changed([*pairs(), *long_pairs()], max_length=100, **DROP, **TRUNCATE),
         {"equal-pairs": "warn", "share-cut": "warn"},
     ),
     "long records": Fault(
-        "sft",
-        lambda w, s: (
-            s
-            | {
-                "data": w.write("长.jsonl", [*demonstrations(), *demonstrations()[:6]]),
-                "max_length": 72,
-                "too_long": "truncate",
-            }
-        ),
-        {"share-cut": "warn"},
+        "sft", changed([*demonstrations(), *demonstrations()[:6]], max_length=72, **TRUNCATE), {"share-cut": "warn"}
     ),
     "long prompts that are dropped": Fault(
-        "ppo",
-        lambda w, s: (
-            s
-            | {
-                "data": w.write("长.jsonl", [*prompts(), *[{"prompt": said("user", LONG)}] * 6]),
-                "too_long": "drop",
-                "max_dropped": 0.5,
-            }
-        ),
-        {"share-cut": "warn"},
+        "ppo", longer(prompts(), too_long="drop", max_dropped=0.5), {"share-cut": "warn"}
     ),
-    "long prompts": Fault(
-        "ppo", changed("长.jsonl", [*prompts(), {"prompt": said("user", LONG)}]), {"refused": "fail"}, "are longer than"
-    ),
+    "long prompts": Fault("ppo", longer(prompts()), {"refused": "fail"}, "are longer than"),
     "held out and trained on": Fault("sft", evaluated_on(demonstrations()[:4]), {"held-out-trained-on": "warn"}),
     "held out with other white space": Fault(
         "ppo",
@@ -698,7 +650,7 @@ FAULTS = {
     ),
     "a row of zeros": Fault("sft", model_of(row_of("好")), {"untrained-tokens": "warn"}),
     "a token that was added": Fault("ppo", model_of(added_token), {"untrained-tokens": "warn"}, "<|new|>"),
-    "a token without a row": Fault("sft", missing_row, {"refused": "fail"}, "resize_token_embeddings"),
+    "a token without a row": Fault("sft", model_of(missing_row), {"refused": "fail"}, "resize_token_embeddings"),
     "adapters at the rate of all weights": Fault(
         "sft", settings_of(lora_rank=4, learning_rate=1e-5), {"learning-rate": "warn"}
     ),
@@ -727,7 +679,7 @@ FAULTS = {
     "a KTO reference that is another model": Fault("kto", other_reference, {"kl-not-zero": "warn"}, "per token"),
     "few bad labels": Fault(
         "kto",
-        changed("偏.jsonl", [one | {"label": i > 0} for i, one in enumerate(labelled())]),
+        changed([one | {"label": i > 0} for i, one in enumerate(labelled())]),
         {"labels-unbalanced": "warn"},
         "--undesirable-weight 23 would balance them",
     ),
@@ -742,13 +694,11 @@ FAULTS = {
     "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
     "weights that are no numbers": Fault(
         "sft",
-        lambda w, s: s | {"model": w.model(broken_row), "sample_every": 0},
+        lambda world, settings: settings | {"model": world.model(broken_row), "sample_every": 0},
         {"refused": "fail"},
         "first model.embed_tokens.weight",
     ),
-    "equal pairs that are not dropped": Fault(
-        "reward", changed("同.jsonl", equal(1)), {"refused": "fail"}, "equal chosen and"
-    ),
+    "equal pairs that are not dropped": Fault("reward", changed(equal(1)), {"refused": "fail"}, "equal chosen and"),
     "a template that renders answers in another way": Fault(
         "sft", template(CHAT_TEMPLATE.replace("<|assistant|>", "<|user|>")), {"refused": "fail"}, "renders the whole"
     ),
@@ -768,28 +718,18 @@ FAULTS = {
     ),
     "a template without the system's turn": Fault(
         "sft",
-        with_chats(
-            list, CHAT_TEMPLATE.replace(CONTENT, "{% if message['role'] != 'system' %}" + CONTENT + "{% endif %}")
-        ),
+        with_chats(if_turn("message['role'] != 'system'"), first=0),
         {"template-omits": "warn"},
         "leaves out a system turn",
     ),
     "a template without earlier answers": Fault(
         "sft",
-        with_chats(
-            lambda turns: turns[1:],
-            CHAT_TEMPLATE.replace(
-                CONTENT, "{% if message['role'] != 'assistant' or loop.last %}" + CONTENT + "{% endif %}"
-            ),
-        ),
+        with_chats(if_turn("message['role'] != 'assistant' or loop.last")),
         {"template-omits": "warn"},
         "an earlier assistant turn",
     ),
     "a template that names no roles": Fault(
-        "sft",
-        with_chats(lambda turns: turns[1:], ALIKE),
-        {"roles-alike": "warn"},
-        "before an answer and before a question",
+        "sft", with_chats(ALIKE), {"roles-alike": "warn"}, "before an answer and before a question"
     ),
     "a template without a generation prompt": Fault(
         "sft",
@@ -799,135 +739,91 @@ FAULTS = {
     ),
     # What the records say.
     "answers that begin with the question": Fault(
-        "dpo",
-        changed(
-            "重.jsonl",
-            [
-                one | {side: said("assistant", one["prompt"][0]["content"] + text) for side, text in SIDES.items()}
-                for one in pairs()
-            ],
-        ),
-        {"answer-repeats": "warn"},
-        "24 of 24 answers begin with their question",
+        "dpo", changed(REPEATED), {"answer-repeats": "warn"}, "24 of 24 answers begin with their question"
     ),
     "questions that hold their answer": Fault(
         "sft",
-        changed("漏.jsonl", asked(lambda question, answer: f"问题。答案：{answer}")),
+        changed(asked(lambda question, answer: f"问题。答案：{answer}")),
         {"answer-repeats": "warn"},
         "24 of 24 answers stand in their question",
     ),
     "a template's tokens in the questions": Fault(
         "sft",
-        changed("模.jsonl", asked(lambda question, answer: f"<|user|>{question}<|end|>")),
+        changed(asked(lambda question, answer: f"<|user|>{question}<|end|>")),
         {"template-in-text": "warn"},
         "'<|user|>'",
     ),
     "a template's tokens in prompts": Fault(
         "ppo",
-        changed("模.jsonl", [{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
+        changed([{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
         {"template-in-text": "warn"},
         "[INST]",
     ),
     "another template's token and role in the answers": Fault(
-        "sft",
-        changed(
-            "模.jsonl",
-            [
-                one | {"completion": said("assistant", f"Assistant: {one['completion'][0]['content']}</s>")}
-                for one in demonstrations()
-            ],
-        ),
-        {"template-in-text": "warn"},
-        "'</s>', 'Assistant:'",
+        "sft", changed(ROLES_IN_ANSWERS), {"template-in-text": "warn"}, "'</s>', 'Assistant:'"
     ),
     "a full stop that only chosen responses have": Fault(
         "dpo",
-        changed(
-            "点.jsonl", [one | {"chosen": said("assistant", one["chosen"][0]["content"] + "。")} for one in pairs()]
-        ),
+        changed(STOPPED),
         {"label-given-away": "warn"},
         "100% of the chosen responses end with '。', and 0% of the rejected responses",
     ),
     "a word that bad responses begin with": Fault(
-        "kto",
-        changed(
-            "词.jsonl",
-            [
-                one if one["label"] else one | {"completion": said("assistant", "不！" + q)}
-                for one, q in zip(labelled(), QUESTIONS, strict=True)
-            ],
-        ),
-        {"label-given-away": "warn"},
-        "bad responses",
+        "kto", changed(BAD_WORD), {"label-given-away": "warn"}, "bad responses"
     ),
     "one answer to all": Fault(
-        "sft",
-        changed("同.jsonl", [one | {"completion": said("assistant", "好的。")} for one in demonstrations()]),
-        {"one-answer": "fail"},
+        "sft", changed(replaced(demonstrations(), "completion", lambda *_: "好的。")), {"one-answer": "fail"}
     ),
     "one answer to nearly all": Fault(
         "sft",
-        changed(
-            "同.jsonl",
-            [
-                one | ({"completion": said("assistant", "好的。")} if i else {})
-                for i, one in enumerate(demonstrations())
-            ],
-        ),
+        changed([*demonstrations()[:1], *replaced(demonstrations()[1:], "completion", lambda *_: "好的。")]),
         {"one-answer": "warn"},
         "23 of 24 completions",
     ),
     "one rejected response": Fault(
-        "dpo", changed("同.jsonl", chosen("不知道。", "rejected")), {"one-answer": "warn"}, "rejected responses"
-    ),
-    "one rejected response, for a reward model": Fault(
-        "reward", changed("同.jsonl", chosen("不。", "rejected")), {"one-answer": "warn"}
+        "dpo",
+        changed(replaced(pairs(), "rejected", lambda *_: "不知道。")),
+        {"one-answer": "warn"},
+        "rejected responses",
     ),
     "one chosen response": Fault(
-        "dpo", changed("同.jsonl", chosen("好。", "chosen")), {"one-answer": "fail"}, "chosen responses"
+        "dpo", changed(replaced(pairs(), "chosen", lambda *_: "好。")), {"one-answer": "fail"}, "chosen responses"
     ),
-    "pairs in both orders": Fault("dpo", changed("反.jsonl", both_orders()), {"contradictions": "fail"}, "48 of 48"),
-    "pairs in both orders, for a reward model": Fault(
-        "reward", changed("反.jsonl", both_orders()), {"contradictions": "fail"}
+    "pairs in both orders": Fault("dpo", changed(both_orders()), {"contradictions": "fail"}, "48 of 48"),
+    "pairs in both orders, for a reward model": Fault("reward", changed(both_orders()), {"contradictions": "fail"}),
+    "a part of the pairs in both orders": Fault("dpo", changed(both_orders(8)), {"contradictions": "warn"}, "16 of 32"),
+    "both labels": Fault(
+        "kto",
+        changed([one | {"label": label} for one in demonstrations() for label in (True, False)]),
+        {"contradictions": "fail"},
     ),
-    "a part of the pairs in both orders": Fault(
-        "dpo", changed("反.jsonl", some_orders()), {"contradictions": "warn"}, "16 of 32"
-    ),
-    "both labels": Fault("kto", changed("反.jsonl", both_labels()), {"contradictions": "fail"}),
     "refusals to any question": Fault(
-        "sft", changed("拒.jsonl", answers_to(refuses)), {"refusals": "warn"}, "40 of 160 completions refuse"
+        "sft", changed(answers_to(refuses)), {"refusals": "warn"}, "40 of 160 completions refuse"
     ),
     "answers cut at a number of characters": Fault(
         "sft",
-        changed("断.jsonl", answers_to(cut_at(characters=40))),
+        changed(answers_to(cut_at(characters=40))),
         {"answers-cut": "warn"},
         "40 of 160 answers have 40 characters",
     ),
     "answers cut at a number of tokens": Fault(
-        "sft", changed("断.jsonl", answers_to(cut_at(tokens=60))), {"answers-cut": "warn"}, "answers have 60 tokens"
+        "sft", changed(answers_to(cut_at(tokens=60))), {"answers-cut": "warn"}, "answers have 60 tokens"
     ),
     "columns that say the opposite": Fault(
         "dpo", preferred("chosen=bad,rejected=good"), {"labels-swapped": "warn"}, "--columns chosen=bad"
     ),
     "margins below 0": Fault("reward", margins(20), {"labels-swapped": "warn"}, "20 of 24 margins"),
     "only good labels": Fault(
-        "kto", changed("好.jsonl", [one | {"label": True} for one in demonstrations()]), {"refused": "fail"}, "label"
+        "kto", changed([one | {"label": True} for one in demonstrations()]), {"refused": "fail"}, "label"
     ),
-    "records that repeat": Fault(
-        "sft", changed("重.jsonl", demonstrations()[:4] * 6), {"repeated-records": "warn"}, "4 of 24"
-    ),
-    "one prompt": Fault("ppo", changed("重.jsonl", prompts()[:1] * 24), {"repeated-records": "warn"}, "1 of 24"),
+    "records that repeat": Fault("sft", changed(demonstrations()[:4] * 6), {"repeated-records": "warn"}, "4 of 24"),
+    "one prompt": Fault("ppo", changed(prompts()[:1] * 24), {"repeated-records": "warn"}, "1 of 24"),
     "a tokenizer of another language": Fault("sft", model_of(unknown), {"unknown-tokens": "fail"}, "does not know"),
     "more held out than trained on": Fault(
         "sft", settings_of(eval_fraction=0.7, batch_size=4), {"held-out-most": "warn"}
     ),
     "strings for a model that learned conversations": Fault(
-        "ppo",
-        lambda w, s: (
-            s | {"model": w.model(learned_chats), "data": w.write("文.jsonl", strings()), "rewards": "rule:digits"}
-        ),
-        {"raw-prompts": "warn"},
-        "--columns instruction=prompt",
+        "ppo", raw_prompts, {"raw-prompts": "warn"}, "--columns instruction=prompt"
     ),
     # What the settings rule out.
     "a rate that is rounded away": Fault(
@@ -953,33 +849,14 @@ FAULTS = {
         "ppo", settings_of(max_new_tokens=500), {"refused": "fail"}, "--max-new-tokens 500"
     ),
     "weights of 0": Fault("ppo", settings_of(reward_weights=0), {"reward-constant": "fail"}, "tells them apart"),
-    "weights that cancel": Fault(
-        "ppo",
-        lambda w, s: (
-            s
-            | {
-                "rewards": f"{w.reward('letters')} {w.reward('thousandth')}".split(),
-                "reward_weights": ["1", "-1000"],
-            }
-        ),
-        {"reward-constant": "fail"},
-    ),
+    "weights that cancel": Fault("ppo", cancelling, {"reward-constant": "fail"}),
     # What 64 sampled responses and one step show.
     "answers that no response can match": Fault(
-        "ppo",
-        lambda w, s: (
-            s
-            | {
-                "data": w.write("数.jsonl", [one | {"answer": "三个"} for one in prompts()]),
-                "rewards": ["rule:exact_number", w.reward("letters")],
-            }
-        ),
-        {"own-answer": "fail", "refused": "fail"},
-        "scores no response as right for 24 answers",
+        "ppo", unmatched, {"own-answer": "fail", "refused": "fail"}, "scores no response as right for 24 answers"
     ),
     "a reward of the prompt": Fault("ppo", rewarded("asked"), {"reward-ignores-responses": "fail"}),
     "a reward of the prompt, in groups": Fault(
-        "grpo", lambda w, s: s | GROUPS | {"rewards": w.reward("asked")}, {"reward-ignores-responses": "fail"}
+        "grpo", rewarded("asked", **GROUPS), {"reward-ignores-responses": "fail"}
     ),
     "an empty response that scores best": Fault("grpo", rewarded("unwritten"), {"reward-empty": "warn"}, "for ''"),
     "a reward that takes messages for texts": Fault(
@@ -1006,11 +883,22 @@ FAULTS = {
         "sft", settings_of(batch_size=99), {"refused": "fail"}, "a step learns 99 records (--batch-size)"
     ),
 }
-
-
-ALWAYS = {"an update that is not finite, then one that is", "a random reward", "a reward of the prompt", "weights of 0"}
-"""Faults of sampling trainers that the default suite plants too."""
 COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
+
+
+def in_the_suite():
+    """Of the faults that need no sampling the first with each finding, and a few of a sampling trainer. The training
+    command's own refusals have tests of their own."""
+    firsts = {}
+    for name, fault in FAULTS.items():
+        if fault.command in ("sft", "reward", "dpo", "kto") and "refused" not in fault.found:
+            firsts.setdefault(str(fault.found), name)
+    return {
+        *firsts.values(),
+        "an update that is not finite, then one that is",
+        "a random reward",
+        "data that is not there",
+    }
 
 
 @exhaustive
@@ -1042,13 +930,7 @@ def test_nothing_is_found_with_a_healthy_reward_model(world, examined):
 
 
 @pytest.mark.filterwarnings("ignore:.*hence untrained")  # which a run says once more
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if fault.is_cheap or name in ALWAYS else exhaustive)
-        for name, fault in FAULTS.items()
-    ],
-)
+@pytest.mark.parametrize("name", often(FAULTS, in_the_suite()))
 def test_a_planted_fault_is_found(world, examined, name):
     fault = FAULTS[name]
     findings = examined(fault.command, fault.change(world, world.healthy(fault.command)))
@@ -1086,36 +968,23 @@ def test_a_full_disk_is_found(world, examined, monkeypatch):
 
 def test_every_check_has_a_fault():
     """But for the machine's, and those of `test_checks`."""
-    assert len(FAULTS) >= 90
     assert set(CHECKS) - {name for fault in FAULTS.values() for name in fault.found} <= {
         "memory", "disk", "ratio-not-one", "reward-slow", "reward-ties",
     }  # fmt: skip
 
 
-def odd(world, name):
+def looks_odd(world, odd):
     """A healthy run that looks odd: its command and settings."""
-    several = [
-        {"prompt": one["prompt"], "chosen": one["chosen"], "rejected": said("assistant", f"好的，{i % 12}？")}
-        for i, one in enumerate(pairs())
-    ]
-    yes_no = [
-        one | {"completion": said("assistant", "是" if i % 2 else "否")} for i, one in enumerate(demonstrations())
-    ]
-    disagreed = [*pairs(), {**pairs()[0], "chosen": pairs()[0]["rejected"], "rejected": pairs()[0]["chosen"]}]
+    several = replaced(pairs(), "rejected", lambda _, i: f"好的，{i % 12}？")
+    yes_no = replaced(demonstrations(), "completion", lambda _, i: "是" if i % 2 else "否")
     rendered = [{"prompt": f"<|user|>{q}<|end|><|assistant|>", "completion": "好" + q} for q in QUESTIONS]
     formatted = [{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]
     greetings = [{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]
-    quoted = [
-        one | {"completion": said("assistant", one["prompt"][0]["content"] + "好")} for one in demonstrations()[:4]
-    ]
+    quoted = replaced(demonstrations()[:4], "completion", lambda one, _: content(one["prompt"]) + "好")
     spoken = [
         {"prompt": said("user", "What is [INST]?"), "completion": said("assistant", "A mark, like <|im_start|>.")}
     ]
-    stops = [
-        one
-        | {side: said("assistant", one[side][0]["content"] + "。" * (side == "chosen" or i % 4 > 0)) for side in SIDES}
-        for i, one in enumerate(pairs())
-    ]
+    stops = replaced(STOPPED, "rejected", lambda one, i: content(one["rejected"]) + "。" * (i % 4 > 0))
     system = [
         {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
     ]
@@ -1135,7 +1004,7 @@ def odd(world, name):
         "answers of one word": ("sft", answers_to(lambda i: ["Yes", "No.", "Maybe", "是", "不。"][i % 5])),
         "answers of two kinds": ("sft", yes_no),
         "rejected responses that come twice": ("dpo", several),
-        "people who disagree once": ("reward", disagreed),
+        "people who disagree once": ("reward", both_orders(1)),
         "a greeting that is answered with itself": ("sft", greetings),
         "answers that quote their question once": ("sft", [*demonstrations(), *quoted]),
         "one record that speaks of a template": ("sft", [*demonstrations(), *spoken]),
@@ -1152,8 +1021,8 @@ def odd(world, name):
         "a weight that balances labels": ("kto", {"desirable_weight": 1.3}),
         "a reference that is the policy": ("dpo", {"reference": str(world.models / "policy")}),
         "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
-        "columns named good and bad": ("dpo", preferred("chosen=good,rejected=bad")(world, {})),
-        "a few margins below 0": ("reward", margins(6)(world, {})),
+        "columns named good and bad": ("dpo", preferred("chosen=good,rejected=bad")),
+        "a few margins below 0": ("reward", margins(6)),
         "a reward that ranks responses to a prompt": ("grpo", GROUPS | {"rewards": world.reward("ranked")}),
         "a beta of SimPO": ("dpo", {"beta": 10.0}),
         "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
@@ -1162,35 +1031,38 @@ def odd(world, name):
         "one response a step": ("ppo", {"rollout_batch_size": 1, "minibatch_size": 1}),
         "a reward scaled to hundreds": ("ppo", {"reward_weights": 3}),
     }
-    if name in settings:
-        command, more = settings[name]
-        return command, world.healthy(command) | more
-    command, rows = data[name]
-    return command, world.healthy(command) | {"data": world.write("奇.jsonl", rows)}
+    data = {
+        name: (command, {"data": world.write("奇.jsonl", rows)})
+        for name, (command, rows) in data.items()
+        if name == odd
+    }
+    command, more = (settings | data)[odd]
+    healthy = world.healthy(command)
+    return command, more(world, healthy) if callable(more) else healthy | more
 
 
 ODD = [
-    "answers of two kinds", "rejected responses that come twice", "people who disagree once", "one system message for all",
-    "a greeting that is answered with itself", "answers that quote their question once",
-    "one record that speaks of a template", "a full stop that most responses have", "strings in a format with roles",
-    "strings with special tokens, which reading them says", "a weight that balances labels", "a reference that is the policy",
-    "a data set about refusals", "answers that are not in a text", "a few refusals", "poems without full stops",
-    "long answers of one length, with full stops", "numbers of six digits beside sentences", "hashes", "code",
-    "answers of one word", "columns named good and bad", "a few margins below 0",
-    "plain text", "strings for a random model", "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO",
-    *(pytest.param(name, marks=exhaustive) for name in (
-        "a reward that ranks responses to a prompt", "prompts in two wordings", "a temperature of 1.5", "no KL penalty",
-        "a little discount",
-        "one response a step", "a reward scaled to hundreds",
-    )),
+    "a data set about refusals", "poems without full stops", "long answers of one length, with full stops", "hashes",
+    "answers of one word", "rejected responses that come twice", "people who disagree once", "columns named good and bad",
+    "answers that quote their question once", "a full stop that most responses have", "strings in a format with roles",
+]  # fmt: skip
+RARELY = [
+    "answers of two kinds", "one system message for all", "a greeting that is answered with itself",
+    "one record that speaks of a template", "strings with special tokens, which reading them says",
+    "a weight that balances labels", "a reference that is the policy", "answers that are not in a text", "a few refusals",
+    "numbers of six digits beside sentences", "code", "a few margins below 0", "plain text", "strings for a random model",
+    "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO", "a reward that ranks responses to a prompt",
+    "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount", "one response a step",
+    "a reward scaled to hundreds",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", often(ODD + RARELY, ODD))
 def test_nothing_fails_in_what_only_looks_odd(world, examined, name):
-    assert examined(*odd(world, name)) == []
+    assert examined(*looks_odd(world, name)) == []
 
 
+@exhaustive
 def test_text_that_a_model_of_heedful_never_learned_is_no_fault(world, examined):
     """SFT learns answers only: questions may be less likely than a uniform guess, and the tokenizer was saved with it."""
 

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 import heedful as hf
+from cases import often
 
 QUESTIONS = [f"{i} 加 {i} 等于几？" for i in range(8)]
 CHATS = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "好的。"}]} for q in QUESTIONS]
@@ -21,15 +22,13 @@ TABLES = {
 TABLES["reward"], TABLES["grpo"], TABLES["online-dpo"] = TABLES["dpo"], TABLES["ppo"], TABLES["ppo"]
 SMALL = {"batch_size": 4, "max_steps": 1, "eval_fraction": 0, "sample_every": 0, "dtype": "float32"}
 ONLINE = {
-    "rewards": "rule:digits",
     "rollout_batch_size": 4,
     "minibatch_size": 4,
     "max_new_tokens": 4,
     "eval_fraction": 0,
+    "rewards": "rule:digits",
 }
-SETTINGS = (
-    dict.fromkeys(("sft", "reward", "dpo"), SMALL) | {"kto": SMALL} | dict.fromkeys(("ppo", "online-dpo"), ONLINE)
-)
+SETTINGS = dict.fromkeys(("sft", "reward", "dpo", "kto"), SMALL) | dict.fromkeys(("ppo", "online-dpo"), ONLINE)
 SETTINGS["grpo"] = ONLINE | {"samples_per_prompt": 2}
 
 
@@ -61,7 +60,7 @@ def found_in(heedful, command, *words, **settings):
     return {one["check"]: one for one in json.loads(outcome.out)["findings"]}, outcome
 
 
-@pytest.mark.parametrize("command", TABLES)
+@pytest.mark.parametrize("command", often(TABLES, {"dpo", "ppo"}))
 def test_the_doctor_asks_and_both_ways_out_end_the_question(heedful, chat_model, table, command):
     _, _, raw, rendered = TABLES[command]
     given = {"model": chat_model, "data": table(command)}
