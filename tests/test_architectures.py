@@ -184,10 +184,7 @@ REWARD_MODELS = {
     "qwen3_5": Architecture("with images", text=DELTA | {"pad_token_id": None}),
     "gemma3": Architecture("with images", {"mm_tokens_per_image": 4}, text=WINDOWS | {"pad_token_id": None}),
 }  # fmt: skip
-ORDINARY = {
-    "policies": ["gemma2", "lfm2", "mamba", "llava", "rwkv"],
-    "reward models": ["modernbert", "qwen3_5"],
-}
+ORDINARY = {"policies": ["gemma2", "lfm2", "mamba", "llava", "rwkv"], "reward models": ["modernbert", "qwen3_5"]}
 TEXTS = ("今天天气怎么样？", "a", "你好", "What is 2 + 2?")
 
 

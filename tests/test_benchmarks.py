@@ -51,10 +51,7 @@ def output(same_numbers, tmp_path):
         ({}, ["All that counts is equal."]),
         ({"loss": 0.4}, ["loss: differs by up to 2.0e-01 of its size", "1 runs differ: first"]),
         ({"loss": None}, ["loss: not finite in one of the two", "1 runs differ: first"]),
-        (
-            {"weight": 3.0},
-            ["final/model.safetensors w: differs by up to 8.9e-01 of its size", "1 runs differ: first"],
-        ),
+        ({"weight": 3.0}, ["final/model.safetensors w: differs by up to 8.9e-01 of its size", "1 runs differ: first"]),
         ({"sample": "ba"}, ["samples.jsonl: differs", "1 runs differ: first"]),
         ({"failed": "ValueError: x"}, ["failed after: ValueError: x", "1 runs differ: first"]),
     ],

@@ -110,15 +110,6 @@ def test_examples_work(checkout):
     assert " passed" in done.stdout
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("heading", HEADINGS, ids=lambda heading: heading.lower().replace(" ", "-"))
-def test_an_example_works_alone(heading, checkout):
-    done = follow(PAGE, [heading], checkout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    has_test = "# tests/" in examples(PAGE)[heading]
-    assert (" passed" in done.stdout) == has_test
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

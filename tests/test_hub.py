@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from heedful import CheckpointError, ConfigError, DataError, ScoresConfig, evaluate_scores, hub, make_tiny_model
+from heedful import CheckpointError, ConfigError, DataError, hub, make_tiny_model
 from heedful.cli.main import main
 from heedful.configs.options import LoRAOptions
 from heedful.data import read_prompts, read_records
@@ -185,18 +185,6 @@ def test_a_run_keeps_the_names_and_hashes_what_was_downloaded(modelscope, folder
     assert there == here == dict.fromkeys([str(folders / name) for name in ("policy", "values", "reward")], ANY)
 
 
-def test_a_measure(modelscope, folders):
-    settings = {"data": "modelscope:org/data:test", "max_new_tokens": 4, "device": "cpu", "dtype": "float32"}
-    there, here = (
-        evaluate_scores(
-            ScoresConfig(model=model, **settings), rewards=[lambda completions: [len(c) for c in completions]]
-        )
-        for model in ("modelscope:org/policy", str(folders / "policy"))
-    )
-    assert there == here
-    assert there["prompts"] == 2
-
-
 def test_without_the_package_the_remedy_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "modelscope", None)  # what importing it finds where it is not installed
     for read in (load_tokenizer, lambda name: read_records(name, columns={})):
@@ -229,8 +217,3 @@ def test_what_cannot_be_downloaded(modelscope):
     with pytest.raises(CheckpointError):
         load_config("modelscope:org/none")
     assert modelscope.calls == [("model", "org/none"), ("data set", "org/none"), ("model", "org/none")]
-
-
-def test_a_split_that_is_not_there(modelscope):
-    with pytest.raises(DataError, match=r"the ModelScope data set 'org/data', split 'dev', could not be loaded"):
-        read_records("modelscope:org/data:dev", columns={})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import Message, RewardConfig, SFTConfig, make_tiny_model, train_reward, train_sft
+from heedful import Message, make_tiny_model
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.models import byte_tokenizer
 from jsonl import read_jsonl
@@ -288,58 +288,6 @@ def test_the_chinese_families_in_files_of_their_own(run, written, tmp_path):
         assert found == [row for row in WORLD[name] if row["family"] in ("反义词", "加法", "颜色", "问候")]
 
 
-CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
-ANSWERS = {"1+1?": "2", "你好": "好"}
-PAIR = {"prompt": "1+1?", "chosen": "是2", "rejected": "3"}
-
-
-def conversations(record):
-    roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
-    return {name: [{"role": roles[name], "content": text}] for name, text in record.items()}
-
-
-@pytest.fixture
-def taught(written, tiny, tmp_path):
-    """``taught(name, answers)``: a run in which a model learned these answers by heart."""
-
-    def train(name, answers):
-        data = written(f"{name}.jsonl", [conversations({"prompt": q, "completion": a}) for q, a in answers.items()])
-        settings = {"max_steps": 40, "batch_size": 2, "learning_rate": 1e-2, "eval_fraction": 0.0, "sample_every": 0}
-        output = tmp_path / "运行" / name
-        train_sft(SFTConfig(model=tiny(max_length=256), data=data, output=output, dtype="float32", **settings))
-
-    return train
-
-
-@pytest.mark.exhaustive
-def test_what_came_of_the_runs_from_scratch(run, script, taught, written, tiny, tmp_path, monkeypatch):
-    """SFT knows the demonstrations; "PPO" gives the preferred answer to one, which is wanted as well, until it is not."""
-    written("demonstrations.jsonl", [conversations({"prompt": q, "completion": a}) for q, a in ANSWERS.items()])
-    pairs = written("preferences.jsonl", [conversations(PAIR)])
-    settings = {"max_steps": 10, "batch_size": 1, "learning_rate": 5e-3, "eval_fraction": 0.0, "sample_every": 0}
-    reward = RewardConfig(model=tiny(max_length=256), data=pairs, output=tmp_path / "运行" / "reward", **settings)
-    train_reward(reward)
-    taught("sft", ANSWERS)
-    taught("ppo", ANSWERS | {"1+1?": "是2"})
-    monkeypatch.setattr(script("scratch/measure"), "HERE", tmp_path)
-    monkeypatch.setattr(script("scratch/measure"), "SAMPLES", 2)
-    status, out, err = run("scratch/measure", tmp_path / "运行")
-    assert status == 0, err
-    found = json.loads(out)
-    assert found["reward"] == {"pairs in order": 1}
-    assert found["sft"]["greedy"] == ANSWERS
-    assert found["ppo"]["greedy"] == ANSWERS | {"1+1?": "是2"}
-    assert [(found[name]["exact"], found[name]["wanted"]) for name in ("sft", "ppo")] == [(2, 2), (1, 2)]
-    assert found["sft"]["log odds of chosen"][0] < 0 < found["ppo"]["log odds of chosen"][0]
-    written("preferences.jsonl", [conversations(PAIR | {"chosen": "3", "rejected": "是2"})])
-    turned = json.loads(run("scratch/measure", tmp_path / "运行")[1])
-    assert turned["reward"] == {"pairs in order": 0}
-    assert [(turned[name]["exact"], turned[name]["wanted"]) for name in ("sft", "ppo")] == [(2, 2), (1, 1)]
-    for name in ("sft", "ppo"):
-        (before,), (after,) = (result[name]["log odds of chosen"] for result in (found, turned))
-        assert after == pytest.approx(-before, abs=1e-5)
-
-
 def chinese_pair(number):
     """The chosen response has 好 and is the shorter one; in every third pair by one character of nine, which is similar."""
     length = 9 if number % 3 == 0 else 18
@@ -373,11 +321,7 @@ def test_what_a_reward_model_has_to_beat(run, written):
 
 RANKING = {"prompt": "问", "responses": ["一", "二", "三"], "ranks": [1, 2, 2]}
 MISTAKES = [
-    (
-        "sentiment_data",
-        {"sentences": [*REVIEWS, {"text": " ", "label": 1}], "stories": STORIES},
-        ":141: `text` is ' '",
-    ),
+    ("sentiment_data", {"sentences": [*REVIEWS, {"text": " ", "label": 1}], "stories": STORIES}, ":141: `text` is ' '"),
     (
         "sentiment_data",
         {"sentences": [{"text": "a"}], "stories": STORIES},
@@ -397,17 +341,9 @@ MISTAKES = [
     ("bag_of_words judge", {"data": LABELLED, "result": json.dumps({"samples": SAMPLES[:1]})}, "1 samples"),
     ("bag_of_words accuracy", {"data": [{"text": "a"}]}, "data.jsonl:1: not a preference pair or ranking"),
     ("polite_folds", {"data": [{"text": "a"}]}, "data.jsonl:1: not a preference pair or ranking"),
-    (
-        "digits_data",
-        {"texts": [{"text": words(1, 20, w1="3")}, {"story": "3"}]},
-        "texts.jsonl:2: `text` is None",
-    ),
+    ("digits_data", {"texts": [{"text": words(1, 20, w1="3")}, {"story": "3"}]}, "texts.jsonl:2: `text` is None"),
     ("digits_data", {"texts": [{"text": words(1, 60)}, {"text": "3"}]}, "no 20 words in a row hold a number in"),
-    (
-        "gsm8k_data",
-        {"data": [*SUMS, {"question": "1+1?"}]},
-        "data.jsonl:3: `answer` is None. Accepted: a text",
-    ),
+    ("gsm8k_data", {"data": [*SUMS, {"question": "1+1?"}]}, "data.jsonl:3: `answer` is None. Accepted: a text"),
     ("gsm8k_data", {"data": [{"question": "", "answer": "2"}]}, "data.jsonl:1: `question` is ''. Accepted: a string"),
     ("lora/pair_baselines", {"data": [RANKING, *map(chinese_pair, range(40))]}, "a ranking of 3 responses"),
     ("lora/pair_baselines", {"data": [chinese_pair(1), chinese_pair(2)]}, "--eval-fraction"),

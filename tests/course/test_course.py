@@ -176,13 +176,6 @@ def test_same_says_what_was_asked_what_came_out_and_what_was_expected():
     assert "\n" not in str(error.value)
 
 
-def test_steps_are_two_in_the_quick_form(monkeypatch):
-    monkeypatch.delenv("HEEDFUL_COURSE_QUICK", raising=False)
-    assert course.steps(60) == 60
-    monkeypatch.setenv("HEEDFUL_COURSE_QUICK", "1")
-    assert course.steps(60) == 2
-
-
 def test_models_and_data_are_made_once(tmp_path, monkeypatch, capsys):
     import heedful
 
@@ -215,9 +208,3 @@ def test_the_world_knows_the_answers(tmp_path, monkeypatch):
     )
     best = world.answers(0)[0]
     assert (best.kind, best.gold) == ("good", 1.0)
-
-
-@pytest.mark.parametrize(("make", "kind"), [(course.demo_model, "model"), (course.demo_data, "data")])
-def test_an_unknown_name(make, kind):
-    with pytest.raises(ConfigError, match=f"the course has no {kind} 'ppo'; it has "):
-        make("ppo")

@@ -35,7 +35,6 @@ from heedful.cli.main import main
 from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
-from heedful.demo.facts import FAMILIES
 from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe, why
 from heedful.demo.watching import MOST, WATCHED
@@ -184,22 +183,6 @@ def test_nothing_that_was_held_out_was_trained_on(demo):
         more = {"sft": {"multi_turn": 0}, "reward": {}, "ppo": {"max_prompt_tokens": 116}}[stage]
         assert done["data"] == counts | more
         assert counts["train"] + counts["held_out"] == counts["records"]
-
-
-def test_the_table_shows_the_first_answers_of_twelve_families(demo):
-    lines = demo.said.split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith("┏"))
-    end = next(number for number, line in enumerate(lines) if number > start and line.startswith("└"))
-    assert sum(line.startswith("├") for line in lines[start:end]) + 1 == 12
-    assert max(cell_len(line) for line in lines[start:end]) <= 100
-    table = "\n".join(lines[start:end])
-    answers = rows_of(demo.folder / "answers.jsonl")
-    for family in FAMILIES[:12]:
-        first = next(row for row in answers if row["family"] == family.name)
-        assert first["prompt"].split(" ")[0] in table
-        assert f"{first['ppo_gold']:.2f}" in table
-        assert f"{first['sft_reward']:z.2f}" in table
-    assert [row["prompt"] for row in answers] == held_out_prompts(demo)
 
 
 def test_the_story_says_what_happened(demo):

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from heedful import Prompt
-from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
+from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo.facts import FAMILIES, FILLER, LISTS
 from heedful.demo.judge import gold_marks, gold_score
 from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
@@ -160,28 +160,6 @@ def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds(rows):
         assert sorted(extra) == [0, 0, 1]
     every = {frozenset(pair) for pair in itertools.combinations((GOOD, *FLAWS), 2)}
     assert {kinds for counter in compared.values() for kinds in counter} == every
-
-
-@pytest.mark.exhaustive
-def test_files_are_read_as_they_were_written(written, rows):
-    read = read_demonstrations(str(written["demonstrations"]))
-    assert [(prompt_key(d.prompt), d.response, d.truncated) for d in read] == [
-        (asked(row), said(row, "completion"), row["truncated"]) for row in rows["demonstrations"]
-    ]
-    rankings = read_rankings(str(written["preferences"]))
-    assert [(prompt_key(r.prompt), *r.responses) for r in rankings] == [
-        (asked(row), said(row, "chosen"), said(row, "rejected")) for row in rows["preferences"]
-    ]
-
-
-@pytest.mark.exhaustive
-def test_the_gold_pairs_are_the_same_pairs_without_noise(rows):
-    gold, noisy = (
-        {(asked(row), frozenset((said(row, "chosen"), said(row, "rejected")))) for row in rows[name]}
-        for name in ("gold_preferences", "preferences")
-    )
-    assert gold == noisy
-    assert all(row["chosen_gold"] > row["rejected_gold"] for row in rows["gold_preferences"])
 
 
 def test_prompts_have_the_columns_of_the_judge_and_none_that_is_reserved(written):
