@@ -211,10 +211,10 @@ def test_an_unknown_name_is_an_attribute_error():
 LOADED = (
     ("import heedful, heedful.errors, heedful.types; from heedful import plot; plot.HEALTHY",
      "torch transformers datasets numpy rich yaml matplotlib"),
-    ("import heedful.demo.world; from heedful.cli.main import main; main(['course'])", "torch"),
+    ("import heedful.apps.demo.world; from heedful.cli.main import main; main(['course'])", "torch"),
     ("import torch, jaxtyping", "transformers datasets"),
     ("import heedful.core", ...),
-    ("import heedful.data, heedful.rewards, heedful.models, heedful.label", "transformers datasets peft accelerate"),
+    ("import heedful.data, heedful.rewards, heedful.models, heedful.apps.label", "transformers datasets peft accelerate"),
 )  # fmt: skip
 """Code, one after another in a fresh Python, and the libraries that it does not load: they take seconds, and come with the
 first name that needs them. core needs nothing but torch, jaxtyping and what those load."""

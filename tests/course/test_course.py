@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful import ConfigError, course
-from heedful.course import checks, commands
+from heedful.apps.course import checks, commands
 from heedful.data import read_prompts
 
 LESSON = """---

@@ -39,10 +39,6 @@ from heedful.cli.main import main
 from heedful.configs.parse import parse
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
-from heedful.demo.folder import CONTENTS, RUNS, check_output, make_beginning
-from heedful.demo.pipeline import RECIPE, read_recipe, why
-from heedful.demo.watching import MOST, WATCHED
-from heedful.demo.world import instructions
 from heedful.display import shown
 from heedful.models.tiny import SPECIALS
 

@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 import pytest
 
 from heedful import Prompt
+from heedful.apps.demo.facts import FAMILIES, FILLER, LISTS
+from heedful.apps.demo.judge import gold_marks, gold_score
+from heedful.apps.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
 from heedful.data import prompt_key, read_prompts, split_by_prompt
-from heedful.demo.facts import FAMILIES, FILLER, LISTS
-from heedful.demo.judge import gold_marks, gold_score
-from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
 from heedful.rewards.scoring import RESERVED
 
 KNOWN = instructions()

@@ -14,7 +14,6 @@ from heedful.apps.doctor import first_step, rewards
 from heedful.checks import encoded, loaded
 from heedful.checks.findings import TokenRow, token_texts
 from heedful.data.batches import Batch
-from heedful.doctor import first_step, rewards
 from heedful.engines.responses import Responses
 from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
