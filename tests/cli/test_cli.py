@@ -24,6 +24,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from heedful import __version__, configs
+from heedful.apps.plot.run_metrics import read_algorithm
 from heedful.cli.doctor_device import about_device
 from heedful.cli.main import COMMANDS, main, spins
 from heedful.configs.settings import required
