@@ -1,5 +1,6 @@
 """Every page: signing in, what it does, narrow and dark and Chinese, accessible, and inert whatever it shows."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import heedful.apps.label
 from heedful.apps.label.importing import add, read_items_text
+from heedful.apps.label.server import api
 from heedful.cli.command_table import COMMANDS
 
 PAGES = Path(heedful.apps.label.__file__).parent / "pages"
@@ -52,6 +54,36 @@ def test_every_word_is_in_both_languages_and_used():
     )
     assert set(re.findall(r'\bt\("([a-z0-9_]+)"', scripts)) <= words["en"].keys()
     assert [key for key in words["en"] if key not in used and not key.startswith(begun)] == []
+
+
+def test_what_the_server_says_to_labellers_has_chinese_words():
+    """Every refusal has a code with words, but for those of fields that no page of ours sends wrongly (422, 400, 405)."""
+    words = WORDS["zh"]
+    found = set()
+    for name in ("app", "api", "policy"):
+        tree = ast.parse((PAGES.parent / "server" / f"{name}.py").read_text(encoding="utf-8"))
+        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        for call in calls:
+            given = [one.value for one in call.args if isinstance(one, ast.Constant)]
+            if call.func.id == "Refused" and given and given[0] not in (400, 405, 422):
+                assert len(call.args) == 3, f"{name}.py:{call.lineno}: a refusal without a code"
+            if (call.func.id == "Refused" and len(call.args) == 3) or call.func.id in ("_refuse", "AwayError"):
+                found |= {one for one in given[-1:] if isinstance(one, str)}
+    found |= {"not_held", "turn_answered"}
+    assert {"link_used", "old_page", "model_slow", "chat_changed"} <= found
+    assert [code for code in sorted(found) if f"said_{code}" not in words] == []
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in sorted((PAGES / "static").rglob("*.js"))}
+    shown = {name for name, text in scripts.items() if "error.message" in text}
+    assert shown == {"api.js", "shell.js", "export.js"}, "what the server says goes through `said`"
+    assert [reason for reason in api.WHY_NONE if f"why_{reason}" not in words] == []
+
+
+def test_the_chinese_words_are_chinese():
+    """No sentence was left in English: of Latin letters there are names, commands and keys only."""
+    words = WORDS["zh"]
+    apart = re.compile(r"heedful [a-z ]+|\{[^}]*\}|--[a-z-]+|JSON Lines")
+    english = [key for key, text in words.items() if re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", apart.sub("", text))]
+    assert english == []
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_markup_is_parsed():
