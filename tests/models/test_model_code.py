@@ -1,5 +1,6 @@
 """A model's own Python code runs only if the user asked for it, and then only from a folder on this machine."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -254,6 +255,17 @@ def test_no_command_runs_code_that_nobody_asked_for(words, canary, tmp_path, cap
     error = capsys.readouterr().err
     assert "--trust-remote-code" in error
     assert "Traceback" not in error
+    assert not canary.exists()
+    assert not (tmp_path / "运行").exists()
+
+
+def test_yes_to_every_question_is_no_way_in(words, canary, tmp_path, heedful, monkeypatch):
+    """``yes | heedful sft``"""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 1000))
+    done = heedful(*words([*COMMANDS["sft"], "--model", "{own}"]))
+    assert done.status == 2, done.err
+    assert "--trust-remote-code" in done.err
+    assert "[y/N]" not in done.out + done.err
     assert not canary.exists()
     assert not (tmp_path / "运行").exists()
 
