@@ -95,7 +95,7 @@ def test_differences_of_gradients_and_of_tokens(small):
     policy, prompts = truth.Policy.from_pretrained(lm, tokenizer, device="cpu", dtype="float32"), [[300, 301], [302]]
     plain = truth.greedy(day, policy, prompts, graphs=False)
     assert truth.parting(policy, plain, plain) == 0
-    other = truth.sample(
+    other = truth.generate(
         policy,
         prompts,
         truth.SamplingOptions(max_new_tokens=6, response_length="fixed"),
