@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import peft  # noqa: F401  bitsandbytes, which it imports, would ask the device in a run
 import torch
 import transformers
 from live_bytes import LiveBytes
@@ -297,6 +298,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heedful.algorithms.ppo.finite_rows": lambda rewards, *_: torch.ones_like(rewards[:, 0], dtype=torch.bool),
     # What is tried out on a loaded model, with the answers of a Qwen model.
     "heedful.models.policy.logit_map": lambda _: LogitMap(),
+    "heedful.engines.sampler.tell_textless": lambda *_, **__: None,
     "heedful.models.load.check_causal": lambda *_: None,
     "heedful.models.value_model.check_causal": lambda *_: None,
     "heedful.training.setup.hold_untrained_rows": lambda *_: None,
@@ -304,8 +306,15 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heedful.models.reward_model.RewardModel._can_pack": lambda _: True,
     "heedful.kernels.cpu.layers._try_leaving_out": _leave_out,
 }
-NO_CPU: dict[str, Callable[..., Any]] = {"heedful.models.load.use_lean_layers": lambda model, _: model}
-"""Layers for a CPU are compared with those that they replace; on CUDA only a reference on the CPU would have them."""
+NO_CPU: dict[str, Callable[..., Any]] = {
+    "heedful.models.load.use_lean_layers": lambda model, _: model,
+    "heedful.engines.decoder.join_matrices": lambda *_, **__: None,
+    "heedful.engines.one_token.joined": lambda *_: None,
+    "heedful.training.memory_preflight.free_memory": lambda _: None,
+    "heedful.training.compact_adamw.device_module": lambda _: None,
+}
+"""Layers for a CPU are compared with those that they replace; on CUDA only a reference on the CPU would have them. Fake
+tensors have no addresses, their device has no free memory, and copies of them are not waited for."""
 
 
 def planned(config: Any, size: str) -> Plan:

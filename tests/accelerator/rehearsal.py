@@ -117,7 +117,7 @@ class Row:
     tokens: int = 0
     """Steps of sampling, a token for each row of the batch."""
     batches: int = 0
-    """Batches of prompts that were sampled from together."""
+    """Batches of prompts that were read together: the first rows', and those of rows that begin where others have ended."""
     minibatches: int = 0
 
     def waits(self, phase: str) -> int:
@@ -184,11 +184,14 @@ def watch(row: Row) -> contextlib.ExitStack:
     put(update.MetricSums, "means", counted("metrics", update.MetricSums.means))
     put(update, "take_step", counted("minibatch", update.take_step))
     put(values, "take_step", counted("value head", values.take_step))
-    decode = generate.decode
+    decode, read_prompts = generate.decode, generate.Decoder.read_prompts
+
+    def read(*args, **kwargs):
+        row.batches += 1
+        return read_prompts(*args, **kwargs)
 
     def steps(*args, **kwargs):
         found = decode(*args, **kwargs)
-        row.batches += 1
         while True:
             with pretend_device.phase("decode"):
                 step = next(found, None)
@@ -197,6 +200,7 @@ def watch(row: Row) -> contextlib.ExitStack:
             row.tokens += 1
             yield step
 
+    put(generate.Decoder, "read_prompts", read)
     put(generate, "decode", steps)
     return changes
 

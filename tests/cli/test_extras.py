@@ -55,6 +55,8 @@ def test_everything_else_works_without_it(without, tmp_path):
             "4",
             "--max-steps",
             "1",
+            "--eval-fraction",
+            "0",
         ),
     ):
         done = without(*words)

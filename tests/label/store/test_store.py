@@ -64,7 +64,7 @@ def check_sound(folder):
         seen = reader.events(), reader.labels(), reader.content_hash()
     with Project.open(folder) as project:
         assert (project.events(), project.labels(), project.content_hash()) == seen
-    assert restored(folder) == [f"events.sqlite is sound: {len(seen[0])} events; nothing to do"]
+    assert restored(folder) == [f"events.sqlite is sound: {len(seen[0]):,} events; nothing to do"]
 
 
 def restored(folder, *flags):
