@@ -1,6 +1,6 @@
 """Directives for the reference: public names with their docstrings, and every command."""
 
-import importlib
+import pkgutil
 
 from docstrings import LATEX, escape, restructured
 from docutils.statemachine import StringList
@@ -31,7 +31,7 @@ class Public(SphinxDirective):
     def run(self):
         module, *names = self.arguments[0].split()
         home = "heedful.core" if module.startswith("heedful.core") else module
-        loaded = importlib.import_module(module)
+        loaded = pkgutil.resolve_name(module)
         lines = [f".. py:currentmodule:: {home}", ""]
         for name in names or loaded.__all__:
             value = getattr(loaded, name)

@@ -5,7 +5,7 @@ to a file that is a page leads to that page (also to README.md, CHANGELOG.md and
 links), and a link to other text leads to a page with that text. No link leaves the site for a host.
 """
 
-import importlib
+import pkgutil
 import inspect
 import posixpath
 import re
@@ -105,7 +105,7 @@ def linked_files(app):
 
 def linkcode_resolve(domain, info):
     """Where the source of a name of the Python API is."""
-    found = importlib.import_module(info["module"])
+    found = pkgutil.resolve_name(info["module"])
     for name in info["fullname"].split("."):
         found = inspect.unwrap(getattr(found, name, None))
     try:
