@@ -5,8 +5,8 @@ to a file that is a page leads to that page (also to README.md, CHANGELOG.md and
 links), and a link to other text leads to a page with that text. No link leaves the site for a host.
 """
 
-import pkgutil
 import inspect
+import pkgutil
 import posixpath
 import re
 from pathlib import Path
