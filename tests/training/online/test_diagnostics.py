@@ -9,8 +9,9 @@ import torch
 
 from cases import often
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
-from heedful.algorithms.online.metrics import critic_metrics, with_effective_frac
+from heedful.algorithms.online.metrics import critic_metrics, rollout_metrics, with_effective_frac
 from heedful.algorithms.online.recorder import Recorder
+from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.training.metric_sums import MetricSums
 from heedful.training.performance import online_performance
@@ -139,6 +140,15 @@ def test_speed_of_each_phase():
         "perf/score_tokens_per_second": 80.0,
         "perf/update_tokens_per_second": 16.0,
     }
+
+
+def test_an_algorithm_of_ones_own_has_the_seconds_of_sampling_and_scoring(config, make_learner):
+    """`online_performance` asks for both, and an algorithm need not write them."""
+    learner = make_learner(config(GRPOConfig))
+    scored = rollout(learner, next(learner.prompts))
+    metrics = rollout_metrics(scored, None, None, shaped=scored.shaped)
+    assert min(metrics["time/rollout"], metrics["time/score"]) > 0
+    assert metrics["time/rollout"] + metrics["time/score"] == pytest.approx(scored.seconds)
 
 
 RUNS = {
