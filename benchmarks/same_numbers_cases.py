@@ -41,7 +41,7 @@ ONE_UPDATE = {"ppo_epochs": 1, "minibatch_size": 16}
 SHORT = ["--device", "cpu", "--eval-every", "5", "--sample-every", "5", "--save-every", "5"]
 SHORT_DEMO_PPO = ["--rollout-batch-size", "64", "--score-norm-samples", "64"]
 RECIPES = Path(heedful.__file__).parents[2] / "recipes"
-DEMO = Path(heedful.__file__).parent / "demo" / "recipe"
+DEMO = Path(heedful.__file__).parent / "apps" / "demo" / "recipe"
 GPT2, QWEN = "runs/start-gpt2/final", "runs/start-qwen3/final"
 REWARDS = ("model:runs/start-reward/final",)
 
