@@ -340,15 +340,25 @@ def test_a_reward_model_goes_on_with_fewer_rows_and_the_state_has_all_adaptive_m
     assert [adaptive.found for adaptive in learner.adaptives.values()] == [MicroBatch(i + 1) for i in range(3)]
 
 
-def test_records_mixed_in_are_the_same_after_an_attempt(online):
-    """Memory runs out in their pass; the minibatch is done again with them, not with the next ones."""
-    _, learner, _, _ = online("ptx", micro_batch_size=4)
-    _, smaller, _, _ = online("ptx", micro_batch_size=2)
-    with memory_of(80, learner.policy, only_once=True) as out:
-        assert "loss/ptx" in step_online(learner)[0]
-    assert out
+def test_an_attempt_that_fails_among_the_records_mixed_in_leaves_nothing(online):
+    """The minibatch is done again with the same records, and its responses are in the metrics once."""
+    _, learner, _, _ = online("ptx", micro_batch_size=4, rollout_micro_batch_size=8)
+    _, smaller, _, _ = online("ptx", micro_batch_size=2, rollout_micro_batch_size=8)
+    experience = make_experience(learner, rollout(learner, next(learner.prompts)))
+    passes = []
+
+    def run_out(_module, args):
+        passes.append(args[0])
+        if len(passes) == 2:  # the first is that of the minibatch's four responses
+            raise ERRORS["gpu"]
+
+    learner.policy.lm.get_input_embeddings().register_forward_pre_hook(run_out)
+    found = timeless(ppo.learn(learner, experience).metrics)
+    assert learner.adaptive.found.rows == 2
     assert learner.ptx.order.state_dict() != {"epoch": 0, "cursor": 0}
-    step_online(smaller)
+    expected = timeless(ppo.learn(smaller, make_experience(smaller, rollout(smaller, next(smaller.prompts)))).metrics)
+    assert "loss/ptx" in found
+    assert found == expected
     assert learner.ptx.order.state_dict() == smaller.ptx.order.state_dict()
 
 

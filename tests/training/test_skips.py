@@ -7,6 +7,7 @@ They come from where they come from in real runs: a gradient that overflows, wei
 import copy
 import math
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -214,6 +215,36 @@ def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, m
     step_online(learner)
     assert not equal(numbers(learner.state_dict()), before)
     assert learner.state_dict()["skipped_in_a_row"] == 0
+
+
+def test_a_minibatch_that_was_left_out_is_in_no_mean_and_in_no_file(online, length, numbers, tmp_path, monkeypatch):
+    """Means are over the minibatches that were learned from; the others' responses have no log-ratio."""
+    losses, learned = [], []
+    for skipped in ((), (1,), (3,)):  # of a minibatch the policy is first, then the critic
+        settings = online(
+            "separate", steps=1, rollouts="all", learning_rate=1e-9, output=tmp_path / f"without {skipped}"
+        )
+        with monkeypatch.context() as patch:
+            overflow(patch, *skipped)
+            TRAIN[PPOConfig](settings, rewards=[length])
+        losses.append(numbers(settings.output)[0]["loss/value"])
+        (file,) = (settings.output / "rollouts").iterdir()
+        learned.append([ratio is not None for ratio in pq.read_table(file)["log_ratio"].to_pylist()])
+    both, *ones = losses
+    assert both == pytest.approx(sum(ones) / 2, rel=1e-4)
+    assert min(ones) > 1
+    assert learned[0] == [True] * 8
+    assert sum(learned[1]) == 4
+    assert learned[2] == [not row for row in learned[1]]
+
+
+def test_the_records_mixed_in_are_named_too(online, length, demonstrations, monkeypatch):
+    """Their tokens may be what is broken."""
+    settings = online("everything", steps=1)
+    overflow(monkeypatch, 1)
+    TRAIN[PPOConfig](settings, rewards=[length])
+    (left_out,) = read_jsonl(settings.output / "skipped.jsonl")
+    assert {source.rpartition(":")[0] for source in left_out["records"]} == {settings.data, demonstrations}
 
 
 @pytest.mark.parametrize("name", often(["grpo", "ppo"], ["ppo"]))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraModel
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from heedful import ConfigError
 from heedful.core import token_logprobs
@@ -292,6 +293,18 @@ def test_adapters_are_merged(server, connected, tiny, draw):
     adapted = Policy(lm)
     found = draw(connected(server(), policy=adapted), adapted)
     torch.testing.assert_close(found.logprobs, forced(adapted, found), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_on_experts_are_refused_before_anything_is_asked(server, connected):
+    """They are on parameters of three dimensions, which are not merged one matrix at a time."""
+    shape = {"vocab_size": 264, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    lm = MixtralForCausalLM(MixtralConfig(**shape, num_attention_heads=2, num_key_value_heads=1, num_local_experts=2))
+    experts = next(name for name, parameter in lm.named_parameters() if "experts" in name and parameter.ndim == 3)
+    LoraModel(lm, LoraConfig(r=2, target_modules=[], target_parameters=[experts]), "default")
+    first = server()
+    with pytest.raises(SamplerError, match=r"does not support LoRA on experts .*leave out --sampler"):
+        connected(first, policy=Policy(lm))
+    assert first.seen()["orders"] == []
 
 
 def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, draw, monkeypatch):

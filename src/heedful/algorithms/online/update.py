@@ -56,7 +56,6 @@ class Update:
                 learner.ptx.order.load_state_dict(mixed_before)
 
         for attempt in learner.adaptive.retry_on_oom(learner.config.micro_batch, rows=rows, undo=undo):
-            self._mixed = []
             yield self.recorder.attempt(attempt)
 
     def is_above(self, approx_kl_limit: float | None) -> bool:
