@@ -16,6 +16,7 @@ from heedful.models.shape import load_shape
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
 from heedful.planning.shapes import KNOWN, decoder
+from heedful.training import compact_adamw
 
 SMALL = decoder(
     vocabulary=1000, hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, tied=True, head_norms=True
@@ -77,6 +78,7 @@ def test_sizes_are_those_of_the_code():
     for name in ("CHUNK", "SMALLEST_CHUNK", "LEARNED_CHUNK", "BLOCK", "CPU_BLOCK", "KEPT"):
         assert getattr(memory, name) == getattr(head_logprobs, name)
     assert memory.MOST_SCORES == attention.MOST_SCORES
+    assert memory.PART == compact_adamw.PART
     assert (memory.CACHE_BLOCK, memory.GRAPH_BLOCK) == (kv_cache.BLOCK, cuda_graph.POSITIONS)
     assert memory.VALUE_HEAD == value_model.WIDTH
     assert memory.MOST_READ == layers.MOST_READ
@@ -138,7 +140,11 @@ def test_weights_in_bfloat16_by_hand():
     """Matrices and their gradients in two bytes, norms in four; the moments stay in float32, or are on the CPU."""
     narrow = phases(replace(SFT, weights_dtype="bfloat16"), half=True)
     weights = 2 * 11_800 + 4 * 70
-    assert narrow["step"] == {"policy, trained": weights, "moments of the optimizer": 8 * 11_870, "gradients": weights}
+    largest = 10_000  # the embeddings: weights, gradient, noise, rounded bits twice, which are finite, and bfloat16
+    assert narrow["step"] == {
+        "policy, trained": weights, "moments of the optimizer": 8 * 11_870, "gradients": weights,
+        "a chunk of weights in float32": (4 + 4 + 4 + 4 + 4 + 1 + 2) * largest,
+    }  # fmt: skip
     assert "copies in half precision" not in narrow["backward"]
     assert "moments of the optimizer" not in phases(replace(SFT, optimizer_device="cpu"))["step"]
 

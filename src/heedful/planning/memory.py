@@ -43,6 +43,8 @@ CHUNK, SMALLEST_CHUNK, LEARNED_CHUNK, BLOCK, CPU_BLOCK, KEPT = 2**22, 256, 1024,
 """Sizes as in `heedful.kernels.head_logprobs`; a test compares them."""
 MOST_SCORES = 2**22
 """As in `heedful.kernels.attention`."""
+PART = 2**24
+"""As in `heedful.training.compact_adamw`."""
 MOST_READ = 0.9
 """As in `heedful.kernels.cpu.layers`."""
 CACHE_BLOCK, GRAPH_BLOCK = 32, 128
@@ -348,7 +350,8 @@ class _Run:
             read = self.batch * self._state * (30 if self.half else 28)  # seven times in float32, and in half precision
             phases["values"] = held | {"activations": read}
         phases["backward"] = held | self._backward()
-        phases["step"] = held | {"gradients": sum(network.gradients for network in self.learning) / self.shards}
+        gradients = sum(network.gradients for network in self.learning) / self.shards
+        phases["step"] = held | {"gradients": gradients, "a chunk of weights in float32": self._chunk()}
         named = {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
         host = {name: size for name, size in self._main_memory().items() if size}
         return Plan(named, host, self.merges, self.sampled_rows)
@@ -401,6 +404,15 @@ class _Run:
             "moving average": average / self.shards,
             "moments of the optimizer": moments / self.shards,
         }
+
+    def _chunk(self) -> float:
+        """Bytes of a chunk of bfloat16 weights while it is stepped (`heedful.training.compact_adamw`): in float32, with its
+        noise and what rounding makes of it; its gradient in float32 too, unless that is in main memory."""
+        if self.config.weights_dtype != "bfloat16":
+            return 0
+        shape = self.policy.shape
+        largest = max(shape.embedding, shape.head, shape.hidden * shape.intermediate, shape.experts // shape.layers)
+        return (23 if self.config.optimizer_device == "same" else 19) * min(PART, largest / self.shards)
 
     @property
     def _value_head(self) -> int:
@@ -477,9 +489,10 @@ class _Run:
         return 4 * (4 if is_adapted and self.half else 3) * shape.hidden + mlp
 
     def _scoring(self) -> Parts:
-        """The largest pass without gradients."""
+        """The largest pass without gradients. A reference that waits is on the GPU only in its own."""
         passes: list[Parts] = []
-        for network in self.reading:
+        reading = [self.reference] if self.reference_is_freed and self.reference else self.reading
+        for network in reading:
             rows = self.rows if self.online is None else self.scored_rows
             activations: float = rows * self.lengths.longest * self._one_layer(network) + network.folded
             if network.has_logits:
@@ -487,7 +500,9 @@ class _Run:
             passes.append(
                 {"copies in half precision": self._casts(network, learning=False), "activations": activations}
             )
-        return max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.reading, learning=False)
+            if self.reference_waits:
+                passes[-1]["reference"] = network.frozen if network is self.reference else 0.0
+        return max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(reading, learning=False)
 
     def _backward(self) -> Parts:
         """The largest backward pass at its beginning, when all activations are in memory."""
