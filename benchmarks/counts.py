@@ -70,8 +70,16 @@ def main():
     show("**trunk**", trunk, rooms, files)
     show("**all**", [*rooms], rooms, files)
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")]
-    words = sum(len(path.read_text(encoding="utf-8").split()) for path in documents if not path.is_symlink())
+    patterns = [
+        ":(glob)*.md",
+        ":(glob)docs/*.md",
+        ":(glob)docs/results/*.md",
+    ]  # not the page of settings, which is made
+    tracked = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    documents = [path for line in tracked.splitlines() if not (path := ROOT / line).is_symlink()]
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in documents)
     print(f"\ntests: {sum(len(text.splitlines()) for text in tests):,} lines in {len(tests)} files")
     print(f"README, docs and results, without lessons: {words:,} words")
     for module in ("heedful.algorithms.ppo", "heedful.algorithms.sft"):

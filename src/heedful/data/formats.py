@@ -206,7 +206,7 @@ def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, s
     Returns a function that turns a record into one of the task's own shapes. It raises DataError for a record of another
     format than the first one's. Raises DataError too if two formats fit.
     """
-    records = [_renamed(record) for record in records]
+    records = [_with_usual_names(record) for record in records]
     found = next((one for record in records if (one := _recognised(record, mapping, task)) is not None), None)
     known = SchemaReader(found if isinstance(found, Format) else None, mapping, task)
     _report(path, records, known)
@@ -223,7 +223,7 @@ class SchemaReader:
     task: Task
 
     def __call__(self, record: Record) -> Record:
-        record = _renamed(record)
+        record = _with_usual_names(record)
         if self.format is None:
             return record
         if not self.format.fits(record.fields, self.task):
@@ -294,7 +294,7 @@ def _listed(names: Iterable[str]) -> str:
     return listed(f"`{name}`" for name in names)
 
 
-def _renamed(record: Record) -> Record:
+def _with_usual_names(record: Record) -> Record:
     """Return a record with the usual names for its columns."""
     fields = record.fields
     for name, usual in RENAMED.items():
@@ -485,12 +485,12 @@ def _text_prompt(record: Record) -> dict[str, Any]:
 
 def _preferred(record: Record) -> dict[str, Any]:
     asked = record.fields["input"]
-    inner = _renamed(Record(record.source, {name: asked[name] for name in ("tools", "functions") if asked.get(name)}))
+    tools = {name: asked[name] for name in ("tools", "functions") if asked.get(name)}
     return {
         "prompt": asked["messages"],
         "chosen": record.fields["preferred_output"],
         "rejected": record.fields["non_preferred_output"],
-        **inner.fields,
+        **_with_usual_names(Record(record.source, tools)).fields,
     }
 
 

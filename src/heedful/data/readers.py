@@ -103,7 +103,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     for source, fields in rows:
         if (fault := fault_in(fields)) is not None:
             raise DataError(f"{source}: {fault}")
-        records.append(Record(source, _renamed(fields, columns, source)))
+        records.append(Record(source, _with_chosen_columns(fields, columns, source)))
     if not records:
         raise DataError(f"{path}: the data set is empty. Expected at least one record; check how the file was written.")
     return records
@@ -569,7 +569,8 @@ def dataset_rows(dataset: Any) -> Iterator[dict[str, Any]]:
     return ({name: from_arrow(value, kinds.get(name)) for name, value in row.items()} for row in dataset)
 
 
-def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) -> dict[str, Any]:
+def _with_chosen_columns(fields: dict[str, Any], columns: Mapping[str, str], source: str) -> dict[str, Any]:
+    """A record's fields under the names that ``--columns`` gives them. Raises DataError for a missing column."""
     for name, column in columns.items():
         if column not in fields:
             raise DataError(
