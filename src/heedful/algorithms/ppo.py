@@ -149,10 +149,9 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
         update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
 
     learner.non_finite_guard.count(update.steps or head_steps)
-    metrics = {**experience.metrics, **value_metrics, **update.metrics(), **critic_norm(head_steps, update.steps)}
-    metrics |= {"optimizer/learning_rate": learning_rate} | learner.update_coefficients(
-        metrics, is_warming_up=is_warming_up
-    )
+    metrics = experience.metrics | value_metrics | update.metrics() | critic_norm(head_steps, update.steps)
+    metrics["optimizer/learning_rate"] = learning_rate
+    metrics |= learner.update_coefficients(metrics, is_warming_up=is_warming_up)
     if cfg.approx_kl_limit is not None:
         metrics["policy/update_frac"] = update.taken_frac(len(experience.rows))
     return recorder.end(metrics, experience.mask.sum(), experience.sampled_tokens)
