@@ -171,6 +171,8 @@ JOBS = [
     for ranks in sizes
     for algorithm in ("GRPO", "PPO")
 ]
+
+
 def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
