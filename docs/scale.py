@@ -1,5 +1,5 @@
-"""Writes the tables of docs/results/scale.md: `python docs/scale.py`. Memory is what `heedful plan` says; bytes and seconds
-are counted here, from shapes and published numbers of the hardware. Nothing is measured."""
+"""Writes the computed tables of docs/results/several-devices.md: `python docs/scale.py`. Memory is what `heedful plan`
+says; bytes and seconds are counted here, from shapes and published numbers of the hardware. Nothing is measured."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.planning.memory import GB, Lengths, Plan, plan_of
 from heedful.planning.shapes import Shape, decoder
 
-PAGE = Path(__file__).parent / "results" / "scale.md"
+PAGE = Path(__file__).parent / "results" / "several-devices.md"
 MODELS = {
     "7B": decoder(  # Qwen2.5-7B
         vocabulary=152_064, hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18_944,
@@ -171,15 +171,6 @@ JOBS = [
     for ranks in sizes
     for algorithm in ("GRPO", "PPO")
 ]
-PARTS = {
-    "weights": ("policy, trained", "critic, trained"),
-    "gradients": ("gradients",),
-    "moments": ("moments of the optimizer",),
-    "frozen": ("reference", "reward models"),
-    "whole blocks": ("whole blocks", "copies in half precision"),
-    "activations, logits": ("activations", "logits"),
-    "CUDA": ("CUDA itself",),
-}
 
 
 def row(*cells: object) -> str:
@@ -190,31 +181,19 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.1f}"
 
 
-def memory_table() -> list[str]:
-    """Of the phase that learns and needs most; and whether the rank could hold a whole copy to sample from."""
-    lines = [row("model", "GPUs", "", *PARTS, "together", "sampling by itself"), "|" + "---|" * (5 + len(PARTS))]
-    for job in JOBS:
-        plan = job.plan()
-        phase = max(("backward", "step"), key=plan.total)
-        cells = (sum(plan.phases[phase].get(part, 0) for part in parts) for parts in PARTS.values())
-        totals = [
-            number(x / GB) if x <= MEMORY else f"**{number(x / GB)}**" for x in map(plan.total, (phase, "sampling"))
-        ]
-        lines.append(row(job.name, job.ranks, job.algorithm, *(number(x / GB) for x in cells), *totals))
-    return lines
-
-
-def cost_table() -> list[str]:
-    """Seconds of a step, by what limits them; sampling as the memory allows it."""
+def large_table() -> list[str]:
+    """GB of the learning phase that needs most, and with a whole copy to sample from; seconds, by what limits them."""
     names = ("learning", "reading", "links", "weights to servers", "sampling")
-    heads = ("model", "GPUs", "", "GB received", *names, "step", "learning + reading")
+    heads = ("model", "GPUs", "", "GB", "GB, sampling by itself", "GB received", *names, "step", "learning + reading")
     lines = [row(*heads), "|" + "---|" * len(heads)]
     for job in JOBS:
-        seconds = job.seconds()
+        plan, seconds = job.plan(), job.seconds()
+        held = map(plan.total, (max(("backward", "step"), key=plan.total), "sampling"))
+        memory = [number(x / GB) if x <= MEMORY else f"**{number(x / GB)}**" for x in held]
         total = sum(seconds.values())
         share = f"{100 * (seconds['learning'] + seconds['reading']) / total:.0f} %"
         cells = [job.received() / GB, *(seconds[name] for name in names), total]
-        lines.append(row(job.name, job.ranks, job.algorithm, *map(number, cells), share))
+        lines.append(row(job.name, job.ranks, job.algorithm, *memory, *map(number, cells), share))
     return lines
 
 
@@ -229,10 +208,10 @@ def replicas_table() -> list[str]:
 
 def written(page: str) -> str:
     """The page with its tables as they are computed."""
-    for name, table in {"memory": memory_table, "cost": cost_table, "replicas": replicas_table}.items():
+    for name, table in {"large": large_table, "replicas": replicas_table}.items():
         between = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
         page, count = between.subn(lambda found, table=table: found[1] + "\n".join(table()) + found[2], page)
-        assert count == 1, f"docs/results/scale.md has no table {name!r}"
+        assert count == 1, f"docs/results/several-devices.md has no table {name!r}"
     return page
 
 

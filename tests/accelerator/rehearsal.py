@@ -1,6 +1,6 @@
 """heedful rehearsed on the pretend accelerator: every trainer with its options, against the CPU.
 
-python tests/accelerator/rehearsal.py           # the table of docs/results/accelerator.md
+python tests/accelerator/rehearsal.py           # the table of tests/accelerator/README.md
 python tests/accelerator/rehearsal.py ppo lora  # of the rows with these words
 """
 

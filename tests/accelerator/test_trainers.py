@@ -46,7 +46,7 @@ from heedful.training.compact_adamw import CompactAdamW
 from heedful.training.setup import load_reference
 from heedful.types import MicroBatch
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "accelerator.md"
+PAGE = Path(__file__).with_name("README.md")
 MOST_PER_MINIBATCH = 3
 """Waits in a minibatch: whether its numbers are finite, the gradient norms, and one for what a setting adds."""
 MOST_PER_BATCH = 3

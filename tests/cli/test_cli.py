@@ -392,7 +392,7 @@ def test_memory_of_a_gpu_grows_in_place_unless_the_user_chose(chosen, expected):
 
 
 def test_a_thread_looks_more_often_where_a_look_takes_less_time():
-    """With 1,000 looks of 13 ns a PPO step of the demo took a third longer than with 2,000 (docs/results/real-models.md)."""
+    """With 1,000 looks of 13 ns a PPO step of the demo took a third longer than with 2,000 (docs/results/speed.md)."""
     assert spins("vendor_id\t: GenuineIntel\nflags\t: fpu avx512_bf16 avx512_fp16\n") == 2000
     assert spins("vendor_id\t: GenuineIntel\nflags\t: fpu avx512_bf16\n") == 1000
     assert spins("vendor_id\t: AuthenticAMD\nflags\t: fpu avx512_fp16\n") == 1000

@@ -1,5 +1,5 @@
-"""docs/memory.md and docs/results/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the
-tables of docs/memory.md again, `python docs/scale.py` those of docs/results/scale.md."""
+"""docs/memory.md and docs/results/several-devices.md hold what the planner says. `python tests/planning/test_pages.py`
+writes the tables of docs/memory.md again, `python docs/scale.py` those of docs/results/several-devices.md."""
 
 import functools
 import re
@@ -92,7 +92,7 @@ def test_memory_holds_what_the_planner_says(name):
 
 def test_scale_holds_what_its_script_says():
     script = runpy.run_path(str(DOCS / "scale.py"))
-    page = (DOCS / "results" / "scale.md").read_text(encoding="utf-8")
+    page = (DOCS / "results" / "several-devices.md").read_text(encoding="utf-8")
     assert script["written"](page) == page
     sizes = {name: round(shape.parameters / 1e9, 2) for name, shape in script["MODELS"].items()}
     assert sizes == {"7B": 7.62, "70B": 70.55, "405B": 405.85}, "as published"
