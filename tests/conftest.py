@@ -45,6 +45,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 from architectures import DECODERS
+from in_browser import chromium
 
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
@@ -386,3 +387,33 @@ def forked_heedful(forked):
         return forked(work, **options)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One headless Chromium for all rooms: its thread then has an event loop that runs, in which no second one starts."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install heedful[test])"
+    )
+    path = chromium()
+    if path is None:
+        pytest.skip("there is no Chromium (apt-get install chromium)")
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=path, args=[*flags, "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def axe():
+    """``axe(page)`` is what axe-core finds wrong with a page."""
+    script = pytest.importorskip("axe_core_python.base", reason="axe-core-python is not installed").AXE_SCRIPT
+
+    def found(page):
+        if not page.evaluate("'axe' in window"):
+            page.evaluate(script)
+        # to list all that is well as well takes three quarters of the time
+        return page.evaluate("axe.run({resultTypes: ['violations']}).then(found => found.violations)")
+
+    return found

@@ -158,6 +158,7 @@ def compute_in_float64():
         return load(kind, *names, dtype=torch.float64, **options)
 
     PreTrainedModel.from_pretrained = classmethod(in_float64)
+    heedful.models.load.store_matrices = lambda *_, **__: None
     DTYPES["float32"] = torch.float64
     torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)

@@ -1,8 +1,6 @@
-"""Run folders of PPO, made without training; and a headless Chromium, where there is one."""
+"""Run folders of PPO, made without training."""
 
 import json
-import os
-import shutil
 
 import pytest
 
@@ -41,17 +39,3 @@ def log_run(tmp_path, tiny):
         return folder
 
     return write
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """One Chromium for the whole session."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.skip("there is no Chromium (apt-get install chromium)")
-    with playwright.sync_playwright() as started:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = started.chromium.launch(executable_path=path, args=[*flags, "--disable-gpu"])
-        yield browser
-        browser.close()

@@ -129,18 +129,14 @@ def test_filters_and_orders(log_run, opened):
 
 @pytest.mark.parametrize("phone", [False, True])
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing_on_any_screen(log_run, opened, phone, dark):
-    from axe_core_python.base import AXE_SCRIPT
-
+def test_axe_finds_nothing_on_any_screen(log_run, opened, axe, phone, dark):
     alarms = [{"step": 2, "alarm": "repetition", "message": "m", "evidence": {}}]
     samples = [{"step": s, "prompt": "q", "response": "r " * 200, "score": 1.0} for s in (1, 2, 3)]
     one = log_run(steps=9, alarms=alarms, samples=samples, responses=[(text, text) for text in NASTY])
     page = opened(one, log_run("运行/二", settings={"kl_coef": 0.2}), phone=phone, dark=dark)
     page.locator(".tokens").first.focus()
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    page.evaluate(AXE_SCRIPT)
-    violations = page.evaluate("axe.run({resultTypes: ['violations']}).then(found => found.violations)")
-    assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in violations] == []
+    assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in axe(page)] == []
     assert page.wrong == []
 
 

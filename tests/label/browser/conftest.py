@@ -1,9 +1,7 @@
-"""A project that is served on a real socket, and a headless Chromium that looks at it. Without one, the tests are skipped."""
+"""A project that is served on a real socket, and people who look at it in a headless Chromium."""
 
 import asyncio
 import contextlib
-import os
-import shutil
 import sys
 import threading
 import time
@@ -23,11 +21,6 @@ from heedful.configs.label import ProjectSettings
 WRITER = (sys.executable, str(Path(__file__).parent / "writer.py"))
 WAIT = 120_000
 """Most milliseconds for anything on a page; a busy machine is slow."""
-
-
-def chromium():
-    """The distribution's Chromium; None if there is none."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def item(task, prompt, *answers, **more):
@@ -127,36 +120,6 @@ class Served:
             somebody.page.locator("main button").last.press("Enter")
         somebody.page.locator("main[aria-busy=false]").wait_for()
         return somebody
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """One Chromium for the whole session, whose thread then has an event loop that runs."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install heedful[test])"
-    )
-    path = chromium()
-    if path is None:
-        pytest.skip("there is no Chromium (apt-get install chromium)")
-    with playwright.sync_playwright() as started:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = started.chromium.launch(executable_path=path, args=[*flags, "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def axe():
-    """``axe(page)`` is what axe-core finds wrong with a page."""
-    script = pytest.importorskip("axe_core_python.base", reason="axe-core-python is not installed").AXE_SCRIPT
-
-    def found(page):
-        if not page.evaluate("'axe' in window"):
-            page.evaluate(script)
-        # to list all that is well as well takes three quarters of the time
-        return page.evaluate("axe.run({resultTypes: ['violations']}).then(found => found.violations)")
-
-    return found
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ import pictures_content as content
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from conftest import Labeller, Served, chromium, item
+from conftest import Labeller, Served, item
 from heedful.apps.label import Project
 from heedful.apps.label.server.policy import PolicyWorker
 from heedful.configs.label import ProjectSettings
@@ -264,7 +265,9 @@ def main():
     camera = Camera(parser.parse_args().output)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         folder = Path(temporary)
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
         settings = ProjectSettings(name="Tenants' advice", overlap=0.0, repeats=0.0)
         with (
             Project.create(folder / "work", settings) as project,
