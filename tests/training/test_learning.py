@@ -41,11 +41,12 @@ def test_the_first_steps_make_a_model_polite(tmp_path, monkeypatch, seed):
     for command in ("sft", "reward", "ppo"):
         assert main([command, str(recipes / f"{command}.yaml"), "--seed", str(seed)]) == 0
     lines = Path("runs/first/ppo/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    scores = [step["reward/score_mean"] for step in map(json.loads, lines) if "reward/score_mean" in step]
+    steps = [step for step in map(json.loads, lines) if "reward/score_mean" in step]
+    scores, kl = ([step[name] for step in steps] for name in ("reward/score_mean", "reference/kl"))
     assert scores[-1] > scores[0] + 1.0  # sampled: the likeliest answer may be polite before PPO
     summary = json.loads(Path("runs/first/ppo/summary.json").read_text(encoding="utf-8"))
     assert summary["last_evaluation"]["eval/eos_frac"] >= 0.9
-    assert summary["last_evaluation"]["eval/kl"] < 5 * math.log(2)
+    assert sum(kl[-5:]) / 5 < 3 * math.log(2)  # of 320 responses; the evaluation has 28
     judged = {"rewards": ("model:runs/first/reward/final",), "data": "recipes/first/preferences.jsonl"}
     models = {"model": "runs/first/ppo/final", "baseline": "runs/first/sft/final"}
     result = evaluate_win_rate(WinRateConfig(**models, **judged, max_new_tokens=48, temperature=1.0))
