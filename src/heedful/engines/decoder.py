@@ -171,7 +171,7 @@ def _recorded(policy: Policy, *, merge_adapters: bool) -> tuple[PreTrainedModel,
 
 def _copy(lm: PreTrainedModel, compute_dtype: torch.dtype, *, merge_adapters: bool) -> PreTrainedModel:
     if merge_adapters and can_merge(lm):
-        lm = merged(lm, compute_dtype if compute_dtype in HALF else torch.float32)
+        lm = merged(lm, compute_dtype)
     copied = inference_copy(lm, compute_dtype)
     if lm.device.type != "cpu":  # there a product of all was as fast as one of each
         join_matrices(copied, but=lm.parameters())
