@@ -30,6 +30,7 @@ import transformers
 from live_bytes import LiveBytes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from workload import END, PAD
 
 from heedful.algorithms.online import start as online_start
@@ -41,6 +42,7 @@ from heedful.kernels.cpu import layers
 from heedful.models.heads import LogitMap
 from heedful.models.shape import load_shape
 from heedful.planning.memory import CUDA_CONTEXT, Lengths, Plan, plan_of
+from heedful.planning.shapes import Shape
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32_768}
 QWEN3 = {
@@ -283,6 +285,12 @@ def _decode(
             logits = decoder.read_tokens(tokens[: len(held)])
 
 
+def _shape(model: str) -> Shape:
+    """`load_shape`, whose model without numbers is none on the device."""
+    with _disable_current_modes():
+        return load_shape(model)
+
+
 def _leave_out(_trunk: Any, mlp: torch.nn.Module) -> bool:
     """The last MLP can leave tokens out."""
     layers._replace(mlp, layers._mlp_of_read)
@@ -302,6 +310,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heedful.models.load.check_causal": lambda *_: None,
     "heedful.models.value_model.check_causal": lambda *_: None,
     "heedful.training.setup.hold_untrained_rows": lambda *_: None,
+    "heedful.training.memory_preflight.load_shape": _shape,
     "heedful.kernels.waiting.synchronize": lambda _: None,
     "heedful.models.reward_model.RewardModel._can_pack": lambda _: True,
     "heedful.kernels.cpu.layers._try_leaving_out": _leave_out,
