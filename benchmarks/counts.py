@@ -70,15 +70,9 @@ def main():
     show("**trunk**", trunk, rooms, files)
     show("**all**", [*rooms], rooms, files)
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
-    patterns = [
-        ":(glob)*.md",
-        ":(glob)docs/*.md",
-        ":(glob)docs/results/*.md",
-    ]  # not the page of settings, which is made
-    tracked = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    documents = [path for line in tracked.splitlines() if not (path := ROOT / line).is_symlink()]
+    patterns = [":(glob)*.md", ":(glob)docs/*.md", ":(glob)docs/results/*.md"]
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    documents = [path for line in listed.stdout.splitlines() if not (path := ROOT / line).is_symlink()]
     words = sum(len(path.read_text(encoding="utf-8").split()) for path in documents)
     print(f"\ntests: {sum(len(text.splitlines()) for text in tests):,} lines in {len(tests)} files")
     print(f"README, docs and results, without lessons: {words:,} words")

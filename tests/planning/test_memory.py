@@ -266,8 +266,16 @@ def test_the_peak_is_the_largest_phase():
 def test_dpo_gives_its_reference_back():
     found = phases(DPOConfig(**BASE, reference="r"), device="cuda", half=True)
     assert "reference" in found["scoring"]
+    assert "copies in half precision" not in found["scoring"], "the policy, in float32, has no pass there"
     assert "reference" not in found["backward"] | found["step"]
     assert "moments of the optimizer" not in found["scoring"]
+
+
+def test_a_reference_that_waits_is_on_the_gpu_in_no_pass_but_its_own():
+    """The policy's own pass is the largest beside a smaller reference."""
+    waits, stays = (on_gpu(replace(ONLINE, reference="0.5B", reference_device=place)) for place in ("cpu", "same"))
+    assert "reference" not in waits.phases["scoring"]
+    assert waits.total("scoring") == stays.total("scoring") - stays.phases["scoring"]["reference"]
 
 
 def test_main_memory_beside_a_gpu_has_what_is_put_there():
