@@ -271,7 +271,7 @@ class OfflineLearner:
         if broken:
             self.clear()
         else:
-            grad_norm = optimizer_step(self.optimizer, [self.model], self.max_grad_norm)
+            grad_norm = optimizer_step(self.optimizer, self.model, self.max_grad_norm)
             if not math.isfinite(grad_norm) and self.model.grad_scaler is None:
                 broken = {"gradient norm": grad_norm}
         if broken:

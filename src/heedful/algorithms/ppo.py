@@ -31,7 +31,7 @@ from heedful.algorithms.online.metrics import SHOWN, experience_metrics
 from heedful.algorithms.online.policy_losses import objective_loss
 from heedful.algorithms.online.recorder import Learned, Recorder
 from heedful.algorithms.online.rollout import ScoredBatch
-from heedful.algorithms.online.update import Update, critic_norm, minibatches
+from heedful.algorithms.online.update import Update, minibatches
 from heedful.algorithms.online.values import learn_values, value_loss
 from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.devices import upload
@@ -68,7 +68,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
     policy, mask = learner.policy, batch.response_mask
 
     old = ref_logprobs = kl = None
-    if cfg.needs_old_pass:
+    if cfg.needs_old_pass or learner.is_warming_up:
         old = learner.token_outputs(policy, batch, with_entropy=True, with_states=policy.value_head is not None)
     if cfg.needs_reference:
         ref_logprobs = learner.token_outputs(learner.reference, batch).logprobs
@@ -110,10 +110,12 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         entropy_coef=learner.entropy.coef,
         completions=scored.completions,
         scores=scored.scores,
-        metrics=experience_metrics(scored, old, kl, rewards, returns, config=cfg, started=started) | weight_metrics,
+        metrics=experience_metrics(scored, old, kl, rewards, config=cfg, started=started) | weight_metrics,
         sampled_tokens=scored.sampled.sampled_tokens,
         states=None if old is None else old.states,
         sampler_logprobs=scored.responses.logprobs,
+        drawn_logprobs=scored.responses.drawn_logprobs,
+        correct=upload(torch.tensor(scored.scores) >= cfg.positive_score, mask.device) if cfg.positive_coef else None,
         is_finite=finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
         entropy=None if old is None else old.entropy,
         temperature=cfg.temperature,
@@ -122,34 +124,33 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
 
 
 def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
-    """``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each.
+    """The critic's epochs, then ``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each.
 
     The passes end at a minibatch whose approx_kl before its step is above ``approx_kl_limit``: neither it nor any after it is
     learned from. The first, on which the policy has not moved yet, always is. In the first ``critic_warmup_steps`` rollout
     batches only the critic learns, and the KL coefficient stays: a policy that stands still says nothing about it.
     """
-    cfg, learning_rate = learner.config, learner.schedule.advance()
+    cfg, is_warming_up = learner.config, learner.is_warming_up
+    learning_rate = learner.schedule.advance()
     recorder = Recorder(learner, experience.kl)
     update = Update(learner, recorder)
-    is_warming_up = learner.schedule.done <= cfg.critic_warmup_steps
-    value_metrics, head_steps = learn_values(learner, experience)
+    value_metrics, value_steps = learn_values(learner, experience)
 
-    epochs = 0 if is_warming_up and learner.critic is None else cfg.ppo_epochs
-    for rows in minibatches(experience, epochs, learner):
+    for rows in minibatches(experience, 0 if is_warming_up else cfg.ppo_epochs, learner):
         minibatch, is_too_far = experience.select(rows), False
         for attempt in update.retry_on_oom(len(rows)):
             with attempt as limit:
-                backward_minibatch(learner, minibatch, recorder, limit, is_warming_up=is_warming_up)
+                backward_minibatch(learner, minibatch, recorder, limit)
                 is_too_far = update.is_above(cfg.approx_kl_limit)
-                if not (is_too_far or is_warming_up):
+                if not is_too_far:
                     update.mix_in(limit)
         if is_too_far:
             update.skip()
             break
         update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
 
-    learner.non_finite_guard.count(update.steps or head_steps)
-    metrics = experience.metrics | value_metrics | update.metrics() | critic_norm(head_steps, update.steps)
+    learner.non_finite_guard.count(update.steps or value_steps)
+    metrics = experience.metrics | value_metrics | update.metrics()
     metrics["optimizer/learning_rate"] = learning_rate
     metrics |= learner.update_coefficients(metrics, is_warming_up=is_warming_up)
     if cfg.approx_kl_limit is not None:
@@ -158,38 +159,27 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
 
 
 def backward_minibatch(
-    learner: Learner[OnlineConfig],
-    minibatch: Experience,
-    recorder: Recorder,
-    limit: MicroBatch,
-    *,
-    is_warming_up: bool = False,
+    learner: Learner[OnlineConfig], minibatch: Experience, recorder: Recorder, limit: MicroBatch
 ) -> None:
-    """Gradients of a minibatch's losses, a micro-batch at a time. While it warms up, only those of the critic.
+    """Gradients of a minibatch's loss, a micro-batch at a time.
 
     Every term is divided by the minibatch's count of tokens (or of responses, if these are the actions): the micro-batch size
     does not change the gradient.
     """
     counts = Counts.of(minibatch, learner.config)
-    for part in minibatch.micro_batches(limit, learner.lockstep_forwards(is_warming_up=is_warming_up)):
-        if not is_warming_up:
-            policy_loss(learner, part, counts, recorder).backward()  # now, so that the critic's pass has the memory
-        if learner.critic is not None:
-            values = learner.critic(part.batch.ids, part.batch.attention_mask, part.mask)
-            loss, metrics = value_loss(values, part, counts, learner.config)
-            loss.backward()
-            recorder.add(metrics)
-    if minibatch.old_logprobs is None:
-        recorder.share_kl()
+    for part in minibatch.micro_batches(limit, learner.lockstep_forwards()):
+        policy_loss(learner, part, counts, recorder).backward()
+    if minibatch.makes_first_pass:
+        recorder.share_kl(minibatch.rows)
 
 
 def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts, recorder: Recorder) -> Tensor:
     """The loss of a micro-batch, after one pass of the policy over it.
 
-        L = -J - entropy_coef H + kl_coef KL + value_coef L_V
+        L = -J - entropy_coef H + kl_coef KL + positive_coef L_+ + value_coef L_V
 
-    J is the surrogate that ``policy_loss`` and ``importance_level`` choose; KL is here only with ``kl_in`` loss, L_V only
-    for a value head whose loss is to pull the trunk.
+    J is the surrogate that ``policy_loss`` and ``importance_level`` choose; KL is here only with ``kl_in`` loss, L_+ is
+    `core.positive_example_loss`, L_V only for a value head whose loss is to pull the trunk.
     """
     cfg, batch, mask = learner.config, part.batch, part.mask
     new = learner.policy(
@@ -197,13 +187,15 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
         batch.attention_mask,
         mask,
         temperature=cfg.temperature,
-        with_entropy=part.entropy_coef > 0 or part.old_logprobs is None,
+        with_entropy=part.entropy_coef > 0 or part.makes_first_pass,
         with_values=learner.pulls_trunk,
     )
-    old_logprobs = part.old_logprobs
-    if old_logprobs is None:  # the policy is still the one that sampled
-        old_logprobs = new.logprobs.detach()
+    if part.makes_first_pass:
         recorder.add_first_pass(new, part, counts)
+    if cfg.policy_loss == "sao":
+        old_logprobs = part.drawn_logprobs
+    else:  # without a pass before it the policy is still the one that sampled
+        old_logprobs = new.logprobs.detach() if part.old_logprobs is None else part.old_logprobs
     recorder.record_log_ratio(part.rows, new.logprobs, old_logprobs)
     loss, metrics = objective_loss(
         new.logprobs, old_logprobs, part.advantages, mask, config=cfg, reduction=counts.reduction
@@ -216,6 +208,11 @@ def policy_loss(learner: Learner[OnlineConfig], part: Experience, counts: Counts
         kl = core.kl_estimate(new.logprobs, part.ref_logprobs, kind=cfg.kl_estimate, old_logprobs=sampled_by)
         penalty = part.kl_coef * counts.reduction.tokens(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
+    if part.correct is not None:
+        imitation, of_imitation = core.positive_example_loss(
+            new.logprobs, mask, part.correct, num_tokens=counts.positive
+        )
+        loss, metrics = loss + cfg.positive_coef * imitation, metrics | of_imitation
     recorder.add(metrics)
     if learner.pulls_trunk:
         loss = loss + cfg.value_coef * value_loss(new.values, part, counts, cfg)[0]

@@ -34,7 +34,7 @@ from heedful.redact import redact
 from heedful.types import MicroBatch
 
 Advantage = Literal["gae", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce++"]
-PolicyLoss = Literal["clip", "a2c", "cispo"]
+PolicyLoss = Literal["clip", "a2c", "cispo", "sao"]
 ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 ALARM_NAMES = (
     "end-token-lost", "responses-cut", "length-drift", "repetition", "entropy-collapse", "kl-budget", "ratio-tail",
@@ -46,6 +46,8 @@ KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
 ROLLOUT_ROWS = 64
 """Responses sampled and read at a time, if neither the settings nor the memory plan say more."""
+HEAD_EPOCHS = 2
+"""Passes of a value head over a rollout batch."""
 HEAD_LEARNING_RATE = 1e-3
 """Learning rate of a value head: it is small and starts from random weights, so it needs a far larger rate than a trained
 network."""
@@ -92,6 +94,13 @@ class ObjectiveOptions(Settings):
     """Discount factor per token."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
     """Trades bias against variance of the advantages: 1 trusts rewards, 0 trusts values."""
+    gae_lambda_alpha: Annotated[float | None, POSITIVE] = None
+    """In place of gae-lambda one lambda for each response by its length: 1 - 1 / (alpha * length), and 0 where that is
+    negative (VAPO), so that an advantage reads the same share of every response. 0.05 (VAPO) is for answers of hundreds of
+    tokens: 0 up to 20 tokens, 0.8 at 100, 0.95 at 400. 1.5 (SAO) is for short ones: 0.97 at 20. None is off."""
+    value_lambda: Annotated[float | None, FRACTION] = None
+    """Lambda of the critic's targets, if that is not gae-lambda. 1: the rewards that came, without a value in them (VC-PPO,
+    VAPO), which is what to take for long answers. None is gae-lambda, or 1 with gae-lambda-alpha."""
     whiten_rewards: bool = False
     """Scale the per-token rewards of a batch to variance 1."""
     whiten_advantages: bool = True
@@ -100,7 +109,8 @@ class ObjectiveOptions(Settings):
     policy_loss: PolicyLoss | OwnCode | Callable[..., Any] = "clip"
     """What is maximised. clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer
     step per rollout batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds
-    still learn. python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
+    still learn. sao: the same times the ratio to the sampler's probabilities, and nothing for tokens beyond the bounds; no
+    pass before the update, and the sampler may be ahead. python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
     importance_level: ImportanceLevel = "token"
     """What one probability ratio belongs to. token: each token. sequence: the whole response, which is one action (RLOO);
     with a critic it has one value, that of its prompt, and one advantage, so gamma and gae-lambda do not apply.
@@ -112,9 +122,15 @@ class ObjectiveOptions(Settings):
     clip_range: Annotated[float, POSITIVE] = 0.2
     """How far the probability ratio may move before its gradient stops."""
     clip_range_high: Annotated[float | None, POSITIVE] = None
-    """How far the ratio may rise, if that is not clip-range (DAPO: 0.28)."""
+    """How far the ratio may rise, if that is not clip-range (DAPO: 0.28; SAO: clip-range 0.3 and 5 for reasoning, 0.8 and 3
+    for code)."""
     dual_clip: Annotated[float | None, Range(above=1)] = None
     """Above 1: a bad action counts at most this many times its advantage, however much likelier it became. None is off."""
+    positive_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """How much the policy also imitates its own correct responses: weight of their negative log-likelihood per token (VAPO:
+    0.1). 0 is off."""
+    positive_score: float = 1.0
+    """The score from which on a response is correct, for positive-coef."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Bonus on the policy's entropy. Raising it keeps responses diverse."""
     target_entropy: Annotated[float | None, POSITIVE] = None
@@ -162,14 +178,19 @@ class ObjectiveOptions(Settings):
     starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""
     value_model: str | None = None
     """Where a separate critic starts from. None is the policy's model."""
-    value_epochs: Annotated[int, POSITIVE] = 2
-    """Passes of the value head over a rollout batch (shared critic). They cost little: the trunk is not run."""
+    value_freeze: tuple[str, ...] = ()
+    """Parts of a critic of its own that stay as they start, by their names in it: self_attn (SAO), embed_tokens."""
+    value_epochs: Annotated[int | None, POSITIVE] = None
+    """Passes of the critic over a rollout batch. None is 2 for a value head, which cost little, as the trunk is not run, and
+    ppo-epochs for a model of its own (SAO: 2 to the policy's 1)."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """How much the value loss also pulls the trunk, beside the policy loss (shared critic). 0 leaves it to the policy."""
     value_clip_range: Annotated[float | None, POSITIVE] = 0.2
-    """How far values may move from the old ones before their gradient stops. None is off."""
+    """How far values may move from the old ones before their gradient stops, in units of the reward. None is off, as it is
+    with value-lambda 1 and with value-epochs of a critic of its own: what these gain lies beyond it."""
     value_learning_rate: Annotated[float | None, POSITIVE] = None
-    """Learning rate of the critic. None is 1e-3 for a value head (shared), and learning-rate for a network of its own."""
+    """Learning rate of the critic. None is 1e-3 for a value head (shared), and learning-rate for a network of its own (VAPO:
+    twice, SAO: five times the policy's)."""
     critic_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     """First steps in which only the critic learns (of a shared one: only the value head)."""
 
@@ -187,6 +208,25 @@ class ObjectiveOptions(Settings):
     def has_response_actions(self) -> bool:
         """Whether a response is a single action for the critic: one value, one reward, one advantage."""
         return self.estimator.critic and self.importance_level != "token"
+
+    @property
+    def critic_lambda(self) -> float:
+        """Lambda of the critic's targets."""
+        if self.value_lambda is not None:
+            return self.value_lambda
+        return self.gae_lambda if self.gae_lambda_alpha is None else 1.0
+
+    @property
+    def moves_values_freely(self) -> bool:
+        """Whether values are not clipped, whatever ``value_clip_range``: targets are Monte Carlo returns, or a network of its
+        own makes passes of its own number."""
+        has_targets = (self.value_lambda is not None or self.gae_lambda_alpha is not None) and self.critic_lambda == 1
+        return has_targets or (self.critic != "shared" and self.value_epochs is not None)
+
+    @property
+    def value_clip(self) -> float | None:
+        """How far values may move from the old ones."""
+        return None if self.moves_values_freely else self.value_clip_range
 
     @property
     def exploded_approx_kl(self) -> float:
@@ -230,16 +270,23 @@ class ObjectiveOptions(Settings):
         if not self.estimator.critic:
             refuse(
                 self,
-                "gae_lambda",
+                *("gae_lambda", "gae_lambda_alpha", "value_lambda"),
                 because=f"is about a critic's values, and {self.advantage_flag} has none; leave it out, or use "
                 "--advantage gae (heedful ppo, a2c)",
             )
         if self.has_response_actions:
             refuse(
                 self,
-                *("gamma", "gae_lambda"),
+                *("gamma", "gae_lambda", "gae_lambda_alpha", "value_lambda"),
                 because=f"spreads rewards over tokens, but with --importance-level {self.importance_level} the response is "
                 "one action; leave out one of the two",
+            )
+        if self.gae_lambda_alpha is not None:
+            refuse(
+                self,
+                "gae_lambda",
+                because="is one lambda for all responses, and --gae-lambda-alpha gives each its own by its length; leave out "
+                "one of the two",
             )
 
     def _check_surrogate(self) -> None:
@@ -262,6 +309,24 @@ class ObjectiveOptions(Settings):
                 *("importance_level", "dual_clip"),
                 because="does not go with --policy-loss cispo, which weighs each token by its own clipped ratio; leave it "
                 "out, or use --policy-loss clip (heedful ppo, grpo)",
+            )
+        if self.policy_loss == "sao":
+            refuse(
+                self,
+                *("importance_level", "dual_clip", "importance"),
+                because="does not go with --policy-loss sao, which weighs each token by its own ratio to the sampler; leave "
+                "it out, or use --policy-loss clip (heedful ppo, grpo)",
+            )
+            if self.clip_range >= 1:
+                raise ConfigError(
+                    f"--clip-range {self.clip_range:g} is no lower bound: ratios are above 0; make it below 1 (SAO: 0.3 or "
+                    "0.8), and the upper one --clip-range-high"
+                )
+        if not self.positive_coef:
+            refuse(
+                self,
+                "positive_score",
+                because="says which responses --positive-coef imitates, which is 0; add it, such as --positive-coef 0.1",
             )
         if self.importance_level == "token":
             return
@@ -338,6 +403,7 @@ class ObjectiveOptions(Settings):
                 *(
                     "critic",
                     "value_model",
+                    "value_freeze",
                     "value_epochs",
                     "value_coef",
                     "value_clip_range",
@@ -349,12 +415,26 @@ class ObjectiveOptions(Settings):
             )
         if self.value_model is not None and self.critic != "separate":
             raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
-        if self.critic != "shared":
+        if self.critic == "shared":
             refuse(
                 self,
-                *("value_coef", "value_epochs"),
+                "value_freeze",
+                because="names parts of a critic of its own, but with --critic shared it is a head on the policy's trunk; "
+                "add --critic separate, or leave it out",
+            )
+        else:
+            refuse(
+                self,
+                "value_coef",
                 because=f"is about a value head on the policy's trunk, but with --critic {self.critic} the critic has a "
                 "network of its own; leave it out, or set --value-learning-rate",
+            )
+        if self.moves_values_freely and self.value_clip_range is not None:
+            refuse(
+                self,
+                "value_clip_range",
+                because="bounds how far a value moves, and what --value-lambda 1, --gae-lambda-alpha or --value-epochs gain "
+                "lies beyond it; leave it out",
             )
         if self.policy_loss == "a2c" and self.critic != "shared":
             refuse(
@@ -755,18 +835,23 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
 
     @property
     def needs_old_pass(self) -> bool:
-        """True for several updates, whose ratios need the initial policy, or if advantages need KL, values or weights.
+        """True for several updates, whose ratios need the initial policy, or if advantages need KL, values or weights. With
+        ``policy_loss`` sao several updates alone do not need it.
 
         Also with ``mask_truncated``: the update reads only some responses, but KL and entropy are those of all.
         """
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
         reads_first = has_kl_in_reward or has_value_head or self.importance != "none" or self.mask_truncated
+        if (
+            self.policy_loss == "sao"
+        ):  # its ratio is to the sampler; later epochs would not say how the policy was before
+            return reads_first or self.ppo_epochs > 1
         return not self.makes_one_update or reads_first or self.critic_warmup_steps > 0
 
     @property
     def corrects(self) -> bool:
-        return self.importance != "none"
+        return self.importance != "none" or self.policy_loss == "sao"
 
     @property
     def kl_price(self) -> float:
@@ -776,6 +861,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
     def user_code(self) -> dict[str, str | Callable[..., Any]]:
         named = {"--advantage": self.advantage, "--policy-loss": self.policy_loss}
         return {flag: value for flag, value in named.items() if user_code.is_named(value)} | super().user_code
+
+    @property
+    def critic_epochs(self) -> int:
+        """``value_epochs``, or its default."""
+        return self.value_epochs or (HEAD_EPOCHS if self.critic == "shared" else self.ppo_epochs)
 
     @property
     def critic_learning_rate(self) -> float:

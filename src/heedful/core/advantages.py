@@ -6,13 +6,22 @@ No gradient flows through anything here: the losses take rewards, advantages and
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heedful.core.logprobs import KLKind, kl_estimate
 from heedful.core.masking import at_least_float32, first_in_mask, one_per_row, same_shape
 
-__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages", "tied_groups"]
+__all__ = [
+    "adaptive_lambda",
+    "gae",
+    "group_advantages",
+    "kl_shaped_rewards",
+    "response_rewards",
+    "rewards_to_go",
+    "rloo_advantages",
+    "tied_groups",
+]
 
 
 @torch.no_grad()
@@ -83,7 +92,7 @@ def gae(
     response_mask: Bool[Tensor, "batch time"],
     *,
     gamma: float = 1.0,
-    gae_lambda: float = 0.95,
+    gae_lambda: float | Float[Tensor, " batch"] = 0.95,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16), and the returns ``A_t + V_t``.
 
@@ -96,13 +105,16 @@ def gae(
         response_mask: True at response tokens, the time steps. Gaps (tool tokens) are skipped: V and A carry over them.
         gamma: discount factor per token.
         gae_lambda: 0 bootstraps from the critic after one token (low variance, biased by its errors); 1 uses only
-            rewards (high variance, unbiased).
+            rewards (high variance, unbiased). A tensor has one for each row, such as `adaptive_lambda`.
 
     Returns unwhitened advantages, and returns; both are zero outside the mask. A response cut at the length limit is
     not bootstrapped.
     """
     same_shape(2, rewards=rewards, values=values, response_mask=response_mask)
     rewards, values = at_least_float32(rewards), at_least_float32(values)
+    if isinstance(gae_lambda, Tensor):
+        one_per_row(gae_lambda=gae_lambda, response_mask=response_mask)
+        gae_lambda = gae_lambda.unsqueeze(1)
     place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's response tokens
 
     def compact(x: Tensor) -> Tensor:
@@ -116,6 +128,47 @@ def gae(
         span *= 2
     advantages = torch.where(response_mask, advantages.gather(1, place), 0.0)
     return advantages, torch.where(response_mask, advantages + values, 0.0)
+
+
+@torch.no_grad()
+def adaptive_lambda(lengths: Int[Tensor, " batch"], *, alpha: float) -> Float[Tensor, " batch"]:
+    """The lambda of each response by its length (Yue et al. 2025, VAPO, eq. 8), for the advantages of `gae`.
+
+        lambda_i = max(0, 1 - 1 / (alpha l_i))
+
+    The weights ``lambda^k`` of the errors `delta` sum to ``1 / (1 - lambda) = alpha l``: each advantage reads a share alpha
+    of its response, whatever its length. alpha is 0.05 in VAPO, for answers of hundreds of tokens: 0 up to 20 actions, 0.8
+    at 100, 0.95 at 400, 0.98 at 1,000. With 1.5 it is 0.97 at 20.
+
+    Args:
+        lengths: number of actions of each response.
+        alpha: above 0.
+
+    Returns float32 in [0, 1): 0 for responses of at most ``1 / alpha`` actions. Raises ValueError unless alpha is above 0.
+    """
+    if not alpha > 0:
+        raise ValueError(f"adaptive_lambda: alpha must be above 0, got {alpha}")
+    same_shape(1, lengths=lengths)
+    return (1 - 1 / (alpha * lengths.clamp(min=1).float())).clamp(min=0)
+
+
+@torch.no_grad()
+def rewards_to_go(
+    rewards: Float[Tensor, "batch time"], response_mask: Bool[Tensor, "batch time"], *, gamma: float = 1.0
+) -> Float[Tensor, "batch time"]:
+    """Monte Carlo returns: the rewards that did come from each token on, which no value is part of.
+
+        G_t = sum_{k >= t} gamma^(k-t) r_k                 the returns of `gae` at lambda 1, whatever the values
+
+    Args:
+        rewards: reward of each token.
+        response_mask: True at response tokens, the time steps.
+        gamma: discount factor per token.
+
+    Returns zero outside the mask.
+    """
+    nothing = torch.zeros_like(rewards)
+    return gae(rewards, nothing, response_mask, gamma=gamma, gae_lambda=1.0)[0]
 
 
 @torch.no_grad()

@@ -24,19 +24,29 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import Count, at_least_float32, masked_mean, one_number, same_shape
+from heedful.core.masking import Count, at_least_float32, masked_mean, one_number, one_per_row, same_shape
 from heedful.core.surrogates import (
     Bounds,
     Surrogate,
     cispo,
     clipped_ratio,
     clipped_sequence_ratio,
+    double_sided,
     policy_gradient,
     ratio_kl,
     sequence_policy_gradient,
 )
 
-__all__ = ["Reduction", "a2c_policy_loss", "cispo_policy_loss", "ppo_policy_loss", "sft_loss", "value_loss"]
+__all__ = [
+    "Reduction",
+    "a2c_policy_loss",
+    "cispo_policy_loss",
+    "positive_example_loss",
+    "ppo_policy_loss",
+    "sao_policy_loss",
+    "sft_loss",
+    "value_loss",
+]
 
 Metrics = dict[str, Tensor]
 Scalar = Float[Tensor, ""]
@@ -166,6 +176,59 @@ def cispo_policy_loss(
     bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
     surrogate = cispo(logprobs, old_logprobs, advantages, response_mask, bounds)
     return _policy_loss(surrogate, reduction.tokens, reduction.num_tokens)
+
+
+def sao_policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    sampler_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    clip_range: float,
+    clip_range_high: float | None = None,
+    reduction: Reduction = PER_TOKEN,
+) -> tuple[Scalar, Metrics]:
+    """The ratio to the sampler as a constant weight, 0 outside strict bounds (SAO 2026, arXiv 2607.07508, eq. 3).
+
+        L = -1/N sum_t sg(r_t [1 - clip_range < r_t < 1 + clip_range_high]) A_t log pi_t
+
+    Args:
+        sampler_logprobs: log-probs that the sampler recorded, by weights of any age: there is no old pass.
+        clip_range, clip_range_high: the bounds; SAO has 0.3 and 5 for reasoning, 0.8 and 3 for code.
+
+    Metrics: see `_ratio_metrics`; ``policy/clip_frac`` is the share of tokens outside the bounds.
+    """
+    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
+    surrogate = double_sided(logprobs, sampler_logprobs, advantages, response_mask, bounds)
+    return _policy_loss(surrogate, reduction.tokens, reduction.num_tokens)
+
+
+def positive_example_loss(
+    logprobs: Float[Tensor, "batch time"],
+    response_mask: Bool[Tensor, "batch time"],
+    correct: Bool[Tensor, " batch"],
+    *,
+    num_tokens: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Negative log-likelihood of the policy's own correct responses (Yue et al. 2025, VAPO, eq. 11 and 12).
+
+        L = -1/N sum_{i correct} sum_t log pi_t
+
+    Added to the policy loss (VAPO: times 0.1), it imitates what succeeded.
+
+    Args:
+        logprobs: as above.
+        response_mask: as above.
+        correct: True for responses that count.
+        num_tokens: N, the number of their tokens in the whole optimizer step; None is that of the call.
+
+    0, with a gradient of 0, if no response is correct.
+    """
+    one_per_row(correct=correct, response_mask=response_mask)
+    mask = response_mask & correct.unsqueeze(1)
+    count = mask.sum() if num_tokens is None else torch.as_tensor(num_tokens)
+    loss, _ = sft_loss(logprobs, mask, num_tokens=count.clamp(min=1))
+    return loss, {"loss/positive": loss.detach()}
 
 
 def a2c_policy_loss(

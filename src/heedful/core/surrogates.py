@@ -18,6 +18,7 @@ __all__ = [
     "cispo",
     "clipped_ratio",
     "clipped_sequence_ratio",
+    "double_sided",
     "policy_gradient",
     "ratio_kl",
     "sequence_policy_gradient",
@@ -136,6 +137,32 @@ def cispo(
     weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)
     gradient = policy_gradient(logprobs, weight * at_least_float32(advantages.detach()), response_mask)
     return Surrogate(gradient.objective, response_mask, log_ratio, (weight != ratio) & response_mask)
+
+
+def double_sided(
+    logprobs: Float[Tensor, "*shape"],
+    sampler_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    bounds: Bounds,
+) -> Surrogate:
+    """Direct double-sided importance sampling (GLM-5.2's SAO 2026, arXiv 2607.07508, eq. 3).
+
+        J_t = sg(r_t [1 - low < r_t < 1 + high]) A_t log pi_t,   r_t = exp(new - sampler's log-prob)
+
+    Inside the bounds the ratio to the policy that sampled is the weight of the policy gradient. Outside, whatever the sign
+    of the advantage, a token has no gradient; PPO's clip (`clipped_ratio`) still corrects a token that moved the wrong way,
+    and `cispo` keeps the bound as its weight. The ratio is that of the policy in training, so it changes with each
+    minibatch; the weights of `importance_weights` are fixed before the update. ``clipped`` is True outside the bounds;
+    ``dual`` is not used.
+    """
+    same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, advantages=advantages, response_mask=response_mask)
+    log_ratio = _log_ratio(logprobs, sampler_logprobs, response_mask).detach()
+    ratio = log_ratio.exp()
+    inside = (ratio > 1 - bounds.low) & (ratio < 1 + bounds.high)
+    weight = torch.where(inside, ratio, 0.0)
+    gradient = policy_gradient(logprobs, weight * at_least_float32(advantages.detach()), response_mask)
+    return Surrogate(gradient.objective, response_mask, log_ratio, ~inside & response_mask)
 
 
 def ratio_kl(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

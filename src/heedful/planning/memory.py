@@ -326,7 +326,7 @@ class _Run:
 
     @property
     def learning(self) -> list[_Network]:
-        """The trained networks, in the order of their backward passes."""
+        """The trained networks: each has minibatches and steps of its own."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     @property
@@ -350,7 +350,7 @@ class _Run:
             read = self.batch * self._state * (30 if self.half else 28)  # seven times in float32, and in half precision
             phases["values"] = held | {"activations": read}
         phases["backward"] = held | self._backward()
-        gradients = sum(network.gradients for network in self.learning) / self.shards
+        gradients = max(network.gradients for network in self.learning) / self.shards
         phases["step"] = held | {"gradients": gradients, "a chunk of weights in float32": self._chunk()}
         named = {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
         host = {name: size for name, size in self._main_memory().items() if size}
@@ -506,14 +506,13 @@ class _Run:
 
     def _backward(self) -> Parts:
         """The largest backward pass at its beginning, when all activations are in memory."""
-        total = sum(network.gradients for network in self.learning)
-        passes, before = [], 0.0
+        passes = []
         for network in self.learning:
-            passes.append(self._activations(network) | {"gradients": total if self.is_split else before})
+            gradients = network.gradients if self.is_split else 0.0
+            passes.append(self._activations(network) | {"gradients": gradients})
             if network.trained == "all" and network.has_logits:
                 # A first micro-batch's gradient of the head becomes the gradient; a later one's is beside it until added.
                 passes[-1]["gradients"] += network.head * network.shape.output
-            before += network.gradients
         most = max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.learning, learning=True)
         if self.is_divided and most["gradients"]:
             most["gradients"] = self._divided_gradients()
@@ -634,11 +633,11 @@ class _Run:
                 2 * n.ends + 4 * n.block if n.linear == 2 else 4 * max(n.block, n.shape.output if n.has_logits else 0)
                 for n in trained
             )
-            return 4 * sum(network.learned for network in self.learning) + max(beside, default=0.0)
+            return 4 * max(network.learned for network in self.learning) + max(beside, default=0.0)
         until_summed = (
             max(n.linear * n.ends + (self._gathered(n) + 4) * n.block, (n.linear + 4) * n.ends) for n in trained
         )
-        return sum(network.gradients for network in self.learning) / self.shards + max(until_summed, default=0.0)
+        return max(network.gradients for network in self.learning) / self.shards + max(until_summed, default=0.0)
 
 
 def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int = 0) -> int:

@@ -1,6 +1,5 @@
 """Skipping steps with non-finite numbers: logs their records, and ends a run after too many in a row."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ class StepResult(NamedTuple):
     """Gradient norm before clipping; not finite if the step was skipped."""
     is_skipped: bool = False
     """True if skipped for non-finite numbers. Not for gradients that overflow the current float16 loss scale."""
-    critic_norm: float = math.nan
-    """Gradient norm of a separate critic; NaN if none was trained."""
 
 
 @dataclass

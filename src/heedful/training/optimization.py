@@ -113,48 +113,33 @@ def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> floa
     return 1.0
 
 
-def optimizer_step(
-    optimizer: torch.optim.Optimizer,
-    modules: Sequence[nn.Module],
-    max_grad_norm: float,
-    all_norms: list[float] | None = None,
-) -> float:
-    """Clip each module's gradient norm, step, and clear gradients. Returns the first module's norm, before clipping.
+def optimizer_step(optimizer: torch.optim.Optimizer, module: nn.Module, max_grad_norm: float) -> float:
+    """Clip a module's gradient norm, step, and clear gradients. Returns the norm, before clipping.
 
-    Gradients are summed over ranks first. The norms of all modules with gradients are appended to ``all_norms``.
-
-    If a norm is not finite, the step is skipped for every module: weights, moments and the optimizer's step count do
-    not change, and that norm is returned. In float16 the loss scale is then halved. Raises TrainingError if the norm is
+    Gradients are summed over ranks first. If the norm is not finite, the step is skipped: weights, moments and the
+    optimizer's step count do not change. In float16 the loss scale is then halved. Raises TrainingError if the norm is
     still not finite at a scale below 1.
     """
-    scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
-    parameters = [list(module.parameters()) for module in modules]
-    ranks.add_gradients(dict.fromkeys(p for of_module in parameters for p in of_module if not is_divided(p)))
+    scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
+    ranks.add_gradients(dict.fromkeys(p for p in module.parameters() if not is_divided(p)))
     if scaler is not None:
         scaler.unscale_(optimizer)
-    with_gradients = [[p for p in of_module if p.grad is not None] for of_module in parameters]
-    clipped = [
-        clip_gradients(learned, max_grad_norm or math.inf)
-        for learned in with_gradients
-        if learned  # a policy has no gradients during critic warm-up
-    ]
-    norms: list[float] = torch.stack(clipped).tolist() if clipped else []  # a GPU is waited for once
-    if all_norms is not None:
-        all_norms += norms
-    broken = next((norm for norm in norms if not math.isfinite(norm)), None)
-    if broken is not None and scaler is not None and scaler.get_scale() < 1:
+    learned = [p for p in module.parameters() if p.grad is not None]
+    norm = float(clip_gradients(learned, max_grad_norm or math.inf))  # a GPU is waited for once
+    is_broken = not math.isfinite(norm)
+    if is_broken and scaler is not None and scaler.get_scale() < 1:
         raise TrainingError(
-            f"the gradient norm is {broken} even at a loss scale below 1; lower --learning-rate, or try --dtype float32"
+            f"the gradient norm is {norm} even at a loss scale below 1; lower --learning-rate, or try --dtype float32"
         )
     hit("update.backward")
     if scaler is not None:
         scaler.step(optimizer)  # skips the step if a gradient is not finite
         scaler.update()
-    elif broken is None:
+    elif not is_broken:
         optimizer.step()
     hit("update.stepped")
     optimizer.zero_grad(set_to_none=True)
-    return norms[0] if broken is None else broken
+    return norm
 
 
 def step_metrics(norms: Sequence[float]) -> dict[str, float]:

@@ -53,15 +53,16 @@ class Estimate(NamedTuple):
 
 
 def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """GAE with a critic (`core.gae`), over tokens, or with one step per response."""
+    """GAE with a critic (`core.gae`), over tokens, or with one step per response; the critic's targets have a lambda of their
+    own."""
     assert rewards.values is not None
-    actions = action_mask(rewards.response_mask, config)
-    per_token = rewards.per_token
-    if config.has_response_actions:
-        per_token = core.response_rewards(per_token, rewards.response_mask)
-    if config.whiten_rewards:
-        per_token = core.rescale(per_token, actions)
-    return Estimate(*core.gae(per_token, rewards.values, actions, gamma=config.gamma, gae_lambda=config.gae_lambda))
+    actions, alpha = action_mask(rewards.response_mask, config), config.gae_lambda_alpha
+    given = action_rewards(rewards, config), rewards.values, actions
+    policy_lambda = config.gae_lambda if alpha is None else core.adaptive_lambda(actions.sum(dim=1), alpha=alpha)
+    advantages, returns = core.gae(*given, gamma=config.gamma, gae_lambda=policy_lambda)
+    if alpha is not None or config.critic_lambda != policy_lambda:
+        _, returns = core.gae(*given, gamma=config.gamma, gae_lambda=config.critic_lambda)
+    return Estimate(advantages, returns)
 
 
 def grpo(rewards: Rewards, config: OnlineConfig) -> Estimate:
@@ -88,16 +89,12 @@ def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
         A_t = sum_{k >= t} gamma^(k - t) r_k           r holds the score at the last token and -kl_coef kl_k at each
 
-    Computed by `core.gae` with values of 0 and lambda 1. With gamma 1 it is the score minus the KL penalty of the
-    response from t on.
+    These are `core.rewards_to_go`. With gamma 1 it is the score minus the KL penalty of the response from t on.
     """
     per_token = rewards.per_token
     if config.whiten_rewards:
         per_token = core.rescale(per_token, rewards.response_mask)
-    to_come, _ = core.gae(
-        per_token, torch.zeros_like(per_token), rewards.response_mask, gamma=config.gamma, gae_lambda=1.0
-    )
-    return Estimate(to_come)
+    return Estimate(core.rewards_to_go(per_token, rewards.response_mask, gamma=config.gamma))
 
 
 ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
@@ -140,6 +137,14 @@ def estimate_advantages(rewards: Rewards, config: OnlineConfig) -> Estimate:
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
     """Number of consecutive responses that are compared."""
     return len(rewards.per_response) if config.estimator.compares == "batch" else config.samples_per_prompt
+
+
+def action_rewards(rewards: Rewards, config: OnlineConfig) -> Float[Tensor, "batch time"]:
+    """The rewards that a critic's values predict: those of each token, or their sum at the first token of a response."""
+    per_token = rewards.per_token
+    if config.has_response_actions:
+        per_token = core.response_rewards(per_token, rewards.response_mask)
+    return core.rescale(per_token, action_mask(rewards.response_mask, config)) if config.whiten_rewards else per_token
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:

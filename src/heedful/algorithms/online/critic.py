@@ -94,7 +94,30 @@ def load_critic(
         source = resolve(start, config)
         critic = load_value_model(source, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
     prepare(critic, config, base=start)
+    freeze(critic, config.value_freeze)
     return critic
+
+
+def freeze(critic: ValueModel, parts: Sequence[str]) -> None:
+    """Leave the parts of a critic with these names (``self_attn``, ``layers.0``) as they are.
+
+    Raises ConfigError for a name that no weight has, or if only the head is left.
+    """
+    for part in parts:
+        found = [weight for name, weight in critic.trunk.named_parameters() if f".{part}." in f".{name}."]
+        if not found:
+            names = sorted({word for name, _ in critic.trunk.named_parameters() for word in name.split(".")})
+            raise ConfigError(
+                f"--value-freeze {part} is no part of the critic; choose from "
+                f"{', '.join(word for word in names if not word.isdigit())}"
+            )
+        for weight in found:
+            weight.requires_grad_(False)
+    if parts and not any(weight.requires_grad for weight in critic.trunk.parameters()):
+        raise ConfigError(
+            f"--value-freeze {' '.join(parts)} leaves nothing of the critic but its head; leave a part out, or use --critic "
+            "shared"
+        )
 
 
 def check_same_text(

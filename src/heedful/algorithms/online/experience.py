@@ -34,7 +34,7 @@ class Experience:
     rows: Int[Tensor, " batch"]
     """Indices of the responses in the rollout batch, without masked responses."""
     old_logprobs: Float[Tensor, "batch time"] | None
-    """None if the update has a single optimizer step: its own forward pass computes them."""
+    """None if the update's own pass is the first (`makes_first_pass`)."""
     ref_logprobs: Float[Tensor, "batch time"] | None
     """None if the reference is not needed."""
     rewards: Float[Tensor, "batch time"]
@@ -58,9 +58,13 @@ class Experience:
     states: dict[int, Float[Tensor, "tokens hidden"]] | None
     """Inputs of the policy's value head by row of the rollout batch, of those that this rank has read; None without one."""
     sampler_logprobs: Float[Tensor, "batch time"]
-    """Log-probs recorded during sampling; only for metrics."""
+    """Log-probs recorded during sampling, of the policy before top-k and top-p; only for metrics."""
+    drawn_logprobs: Float[Tensor, "batch time"]
+    """Log-probs recorded during sampling, of the distribution that was drawn from (``policy_loss`` sao)."""
     is_finite: Bool[Tensor, " batch"]
     """False where a response's rewards, log-probs or values are not finite; for messages."""
+    correct: Bool[Tensor, " batch"] | None = None
+    """True for responses with a score of at least ``positive_score``; None without ``positive_coef``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Of the policy that sampled, in nats; for inspection; None without ``old_logprobs``."""
     temperature: float = 1.0
@@ -69,6 +73,11 @@ class Experience:
     def __repr__(self) -> str:
         """A line for each field: the shape and type of a tensor, the number of texts."""
         return shapes("Experience", vars(self))
+
+    @property
+    def makes_first_pass(self) -> bool:
+        """Whether the update's pass over the policy is the first over these responses: entropy, KL and mismatch are its."""
+        return self.old_logprobs is None
 
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
@@ -135,6 +144,8 @@ class Counts:
     responses: int
     actions: Tensor
     """Number of the critic's actions: tokens, or responses."""
+    positive: Tensor | None = None
+    """Number of tokens of correct responses; None without ``positive_coef``."""
 
     @classmethod
     def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":
@@ -142,4 +153,6 @@ class Counts:
         mask, responses = minibatch.mask, len(minibatch.rows)
         tokens = mask.sum()
         reduction = core.Reduction(config.loss_reduction, tokens, responses, config.max_new_tokens)
-        return cls(reduction, tokens, responses, action_mask(mask, config).sum())
+        correct = minibatch.correct
+        positive = None if correct is None else (mask & correct.unsqueeze(1)).sum()
+        return cls(reduction, tokens, responses, action_mask(mask, config).sum(), positive)

@@ -1,13 +1,12 @@
 """`Learner`: all models and state of an online run."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
@@ -125,14 +124,15 @@ class Learner(Generic[C_co]):
             and config.value_coef > 0
         )
 
-    def lockstep_forwards(self, *, is_warming_up: bool = False) -> LockstepForwards | None:
-        """The passes of a micro-batch, which ranks with sharded models make together."""
-        models: list[tuple[nn.Module, Callable[[], torch.Tensor]]] = []
-        if not is_warming_up:
-            models.append((self.policy, lambda: self.policy.dummy_loss(with_values=self.pulls_trunk)))
-        if self.critic is not None:
-            models.append((self.critic, self.critic.dummy_loss))
-        return lockstep_forwards(*models)
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether only the critic learns from the next rollout batch (``critic_warmup_steps``)."""
+        config = self.config
+        return isinstance(config, OnlineConfig) and self.schedule.done < config.critic_warmup_steps
+
+    def lockstep_forwards(self) -> LockstepForwards | None:
+        """The policy's pass of a micro-batch, which ranks with a sharded policy make together."""
+        return lockstep_forwards((self.policy, lambda: self.policy.dummy_loss(with_values=self.pulls_trunk)))
 
     def update_coefficients(
         self: "Learner[OnlineConfig]", metrics: Mapping[str, float], *, is_warming_up: bool = False

@@ -1,12 +1,13 @@
 """Metrics of a rollout batch before the update (defined in docs/metrics.md)."""
 
+import math
 import time
 
 import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import Rewards, action_mask, group_size
+from heedful.algorithms.online.advantages import Rewards, action_mask, action_rewards, group_size
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.policy_losses import Metrics
@@ -114,7 +115,6 @@ def experience_metrics(
     old: TokenOutputs | None,
     kl: Tensor | None,
     rewards: Rewards,
-    returns: Tensor | None,
     *,
     config: OnlineConfig,
     started: float,
@@ -124,14 +124,13 @@ def experience_metrics(
     Args:
         scored, old, kl: as in `rollout_metrics`.
         rewards: input of the advantage estimator.
-        returns: the critic's targets, ``[batch, time]``; None without a critic.
         config: the settings.
         started: start time of the passes over scored responses (`time.perf_counter`).
     """
     shaped = scored.shaped if config.estimator.per_token else rewards.per_response
     metrics = rollout_metrics(scored, old, kl, shaped=shaped) | score_metrics(scored, config)
-    if rewards.values is not None and returns is not None:
-        metrics |= critic_metrics(rewards.values, returns, action_mask(rewards.response_mask, config))
+    if rewards.values is not None and config.estimator.critic:
+        metrics |= critic_metrics(rewards, config)
     if config.compares:
         metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     if config.mask_truncated:
@@ -140,21 +139,31 @@ def experience_metrics(
     return metrics
 
 
-def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str, float]:
-    """Mean value, and the share of the returns' variance explained by the values.
+def critic_metrics(rewards: Rewards, config: OnlineConfig) -> dict[str, float]:
+    """What the critic knows of the Monte Carlo returns G (`core.rewards_to_go`), and the lambdas of `--gae-lambda-alpha`.
 
-        explained variance = 1 - var(returns - values) / var(returns)
+        explained variance = 1 - var(G - V) / var(G)                              `core.explained_variance`
 
-    Absent if the returns are constant up to rounding (a millionth of their size).
+    ``_first``: at the first action of each response. ``_prompt``: at all actions, if the value of the first one, which
+    knows the prompt only, stood at each: what lies above it is what the critic reads in the answer. Absent where returns do
+    not vary. Of responses that are single actions there is only the first.
     """
-    returns_var = core.masked_var(returns, actions)
+    values, actions = rewards.values, action_mask(rewards.response_mask, config)
+    assert values is not None
+    to_go = core.rewards_to_go(action_rewards(rewards, config), actions, gamma=config.gamma)
     metrics = {
         "value/mean": core.masked_mean(values, actions),
-        "value/explained_variance": 1 - core.masked_var(returns - values, actions) / returns_var,
-        "varies": (returns_var > 1e-12 * core.masked_mean(returns.square(), actions)).to(values.dtype),
+        "value/explained_variance": core.explained_variance(values, to_go, actions),
     }
+    if not config.has_response_actions:
+        first = core.first_values(values, actions)
+        metrics["value/explained_variance_first"] = core.explained_variance(values, to_go, core.first_in_mask(actions))
+        metrics["value/explained_variance_prompt"] = core.explained_variance(first, to_go, actions)
+    if config.gae_lambda_alpha is not None:
+        lambdas = core.adaptive_lambda(actions.sum(dim=1), alpha=config.gae_lambda_alpha)
+        metrics |= {"value/lambda_mean": lambdas.mean(), "value/lambda_zero_frac": (lambdas == 0).float().mean()}
     numbers = read(metrics)
-    return numbers if numbers.pop("varies") else {"value/mean": numbers["value/mean"]}
+    return {name: x for name, x in numbers.items() if not (name.startswith("value/explained") and math.isnan(x))}
 
 
 def tied_frac(scores: Tensor, group_size: int) -> float:

@@ -23,7 +23,7 @@ def objective_loss(
     """The scalar loss and metrics of the function selected by ``--policy-loss``: one of core's, or the user's.
 
     Args:
-        logprobs, old_logprobs, advantages, response_mask: ``[batch, time]``.
+        logprobs, old_logprobs, advantages, response_mask: ``[batch, time]``; for sao the second are the sampler's.
         config: the settings: clip ranges, and ``importance_level`` (ratio per token or per response).
         reduction: reduction to a scalar.
 
@@ -42,6 +42,10 @@ def objective_loss(
             )
         case "cispo":
             return core.cispo_policy_loss(
+                *tensors, clip_range=cfg.clip_range, clip_range_high=cfg.clip_range_high, reduction=reduction
+            )
+        case "sao":
+            return core.sao_policy_loss(
                 *tensors, clip_range=cfg.clip_range, clip_range_high=cfg.clip_range_high, reduction=reduction
             )
         case "a2c":

@@ -18,6 +18,7 @@ CORRECTED = (
     "--top-k and --top-p exclude tokens: --importance corrects sampled tokens, but excluded ones are never seen, so a bias "
     "remains (rollout/kept_mass)"
 )
+FREE_VALUES = "values are not clipped (--value-clip-range): what Monte Carlo targets or more passes gain lies beyond it"
 ONLY_MEASURED = "--reference: there is no KL penalty, so the reference is used only at evaluations, for eval/kl"
 WITHOUT_JUDGE = (
     "eval/score_mean and eval/objective exclude the comparing judge, since evaluation samples one response per prompt; "
@@ -37,10 +38,11 @@ class About(TypedDict):
 def notes_of(config: RolloutConfig) -> list[str]:
     """Notes on settings with unexpected effects."""
     is_only_measured = config.reference is not None and not config.needs_reference
-    is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
+    is_corrected = config.corrects
     filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
     without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.selection_rewards)
-    return filtered + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
+    free = [FREE_VALUES] if isinstance(config, OnlineConfig) and config.moves_values_freely else []
+    return filtered + free + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
 
 
 def parents_of(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:

@@ -17,7 +17,7 @@ from heedful.distributed import ranks
 from heedful.faults import hit
 from heedful.training.metric_sums import MetricSums
 from heedful.training.non_finite import StepResult
-from heedful.training.optimization import mean_norm, optimizer_step, step_metrics
+from heedful.training.optimization import optimizer_step, step_metrics
 from heedful.types import MicroBatch
 
 
@@ -87,7 +87,7 @@ class Update:
         learner, recorder = self.learner, self.recorder
         result = take_step(
             learner,
-            learner.trained,
+            learner.policy,
             recorder.sums,
             before=recorder.sums_before,
             update=len(self.steps) + 1,
@@ -119,16 +119,20 @@ def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tens
     return order.tensor_split(math.ceil(count / size)) if count else ()
 
 
-def minibatches(experience: Experience, epochs: int, learner: Learner[OnlineConfig]) -> Iterator[Tensor]:
-    """Rows of every minibatch of every epoch; masked and failed responses shrink all of them evenly."""
+def minibatches(
+    experience: Experience, epochs: int, learner: Learner[OnlineConfig], generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Rows of every minibatch of every epoch; masked and failed responses shrink all of them evenly.
+
+    They are in the order of a generator; None is the learner's."""
     for _ in range(epochs):
-        for rows in shuffled(len(experience.rows), learner.config.minibatch_size, learner.generator):
+        for rows in shuffled(len(experience.rows), learner.config.minibatch_size, generator or learner.generator):
             yield upload(rows, experience.rows.device)
 
 
 def take_step(
     learner: Learner[RolloutConfig],
-    modules: Sequence[nn.Module],
+    module: nn.Module,
     sums: MetricSums,
     *,
     before: Metrics,
@@ -136,28 +140,28 @@ def take_step(
     sources: Sequence[str],
     max_approx_kl: float = math.inf,
 ) -> StepResult:
-    """One optimizer step on the accumulated gradients of all modules; skipped for all if a number is not finite.
+    """One optimizer step on a module's accumulated gradients; skipped if a number is not finite.
 
     Args:
         learner: the learner.
-        modules: its networks in this step.
+        module: the network.
         sums: the step's metrics.
         before: the sums without this minibatch, restored if the step is skipped.
         update: number of the optimizer step within its rollout batch, from 1.
         sources: sources of the minibatch's records.
         max_approx_kl: the step is skipped if approx_kl exceeds it (exploded ratios).
     """
-    broken, norm, norms = broken_numbers(sums, before, max_approx_kl), math.nan, list[float]()
+    broken, norm = broken_numbers(sums, before, max_approx_kl), math.nan
     if broken:
         learner.optimizer.zero_grad(set_to_none=True)
     else:
-        norm = optimizer_step(learner.optimizer, modules, learner.config.max_grad_norm, norms)
+        norm = optimizer_step(learner.optimizer, module, learner.config.max_grad_norm)
         if not math.isfinite(norm) and learner.policy.grad_scaler is None:
             broken = {"gradient norm": norm}
     if broken:
         sums.reset(before)
         learner.non_finite_guard.skip(learner.schedule.done, update, broken, sources)
-    return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
+    return StepResult(norm, bool(broken))
 
 
 def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl: float) -> dict[str, float]:
@@ -168,14 +172,3 @@ def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], max_approx_kl
         return {}
     values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}
     return {name: value for name, value in values.items() if not math.isfinite(value)} or {name: values[name]}
-
-
-def critic_norm(of_head: Sequence[StepResult], taken: Sequence[StepResult]) -> dict[str, float]:
-    """``value/grad_norm``: mean norm of the critic's own gradient over its steps; nothing if it made none.
-
-    Args:
-        of_head: steps of a value head on the policy's trunk.
-        taken: steps of the policy and a separate critic.
-    """
-    norm = mean_norm([step.norm for step in of_head] or [step.critic_norm for step in taken])
-    return {} if norm is None else {"value/grad_norm": norm}
