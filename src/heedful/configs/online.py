@@ -1014,6 +1014,65 @@ class A2CConfig(PPOConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CriticConfig(PPOConfig):
+    """Train a critic on the returns of a policy that stands still, before PPO moves it."""
+
+    algorithm = "critic"
+    trains_policy = False
+
+    model: Annotated[str, REQUIRED] = ""
+    """The policy that PPO will start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME. It samples, and
+    stays as it is."""
+    critic: Literal["shared", "separate", "reward"] = "separate"
+    """separate: a network of its own. reward: one that starts as the first reward model among the rewards, head included."""
+    learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-5)
+    """Peak learning rate of the critic. With lora-rank the default is ten times as large."""
+    value_lambda: Annotated[float | None, FRACTION] = 1.0
+    """Lambda of the critic's targets. 1: the rewards that came."""
+    ppo_epochs: Annotated[int, POSITIVE] = 1
+    """Passes over a rollout batch."""
+    kl_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """KL penalty coefficient: 0, as the policy is its own reference."""
+    eval_every: Annotated[int, NOT_NEGATIVE] = 5
+    """Steps between evaluations on held-out prompts. 0 evaluates only at the start and the end."""
+    early_stopping_patience: Annotated[int, NOT_NEGATIVE] = 3
+    """Stop after this many evaluations in a row in which the critic explained no more of the held-out returns' variance. 0
+    never stops early."""
+
+    @property
+    def needs_old_pass(self) -> bool:
+        return False
+
+    @property
+    def best_metric(self) -> str:
+        return "eval/explained_variance"
+
+    def check(self) -> None:
+        super().check()
+        if self.critic == "shared":
+            raise ConfigError(
+                "--critic shared is a head on the policy's trunk, which moves with the policy: set --critic-warmup-steps of "
+                "heedful ppo, or use --critic separate"
+            )
+        refuse(
+            self,
+            *("advantage", "gae_lambda", "gae_lambda_alpha", "value_lambda", "whiten_advantages"),
+            *("policy_loss", "importance_level", "loss_reduction", "clip_range", "clip_range_high", "dual_clip"),
+            *("positive_coef", "entropy_coef", "target_entropy", "approx_kl_limit", "max_approx_kl"),
+            *("kl_coef", "kl_in", "kl_kind", "kl_target", "importance", "reference", "max_kl"),
+            *("ptx_data", "ema_decay", "mask_truncated", "async_steps", "selection_rewards", "critic_warmup_steps"),
+            *("value_coef", "value_learning_rate", "value_epochs"),
+            because="is about a policy that learns, but here only the critic does, from the rewards that came; leave it out "
+            "(--learning-rate and --ppo-epochs are the critic's)",
+        )
+        if not self.eval_fraction and self.eval_data is None:
+            raise ConfigError(
+                "a critic is trained until it explains no more of held-out returns, but nothing is held out: set "
+                "--eval-fraction or --eval-data"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GRPOConfig(OnlineConfig):
     """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO, GSPO,
     REINFORCE."""

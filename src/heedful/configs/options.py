@@ -468,6 +468,8 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
     """Whether it learns from pairs of texts, which a micro-batch keeps together."""
     learns_scores: ClassVar[bool] = False
     """Whether the model gives scores, as a reward model does, instead of tokens."""
+    trains_policy: ClassVar[bool] = True
+    """Whether ``model`` learns, not only a critic of it."""
     has_dropout: ClassVar[bool] = False
     """Whether the model learns with its dropout."""
     rate_is_of: ClassVar[Literal["imitation", "reference"]] = "reference"

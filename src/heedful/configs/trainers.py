@@ -140,6 +140,27 @@ TRAINERS = {
         often=tuple(name for name in ONLINE if name not in ("minibatch_size", "ppo_epochs", "clip_range")),
         panels=rollout_panels("a2c"),
     ),
+    "critic": Trainer(
+        config="configs.online:CriticConfig",
+        function="algorithms.critic:train_critic",
+        summary="train PPO's critic before the policy moves",
+        data="prompts",
+        rewards=LEARNED_REWARD,
+        often=(*ONLINE[:5], "ppo_epochs", "max_new_tokens", "temperature", "lora_rank", "dtype", "eval_every", "track"),
+        panels=(
+            Panel("Critic: loss", "squared error", "loss/value", "eval/value_error", logarithmic=True),
+            Panel(
+                "Critic: variance explained", "share of variance", "value/explained_variance", "eval/explained_variance"
+            ),
+            Panel(
+                "Critic: variance explained at the first token",
+                "share of variance",
+                "value/explained_variance_first",
+                "eval/explained_variance_first",
+            ),
+            Panel("Critic: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
+        ),
+    ),
     "grpo": Trainer(
         config="configs.online:GRPOConfig",
         function="algorithms.ppo:train_grpo",

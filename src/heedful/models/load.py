@@ -131,6 +131,7 @@ def load_causal_lm(
     """
     source = resolve(model)
     _refuse_classifier(source.folder, next(iter(load_config(source).architectures or ()), ""))
+    _refuse_critic(source)
     with explained(source.folder, "causal language model"):
         lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit, as_in_file=as_in_file)
         for folder in source.adapters:
@@ -153,6 +154,16 @@ def _refuse_classifier(name: str, kind: str) -> None:
         raise CheckpointError(
             f"{name} is a reward model ({kind}), which cannot generate; use a causal language model, such as the "
             "final/ of heedful sft"
+        )
+
+
+def _refuse_critic(source: Source) -> None:
+    """A critic of its own has a linear head, and a language model's weights where embeddings and output are one."""
+    head = Path(source.folder) / VALUE_HEAD
+    if head.is_file() and "out.weight" not in load_tensors(head):
+        raise CheckpointError(
+            f"{source.folder} is a critic (heedful critic, or the value_model/ of a run), which cannot generate; use a causal "
+            "language model, such as the final/ of heedful sft, and name the critic with --critic separate --value-model"
         )
 
 

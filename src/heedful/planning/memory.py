@@ -252,7 +252,10 @@ class _Run:
         config, shape_of = self.config, self.shape_of
         shape = shape_of(config.model)
         self.policy = self._network(
-            shape.trunk if config.learns_scores else shape, learns=True, has_logits=not config.learns_scores
+            shape.trunk if config.learns_scores else shape,
+            learns=config.trains_policy,
+            has_logits=not config.learns_scores,
+            four_bit=config.quantize == "4bit",
         )
         self.reference: _Network | None = None
         self.reference_is_freed = self.reference_waits = False
@@ -327,12 +330,14 @@ class _Run:
     @property
     def learning(self) -> list[_Network]:
         """The trained networks: each has minibatches and steps of its own."""
-        return [self.policy] if self.critic is None else [self.policy, self.critic]
+        policy = [self.policy] if self.config.trains_policy else []
+        return policy if self.critic is None else [*policy, self.critic]
 
     @property
     def reading(self) -> list[_Network]:
         """All networks with forward passes."""
-        return [*self.learning, *([] if self.reference is None else [self.reference]), *self.rewards]
+        policy = [] if self.config.trains_policy else [self.policy]
+        return [*policy, *self.learning, *([] if self.reference is None else [self.reference]), *self.rewards]
 
     def plan(self) -> Plan:
         """The bytes of each part in each phase."""

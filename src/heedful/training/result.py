@@ -55,11 +55,15 @@ class TrainingResult:
     def policy(self) -> Policy:
         """The trained policy with tokenizer and value head, if any, loaded from ``final/`` at first use.
 
-        Raises CheckpointError if the run trained a reward model.
+        Raises CheckpointError if the run trained a reward model or a critic.
         """
         final, config = self.folder / "final", self.config
         if self["algorithm"] == "reward":
             raise CheckpointError(f"{final} is a reward model, not a policy; load it with result.reward_model")
+        if self["algorithm"] == "critic":
+            raise CheckpointError(
+                f"{final} is a critic, not a policy; name it with critic='separate', value_model='{final}'"
+            )
         has_head = (final / VALUE_HEAD).is_file()
         return Policy.from_pretrained(str(final), value_head=has_head, device=config.device, dtype=config.dtype)
 

@@ -91,7 +91,7 @@ def load_trained(
         compute_dtype=dtype,
         with_value_head=with_value_head,
         four_bit=four_bit(config, device, dtype),
-        stored=stored_dtype(config, device, dtype),
+        stored=stored_dtype(config, device, dtype) if config.trains_policy else frozen_dtype(device, dtype),
         float32_experts=float32_experts(config),
     )
 

@@ -90,7 +90,8 @@ class Learner(Generic[C_co]):
     @property
     def trained(self) -> Sequence[Policy | ValueModel]:
         """The networks in training."""
-        return [self.policy] if self.critic is None else [self.policy, self.critic]
+        policy = [self.policy] if self.config.trains_policy else []
+        return policy if self.critic is None else [*policy, self.critic]
 
     def token_outputs(
         self, model: Policy | None, batch: Batch, *, with_entropy: bool = False, with_states: bool = False
@@ -156,13 +157,17 @@ class Learner(Generic[C_co]):
 
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
         """The models to save, without heedful's own heads, and their tokenizer."""
-        critic = [] if self.critic is None else [self.critic.trunk]
-        return [self.policy.lm, *critic], self.sampler.renderer.tokenizer
+        models = [model.trunk if isinstance(model, ValueModel) else model.lm for model in self.trained]
+        return models, self.sampler.renderer.tokenizer
 
     def save(self, folder: Path) -> None:
         """Write the policy (its average, if there is one) in Hugging Face format, and a separate critic in a
-        subfolder."""
+        subfolder; the critic alone if the policy does not learn."""
         tokenizer = self.sampler.renderer.tokenizer
+        if not self.config.trains_policy:
+            assert self.critic is not None
+            save_value_model(self.critic, tokenizer, folder)
+            return
         with averaged(self.average):
             save_policy(self.policy, tokenizer, folder, stop_ids=self.sampler.stop_ids)
         if self.critic is not None:

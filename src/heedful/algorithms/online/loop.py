@@ -1,10 +1,12 @@
 """The training loop of online algorithms: sample, score, learn, log; periodically evaluate and save."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from heedful.algorithms.online.evaluation import evaluate, sample_rows, yardstick
+from heedful.algorithms.online.evaluation import evaluate as evaluate_policy
+from heedful.algorithms.online.evaluation import sample_rows
+from heedful.algorithms.online.evaluation import yardstick as yardstick_of_policy
 from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.recorder import Learned
@@ -12,12 +14,14 @@ from heedful.algorithms.online.rollout import ScoredBatch, rollout
 from heedful.algorithms.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.algorithms.online.start import start
 from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.data.loading import EncodedPrompt
 from heedful.rewards.resolve import AnyRewards
 from heedful.training.alarms import Alarms, Limits
 from heedful.training.callbacks import Callbacks
 from heedful.training.compilation import compile_layers
 from heedful.training.result import TrainingResult
 from heedful.training.run import Run
+from heedful.training.verdict import Yardstick
 
 
 class HasTokenNumbers(Protocol):
@@ -39,6 +43,10 @@ def run_online(
     make_experience: Callable[[Learner[C], ScoredBatch], E],
     learn: Callable[[Learner[C], E], Learned],
     shown: Mapping[str, str],
+    evaluate: Callable[
+        [Learner[C], Sequence[EncodedPrompt], list[tuple[float, float]]], dict[str, float]
+    ] = evaluate_policy,
+    yardstick: Callable[[C, Sequence[EncodedPrompt]], Yardstick | None] = yardstick_of_policy,
 ) -> TrainingResult:
     """Optimise a policy on its own responses and write a run folder.
 
@@ -49,6 +57,8 @@ def run_online(
         make_experience: makes the update's data from scored responses.
         learn: takes one or more optimizer steps on it.
         shown: metrics of the progress bar, with their labels.
+        evaluate: measures the model on held-out prompts, and what each adds to the yardstick.
+        yardstick: what the run is judged by at its end.
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
     """

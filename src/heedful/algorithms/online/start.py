@@ -217,11 +217,14 @@ def _make_ready(
         critic = load_critic(options, policy, device=device, compute_dtype=dtype, is_in_memory=is_in_memory)
     if has_head(config):
         policy.add_value_head()
-    prepare(policy, config, base=policy.lm.name_or_path if is_in_memory else config.model)
+    if config.trains_policy:
+        prepare(policy, config, base=policy.lm.name_or_path if is_in_memory else config.model)
+    else:
+        policy.requires_grad_(False)
     disable_dropout(policy)
     if critic is not None:
         disable_dropout(critic)
-        critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+        policy.grad_scaler = critic.grad_scaler = policy.grad_scaler or critic.grad_scaler  # one optimizer, one scaler
     return reference, critic
 
 

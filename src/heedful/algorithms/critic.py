@@ -1,0 +1,141 @@
+"""Train a critic before the policy moves: on the returns of the policy as it starts, which nothing else changes.
+
+    o ~ pi(. | q)                        responses of the fixed policy              rollout
+    G_t = sum_{k >= t} gamma^(k-t) r_k   Monte Carlo returns                        core.rewards_to_go
+    L = 1/N sum_t 1/2 (V_t - G_t)^2      the value loss, without a clip             core.value_loss
+
+A critic that starts from a language model with a new head says 0 of everything, and one that starts from a reward model is
+wrong about every unfinished answer: the first advantages are noise, and with lambda below 1 they teach the critic its own
+errors (Yuan et al. 2025, VC-PPO, section 3.2; Yue et al. 2025, VAPO, section 4.1). The run ends when the share of the returns'
+variance that the critic explains on held-out prompts has stopped rising. ``final/`` is the critic, for ``--critic separate
+--value-model``.
+"""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.algorithms.online.experience import Experience
+from heedful.algorithms.online.learner import Learner
+from heedful.algorithms.online.loop import run_online
+from heedful.algorithms.online.recorder import Learned, Recorder
+from heedful.algorithms.online.rollout import shape_scores
+from heedful.algorithms.online.values import learn_values
+from heedful.algorithms.ppo import make_experience
+from heedful.configs.online import CriticConfig
+from heedful.data.loading import EncodedPrompt
+from heedful.data.splits import prompt_key
+from heedful.rewards import score_tokens
+from heedful.rewards.resolve import AnyRewards
+from heedful.training.from_python import Objects, check_kind, spill_to_files
+from heedful.training.metric_sums import read
+from heedful.training.optimization import step_metrics
+from heedful.training.result import TrainingResult
+from heedful.training.verdict import Yardstick
+
+SHOWN = {
+    "reward/score_mean": "score",
+    "loss/value": "loss",
+    "value/explained_variance": "explained",
+    "value/explained_variance_first": "at first",
+}
+"""Metrics of the progress bar, with their labels."""
+GROUP = 4
+"""Responses to each held-out prompt: the others' mean is the baseline without a critic."""
+
+
+def train_critic(config: CriticConfig, rewards: AnyRewards = (), **objects: Unpack[Objects]) -> TrainingResult:
+    """Train a critic on the returns of a fixed policy and write a run folder; ``final/`` is a value model.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+        objects: ``model``, ``tokenizer``, ``data``, ``eval_data`` in memory; callbacks (`Objects`).
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
+    """
+    check_kind(config, CriticConfig)
+    with spill_to_files(config, CriticConfig, **objects) as (settings, callbacks):
+        return run_online(
+            settings,
+            rewards,
+            callbacks,
+            make_experience=make_experience,
+            learn=learn,
+            shown=SHOWN,
+            evaluate=evaluate,
+            yardstick=yardstick,
+        )
+
+
+def learn(learner: Learner[CriticConfig], experience: Experience) -> Learned:
+    """The critic's epochs on a rollout batch; the policy stays."""
+    learning_rate, recorder = learner.schedule.advance(), Recorder(learner, experience.kl)
+    metrics, steps = learn_values(learner, experience)
+    learner.non_finite_guard.count(steps)
+    metrics = experience.metrics | metrics | step_metrics([step.norm for step in steps])
+    metrics["optimizer/learning_rate"] = learning_rate
+    return recorder.end(metrics, experience.mask.sum(), experience.sampled_tokens)
+
+
+def yardstick(config: CriticConfig, held_out: Sequence[EncodedPrompt]) -> Yardstick | None:
+    """The squared error of a held-out response's values, by which the run is judged; None if nothing is held out."""
+    prompts = [prompt_key(one.prompt.prompt) for one in held_out[: config.eval_prompts] for _ in range(GROUP)]
+    return Yardstick("eval/value_error", higher_is_better=False, prompts=prompts) if prompts else None
+
+
+def evaluate(
+    learner: Learner[CriticConfig], held_out: Sequence[EncodedPrompt], shares: list[tuple[float, float]] | None = None
+) -> dict[str, float]:
+    """What the critic knows of the returns of `GROUP` responses to each held-out prompt, the same at each evaluation.
+
+    ``eval/explained_variance`` of all tokens (`core.explained_variance`), ``_first`` of the first ones, ``_prompt`` if the
+    first one's value stood at all; ``_group``: if the mean return of the prompt's other responses did, which needs no
+    critic. ``eval/value_error``: mean squared error per response; ``eval/value_bias``: mean return minus value.
+
+    ``shares`` gets the `yardstick` of each response. Empty if nothing is held out. Raises RewardError.
+    """
+    if not held_out:
+        return {}
+    config, asked = learner.config, [one for one in held_out[: learner.config.eval_prompts] for _ in range(GROUP)]
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    responses = learner.sampler.generate(learner.policy, asked, generator)
+    given = score_tokens(learner.rewards, responses.completions)
+    places = given.scored
+    if given.failed:
+        responses = responses.select(places)
+    scores = given.without_failed()
+    shaped = shape_scores(
+        torch.tensor(scores.totals, device=responses.truncated.device), responses, learner.score_norm, config
+    )
+    mask = responses.mask
+    placed = core.spread_scores(shaped, scores.tokens, mask, std=learner.score_norm.std)
+    nothing = torch.zeros_like(responses.logprobs)
+    rewards = core.kl_shaped_rewards(placed, nothing, nothing, mask, kl_coef=0.0)
+    returns = core.rewards_to_go(rewards, mask, gamma=config.gamma)
+    values = learner.critic_values(responses.batch)
+    errors = torch.where(mask, (returns - values).square(), 0.0).sum(dim=1) / mask.sum(dim=1)
+    if shares is not None:
+        found = dict(zip(places, errors.tolist(), strict=True))
+        shares += [(found[place], 1.0) if place in found else (0.0, 0.0) for place in range(len(asked))]
+    first = core.first_in_mask(mask)
+    metrics = {
+        "eval/explained_variance": core.explained_variance(values, returns, mask),
+        "eval/explained_variance_first": core.explained_variance(values, returns, first),
+        "eval/explained_variance_prompt": core.explained_variance(core.first_values(values, mask), returns, mask),
+        "eval/value_error": errors.mean(),
+        "eval/value_bias": core.masked_mean(returns - values, mask),
+        "eval/score_mean": torch.tensor(scores.totals).mean(),
+    }
+    if not given.failed:
+        of_group = core.others_mean(_at(first, returns), group_size=GROUP).unsqueeze(1).expand_as(returns)
+        metrics["eval/explained_variance_group"] = core.explained_variance(of_group, returns, mask)
+    return read(metrics)
+
+
+def _at(places: Tensor, numbers: Tensor) -> Tensor:
+    """``[batch]``: the number at each row's one place."""
+    return torch.where(places, numbers, 0.0).sum(dim=1)
