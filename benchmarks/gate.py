@@ -41,6 +41,7 @@ from heedful import GRPOConfig, PPOConfig, core
 from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
 from heedful.algorithms.online.experience import Experience
 from heedful.algorithms.online.recorder import Recorder
+from heedful.algorithms.online.values import backward_critic
 from heedful.algorithms.ppo import backward_minibatch
 from heedful.configs.options import SamplingOptions
 from heedful.data.batches import Batch
@@ -152,6 +153,7 @@ def filled(batch: Batch) -> dict[str, Any]:
         "rows": torch.arange(len(mask)),
         "sampled_tokens": int(mask.sum()),
         "sampler_logprobs": torch.zeros(mask.shape),
+        "drawn_logprobs": torch.zeros(mask.shape),
         "is_finite": torch.ones(len(mask), dtype=torch.bool),
     }
 
@@ -199,11 +201,10 @@ def our_ppo(
         entropy_coef=0.0,
         **filled(batch),
     )
-    recorder, of_critic = Recorder(learner, experience.kl), Recorder(learner, experience.kl)
-    backward_minibatch(learner, replace(experience, batch=with_end), of_critic, learner.micro_batch, is_warming_up=True)
-    learner = replace(learner, critic=None)
+    recorder, critic_sums = Recorder(learner, experience.kl), MetricSums()
+    backward_critic(learner, replace(experience, batch=with_end), experience.rows, critic_sums)
     backward_minibatch(learner, experience, recorder, learner.micro_batch)
-    sums, critic_sums = recorder.sums, of_critic.sums
+    sums = recorder.sums
     critic.value_head.bias.grad = None  # 4.
     theirs["critic_grad_norm"] = theirs["critic_grad_norm"] / theirs["vf_coef"]  # 3.
     theirs["returns"] = theirs["raw_advantages"] + theirs["values"]

@@ -1,5 +1,6 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
+from .algorithms.critic import train_critic as train_critic
 from .algorithms.dpo import train_dpo as train_dpo
 from .algorithms.kto import train_kto as train_kto
 from .algorithms.online.advantages import Rewards as Rewards
@@ -34,6 +35,7 @@ from .configs.offline import KTOConfig as KTOConfig
 from .configs.offline import RewardConfig as RewardConfig
 from .configs.offline import SFTConfig as SFTConfig
 from .configs.online import A2CConfig as A2CConfig
+from .configs.online import CriticConfig as CriticConfig
 from .configs.online import GRPOConfig as GRPOConfig
 from .configs.online import OnlineDPOConfig as OnlineDPOConfig
 from .configs.online import PPOConfig as PPOConfig

@@ -15,6 +15,7 @@ from heedful.algorithms.online.prompts import Prompts
 from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import entropy_control, kl_control
+from heedful.algorithms.online.values import backward_critic
 from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.core import ScoreNorm
 from heedful.data import BatchOrder
@@ -50,6 +51,8 @@ VARIANTS = {
     "separate-response": (PPOConfig, {"importance_level": "sequence", "critic": "separate"}),
     "cispo": (PPOConfig, {"policy_loss": "cispo", "clip_range_high": 0.05}),
     "reinforce++": (PPOConfig, {"advantage": "reinforce++"}),
+    "sao": (PPOConfig, {"policy_loss": "sao", "clip_range": 0.2, "clip_range_high": 0.1, "gae_lambda_alpha": 1.5}),
+    "vapo": (PPOConfig, {"critic": "separate", "value_lambda": 1.0, "positive_coef": 0.5, "positive_score": 11.0}),
     "grpo": (GRPOConfig, TWICE),
     "dr-grpo": (GRPOConfig, {**TWICE, "advantage": "dr_grpo", "loss_reduction": "fixed"}),
     "dapo": (GRPOConfig, {**TWICE, "loss_reduction": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
@@ -291,7 +294,10 @@ def moved():
         like = experience.old_logprobs
         noise = 0.3 * torch.randn(like.shape, generator=generator, dtype=like.dtype)
         values = None if experience.old_values is None else experience.old_values + noise
-        return replace(experience, old_logprobs=experience.old_logprobs + noise, old_values=values)
+        drawn = experience.drawn_logprobs + noise
+        return replace(
+            experience, old_logprobs=experience.old_logprobs + noise, old_values=values, drawn_logprobs=drawn
+        )
 
     return move
 
@@ -318,6 +324,8 @@ def gradient(flat_gradient):
         priced = replace(experience, **coefs)
         recorder = Recorder(changed, priced.kl)
         backward_minibatch(changed, priced, recorder, changed.micro_batch)
+        if changed.critic is not None:
+            backward_critic(changed, priced, torch.arange(len(priced.rows)), recorder.sums)
         return flat_gradient(*learner.trained), recorder.sums.means(1), float(recorder.approx_kl)
 
     return of

@@ -1021,8 +1021,8 @@ class CriticConfig(PPOConfig):
     trains_policy = False
 
     model: Annotated[str, REQUIRED] = ""
-    """The policy that PPO will start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME. It samples, and
-    stays as it is."""
+    """The policy that PPO will start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME. It samples
+    and stays as it is."""
     critic: Literal["shared", "separate", "reward"] = "separate"
     """separate: a network of its own. reward: one that starts as the first reward model among the rewards, head included."""
     learning_rate: Annotated[float, POSITIVE] = DefaultRate(1e-5)

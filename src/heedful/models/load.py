@@ -162,8 +162,8 @@ def _refuse_critic(source: Source) -> None:
     head = Path(source.folder) / VALUE_HEAD
     if head.is_file() and "out.weight" not in load_tensors(head):
         raise CheckpointError(
-            f"{source.folder} is a critic (heedful critic, or the value_model/ of a run), which cannot generate; use a causal "
-            "language model, such as the final/ of heedful sft, and name the critic with --critic separate --value-model"
+            f"{source.folder} is a critic (of heedful critic, or the value_model/ of a run), which cannot generate; use a "
+            "causal language model, such as the final/ of heedful sft; --critic separate --value-model names a critic"
         )
 
 

@@ -9,13 +9,25 @@ import torch
 
 from cases import often
 from heedful import GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_grpo, train_online_dpo, train_ppo
+from heedful.algorithms.online.advantages import Rewards
 from heedful.algorithms.online.metrics import critic_metrics, rollout_metrics, with_effective_frac
 from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.values import backward_critic
 from heedful.algorithms.ppo import backward_minibatch, learn
 from heedful.training.metric_sums import MetricSums
 from heedful.training.performance import online_performance
 from jsonl import read_metrics
+
+ANY = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",)}
+
+
+def rewards_of(values, returns, mask):
+    """Rewards with these Monte Carlo returns: the difference of one to the next."""
+    after = torch.where(mask, returns, 0.0)[:, 1:]
+    per_token = torch.where(mask, returns - torch.nn.functional.pad(after, (0, 1)), 0.0)
+    return Rewards(per_token=per_token, per_response=per_token.sum(dim=1), values=values, response_mask=mask)
+
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -24,15 +36,53 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(e
 def test_golden_explained_variance(scale):
     """Returns 1, 2, 3 and values 1, 1, 3: errors 0, 1, 0 of variance 2/9, a third of 2/3. The unit does not matter."""
     returns, values = scale * torch.tensor([[1.0, 2.0, 3.0, 99.0]]), scale * torch.tensor([[1.0, 1.0, 3.0, 0.0]])
-    found = critic_metrics(values, returns, torch.tensor([[True, True, True, False]]))
-    assert found == pytest.approx({"value/mean": scale * 5 / 3, "value/explained_variance": 2 / 3}, rel=1e-5)
+    mask = torch.tensor([[True, True, True, False]])
+    found = critic_metrics(rewards_of(values, returns, mask), PPOConfig(**ANY))
+    assert found["value/mean"] == pytest.approx(scale * 5 / 3)
+    assert found["value/explained_variance"] == pytest.approx(2 / 3, rel=1e-5)
+    assert found["value/explained_variance_prompt"] == pytest.approx(0, abs=1e-5), "one value at all tokens"
+    assert "value/explained_variance_first" not in found, "one response has one first return"
+
+
+def test_golden_explained_variance_at_the_first_token():
+    """First returns 1, 2, 3 and values 1, 1, 3: 2/3; later ones, which are worse, do not count."""
+    returns, values = torch.tensor([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0]]), torch.tensor([[1.0, 4], [1, 8], [3, 1]])
+    found = critic_metrics(rewards_of(values, returns, torch.ones(3, 2, dtype=torch.bool)), PPOConfig(**ANY))
+    assert found["value/explained_variance_first"] == pytest.approx(2 / 3, rel=1e-5)
+    assert found["value/explained_variance"] < 0
+
+
+def test_values_do_not_explain_themselves():
+    """Targets of GAE at lambda 0 are mostly the next value: noise would explain 1 - 1/2 of their variance or more."""
+    values, generator = (
+        torch.randn(64, 32, generator=torch.Generator().manual_seed(0)),
+        torch.Generator().manual_seed(1),
+    )
+    rewards, mask = torch.zeros(64, 32), torch.ones(64, 32, dtype=torch.bool)
+    rewards[:, -1] = torch.randn(64, generator=generator)
+    smooth = values.cumsum(dim=1)  # each is near the next
+    given = Rewards(per_token=rewards, per_response=rewards.sum(dim=1), values=smooth, response_mask=mask)
+    _, targets = core.gae(rewards, smooth, mask, gae_lambda=0.0)
+    assert core.explained_variance(smooth, targets, mask) > 0.9
+    assert critic_metrics(given, PPOConfig(**ANY | {"gae_lambda": 0.0}))["value/explained_variance"] < 0
+
+
+def test_lambdas_by_length_are_told():
+    """Alpha 0.5: 0 for one and two tokens, 1/2 for four."""
+    mask = torch.tensor([[True, False, False, False], [True, True, False, False], [True] * 4])
+    zeros = torch.zeros(3, 4)
+    given = Rewards(per_token=zeros, per_response=zeros.sum(dim=1), values=zeros, response_mask=mask)
+    found = critic_metrics(given, PPOConfig(**ANY, gae_lambda_alpha=0.5))
+    assert found["value/lambda_mean"] == pytest.approx(0.5 / 3)
+    assert found["value/lambda_zero_frac"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(("spread", "is_there"), [(0.0, False), (5e-7, False), (2e-6, True), (1e-3, True)])
 def test_returns_that_differ_only_by_rounding_have_no_explained_variance(spread, is_there):
     """Half of the returns are that share above 0.1 and half of them below, so it is their deviation."""
     signs = torch.tensor([[1.0, -1.0] * 8], dtype=torch.float64)
-    found = critic_metrics(torch.zeros(1, 16), 0.1 * (1 + spread * signs), torch.ones(1, 16, dtype=torch.bool))
+    returns, mask = 0.1 * (1 + spread * signs), torch.ones(1, 16, dtype=torch.bool)
+    found = critic_metrics(rewards_of(torch.zeros(1, 16, dtype=torch.float64), returns, mask), PPOConfig(**ANY))
     assert ("value/explained_variance" in found) is is_there
 
 
@@ -106,6 +156,7 @@ def test_the_norm_of_a_critic_with_its_own_network(config, make_learner, experie
     learner = make_learner(settings)
     experience = experience_of(learner)
     backward_minibatch(learner, experience, Recorder(learner, experience.kl), learner.micro_batch)
+    backward_critic(learner, experience, torch.arange(len(experience.rows)), MetricSums())
     critic, policy = norm_of(learner.critic), norm_of(learner.policy)
     learner.optimizer.zero_grad(set_to_none=True)
     metrics = learn(learner, experience).metrics

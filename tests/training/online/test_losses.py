@@ -20,7 +20,7 @@ def formula(learner, e):
     if learner.critic is not None:
         values = learner.critic(batch.ids, batch.attention_mask, mask)
     high = config.clip_range if config.clip_range_high is None else config.clip_range_high
-    bound = config.value_clip_range
+    bound = float("inf") if config.value_clip is None else config.value_clip
     is_whole = config.importance_level != "token"
     surrogates, errors, kls = [], [], []
     for row, n in enumerate(mask.sum(dim=1).tolist()):
@@ -33,7 +33,9 @@ def formula(learner, e):
             if config.dual_clip is not None and a < 0:
                 clipped = torch.max(clipped, config.dual_clip * a)
             weight = ratio.detach().clamp(1 - config.clip_range, 1 + high)
-            kinds = {"clip": clipped, "a2c": logprob * a, "cispo": weight * a * logprob}
+            of_sampler = (logprob.detach() - e.drawn_logprobs[row, action].sum()).exp()
+            kept = of_sampler if 1 - config.clip_range < of_sampler < 1 + high else 0.0
+            kinds = {"clip": clipped, "a2c": logprob * a, "cispo": weight * a * logprob, "sao": kept * a * logprob}
             surrogates[-1].append(kinds[config.policy_loss])
             if values is not None:
                 v, old, target = (x[row, action.start] for x in (values, e.old_values, e.returns))
@@ -58,6 +60,11 @@ def formula(learner, e):
         loss = loss + (1.0 if learner.critic is not None else config.value_coef) * 0.5 * torch.stack(errors).mean()
     if kls and config.kl_in == "loss":
         loss = loss + config.kl_coef * mean(kls, config.loss_reduction)
+    if config.positive_coef:
+        good = [row for row, score in enumerate(e.completions) if len(score.response) >= config.positive_score]
+        assert 0 < len(good) < len(mask), "all or none would prove nothing"
+        said = torch.cat([out.logprobs[row][mask[row]] for row in good])
+        loss = loss - config.positive_coef * said.mean()
     return loss - config.entropy_coef * out.entropy[mask].mean(), float(surrogate.detach())
 
 

@@ -9,10 +9,11 @@ from cases import often, pairs_often
 from heedful import GRPOConfig, PPOConfig, core
 from heedful.algorithms import ppo
 from heedful.algorithms.online import update
-from heedful.algorithms.online.recorder import Recorder
-from heedful.algorithms.online.values import learn_values
-from heedful.algorithms.ppo import backward_minibatch, learn
-from heedful.models.value_model import ValueHead
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.values import backward_critic, learn_values
+from heedful.algorithms.ppo import backward_minibatch, learn, make_experience
+from heedful.models import Policy
+from heedful.training.metric_sums import MetricSums
 
 LEVELS = pytest.mark.parametrize("level", often(["token", "sequence"], ["token"]))
 
@@ -46,10 +47,10 @@ def test_a_limit_of_tokens_does_not_change_the_gradient(
 
 
 @LEVELS
-def test_a_critics_gradient_while_it_warms_up(
+def test_the_gradient_of_a_critic_of_its_own(
     config, make_learner, experience_of, moved, gradient, flat_gradient, distance, level
 ):
-    """That of the value loss alone, whatever the micro-batch size: for a critic of its own."""
+    """That of the value loss alone, whatever the micro-batch size."""
     learner = make_learner(config(critic="separate", importance_level=level), noise=0.05)
     experience = moved(experience_of(learner))
     found = []
@@ -57,9 +58,7 @@ def test_a_critics_gradient_while_it_warms_up(
         learner.critic.zero_grad()
         changed = replace(learner.config, micro_batch_size=size, micro_batch_tokens=tokens)
         smaller = replace(learner, config=changed)
-        backward_minibatch(
-            smaller, experience, Recorder(smaller, experience.kl), smaller.micro_batch, is_warming_up=True
-        )
+        backward_critic(smaller, experience, torch.arange(len(experience.rows)), MetricSums())
         assert all(parameter.grad is None for parameter in learner.policy.parameters())
         found.append(flat_gradient(learner.critic))
     assert distance(found[1], found[0]) < 1e-12
@@ -77,10 +76,10 @@ def test_a_value_heads_gradient(
     learner = make_learner(config(importance_level=level, value_epochs=3), noise=0.05)
     e, found = moved(experience_of(learner)), []
 
-    def noted(_, modules, *__):
-        found.append(flat_gradient(*modules))
+    def noted(_, module, *__):
+        found.append(flat_gradient(module))
         assert all(parameter.grad is None for parameter in learner.policy.lm.parameters())
-        modules[0].zero_grad()
+        module.zero_grad()
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", noted)
@@ -98,7 +97,7 @@ def test_a_value_heads_gradient(
 @pytest.fixture
 def learned(make_learner, experience_of, moved, monkeypatch):
     """``learned(settings)``: a learner after one rollout batch, the metrics, approx_kl of each minibatch visited, and
-    whether each optimizer step was the policy's (or a value head's)."""
+    whether each optimizer step was the policy's (or a critic's)."""
     step = update.optimizer_step
 
     def run(settings, *, sampled_by_another=False):
@@ -112,9 +111,9 @@ def learned(make_learner, experience_of, moved, monkeypatch):
             backward_minibatch(learner, minibatch, recorder, *arguments, **options)
             visited.append(float(recorder.approx_kl))
 
-        def counted(optimizer, modules, *options):
-            steps.append(not isinstance(modules[0], ValueHead))
-            return step(optimizer, modules, *options)
+        def counted(optimizer, module, *options):
+            steps.append(isinstance(module, Policy))
+            return step(optimizer, module, *options)
 
         monkeypatch.setattr(ppo, "backward_minibatch", noted)
         monkeypatch.setattr(update, "optimizer_step", counted)
@@ -154,6 +153,33 @@ def test_an_update_ends_before_the_step_at_which_the_policy_is_too_far(config, l
     unreached, metrics, *_ = learned(replace(settings, approx_kl_limit=1e3))
     assert metrics["policy/update_frac"] == 1
     assert all(map(torch.equal, unreached.policy.parameters(), unlimited.policy.parameters()))
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_the_critics_epochs_are_its_own(config, learned, critic):
+    """More than the policy's, and to their end though the policy is too far after its first step."""
+    own = {"critic": critic, "value_epochs": 3, "ppo_epochs": 2, "minibatch_size": 4}
+    *_, steps = learned(config(learning_rate=1e-3, approx_kl_limit=1e-9, **own))
+    assert (steps.count(False), steps.count(True)) == (3 * 2, 1)
+
+
+def test_a_critic_of_its_own_has_the_policys_epochs_if_none_are_named(config, learned):
+    *_, steps = learned(config(critic="separate", ppo_epochs=3, minibatch_size=4))
+    assert (steps.count(False), steps.count(True)) == (3 * 2, 3 * 2)
+
+
+def test_sao_reads_nothing_before_its_update(config, make_learner, experience_of, passes):
+    """Whatever the number of minibatches: each response is read once, with its gradient, and says entropy and mismatch."""
+    sizes = {"minibatch_size": 4, "ppo_epochs": 1, "kl_coef": 0.0, "critic": "separate"}
+    for loss, epochs, times in (("sao", 1, 1), ("sao", 2, 3), ("clip", 1, 2)):
+        learner = make_learner(config(**(sizes | {"policy_loss": loss, "ppo_epochs": epochs})))
+        asked = [p for p in learner.prompts.prompts for _ in range(2)]
+        scored = rollout(learner, asked)
+        seen = passes(learner.policy)
+        metrics = learn(learner, make_experience(learner, scored)).metrics
+        assert sum(rows for rows, _ in seen) == times * len(asked), (loss, epochs)
+        assert metrics["policy/entropy"] > 0
+        assert metrics["rollout/sampler_mismatch"] < 1
 
 
 def test_the_first_minibatch_is_always_learned_from(config, learned):
