@@ -8,7 +8,16 @@ import threading
 import pytest
 import yaml
 
-from heedful import DPOConfig, RewardConfig, SFTConfig, train_dpo, train_reward, train_sft
+from heedful import (
+    CriticConfig,
+    DPOConfig,
+    RewardConfig,
+    SFTConfig,
+    train_critic,
+    train_dpo,
+    train_reward,
+    train_sft,
+)
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +48,12 @@ def runs(tiny, tmp_path_factory):
             train_dpo(DPOConfig(model=str(make("sft") / "final"), data=preferences, **settings))
         elif name == "reward":
             train_reward(RewardConfig(model=tiny("qwen3"), data=preferences, **settings))
+        elif name == "critic":
+            prompts = root / "prompts.jsonl"
+            prompts.write_text("".join(json.dumps({"prompt": f"题 {i}"}) + "\n" for i in range(16)), encoding="utf-8")
+            sizes = {"steps": 2, "rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 6, "output": output}
+            some = {"eval_fraction": 0.3, "sample_every": 0, "dtype": "float32", "rewards": ("rule:digits",)}
+            train_critic(CriticConfig(model=tiny("qwen3"), data=str(prompts), **sizes, **some))
         elif name == "encoder":
             train_reward(RewardConfig(model=tiny("deberta-v2"), data=preferences, **settings))
         return output

@@ -247,16 +247,16 @@ def card(config: PushConfig, *, base: str | None, stages: Sequence[str], **names
     data = dict.fromkeys(filter(None, map(settings.get, DATA_SETTINGS))) | hashes["data"]
     on_hub = [name.partition(":")[0] for name in data if not hashes["data"].get(name)]
     algorithm = stages[-1].partition(" ")[0]
-    is_reward = algorithm == "reward"
+    is_reward, is_critic = algorithm == "reward", algorithm == "critic"
     metadata = ModelCardData(
         license=config.license,
         library_name="peft" if names["has_adapters"] else "transformers",
-        pipeline_tag="text-classification" if is_reward else "text-generation",
+        pipeline_tag="text-classification" if is_reward else None if is_critic else "text-generation",
         base_model=base,
         base_model_relation=("adapter" if names["has_adapters"] else "finetune") if base else None,
         datasets=[name for name in on_hub if is_on_hub(name)] or None,
         language=list(config.language) or None,
-        tags=["heedful", algorithm, *(["reward-model"] if is_reward else [])],
+        tags=["heedful", algorithm, *(["reward-model"] if is_reward else ["value-model"] if is_critic else [])],
     )
     shown = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     text = ModelCard.from_template(
