@@ -162,7 +162,7 @@ LOSSES = {
     "dpo": (*typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0]), OWN),
     "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
 }
-STAGES = [(name, "sigmoid") for name in ("sft", "reward", "kto", "ppo", "a2c", "grpo")]
+STAGES = [(name, "sigmoid") for name in ("sft", "reward", "kto", "critic", "ppo", "a2c", "grpo")]
 STAGES += [(name, loss) for name, losses in LOSSES.items() for loss in losses]
 
 

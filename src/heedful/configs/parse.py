@@ -30,6 +30,8 @@ PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 """The tags of values without an explicit tag."""
 LARGEST_NODE = 5000
 """Maximal number of keys, values and marks between them of a mapping in a list of settings, its aliases unfolded."""
+PRESETS = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
+"""Settings of papers, by the names of their algorithms."""
 MOST_NAMED, LONGEST_NAME = 5, 60
 """Maximal number of unknown keys in a message, and of characters shown of each."""
 NULLS = ("", "null", "Null", "NULL", "~", "None", "none")
@@ -63,7 +65,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
             print(text(config_class, command))
             raise SystemExit(0)
     words = _with_flags(arguments, config_class)
-    file = Path(words.pop(0)) if words and not words[0].startswith("-") and not is_hydra(words[0]) else None
+    file = _file(words.pop(0)) if words and not words[0].startswith("-") and not is_hydra(words[0]) else None
     flags = _read_flags(words, config_class, command)
     from_yaml = [] if file is None else read_keys(file, config_class)
     keys = [(one, redact(one.key[:LONGEST_NAME])) for one in from_yaml if one.key not in types_of(config_class)]
@@ -83,6 +85,11 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
         raise ConfigError("\n".join([str(error), *places])) from error
     object.__setattr__(config, "given", frozenset(texts))
     return config
+
+
+def _file(name: str) -> Path:
+    """A YAML file of settings, or the one of a preset that comes with heedful: ``vapo`` or ``sao``."""
+    return PRESETS.get(name, Path(name)) if not Path(name).exists() else Path(name)
 
 
 def value_of(text: str | tuple[str, ...] | None, hint: Any) -> Any:
@@ -253,7 +260,10 @@ def read_keys(path: Path, config_class: type) -> list[Given]:
 def _settings_text(path: Path) -> str:
     """The text of a file of settings. Raises ConfigError for a file that cannot be one."""
     if not path.exists():
-        raise ConfigError(f"{path}: there is no such YAML file (a configuration file comes directly after the command)")
+        raise ConfigError(
+            f"{path}: there is no such YAML file (a configuration file comes directly after the command; of papers there are "
+            f"{' and '.join(sorted(PRESETS))})"
+        )
     if not path.is_file():
         raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'no file'}; name a YAML file of settings")
     try:
