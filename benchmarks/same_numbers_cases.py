@@ -153,7 +153,7 @@ def cases() -> list[Case]:
         one("critic", "critic", GPT2, pleasing, eval_fraction=0.1),
         ppo("critic-first", GPT2, critic="separate", value_model="runs/critic/final", value_lambda=1.0),
         ppo("two-lambdas", QWEN, value_lambda=1.0, gae_lambda=0.9),
-        ppo("lambda-by-length", GPT2, gae_lambda_alpha=0.3, positive_coef=0.1, positive_score=0.0),
+        ppo("lambda-by-length", GPT2, gae_lambda_alpha=0.3, positive_coef=0.1, correct_from=0.0),
         ppo("more-critic", QWEN, critic="separate", value_epochs=3, value_freeze=("self_attn",)),
         ppo(
             "sao", GPT2, policy_loss="sao", clip_range=0.3, clip_range_high=5.0, **(ONE_UPDATE | {"minibatch_size": 4})

@@ -62,7 +62,7 @@ def test_files_that_cannot_be_planned_are_named(heedful, written, tmp_path):
         (
             "配方.yaml",
             RECIPE,
-            "it could be that of heedful ppo, a2c, grpo or online-dpo; name the trainer: heedful plan ppo",
+            "it could be that of heedful ppo, a2c, critic, grpo or online-dpo; name the trainer: heedful plan ppo",
         ),
         ("配方.yaml", "project: 标注\n", "no trainer has all of its keys (there are plans of heedful sft, reward,"),
         ("配方.yaml", "- 一\n", "expected 'key: value' lines, found a list"),

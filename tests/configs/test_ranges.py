@@ -40,16 +40,18 @@ RANGES = {
         "ppo_epochs prompt_tokens prompts ranks receive_timeout replicas responses reward_concurrency reward_memory_gb "
         "reward_timeout rollout_batch_size rollout_micro_batch_size rollout_micro_batch_tokens rounds samples_per_prompt "
         "scale score_clip step steps target_entropy temperature tensor_parallel undesirable_weight value_clip_range "
-        "value_epochs value_learning_rate"
+        "value_epochs value_learning_rate gae_lambda_alpha"
     ),
     "be at least 0": (
         "async_steps center_coef critic_warmup_steps dynamic_sampling_rounds early_stopping_patience entropy_coef eval_every "
         "examples importance_low judge_temperature kl_coef lora_rank max_grad_norm minibatch_size missing_eos_penalty "
-        "nll_coef overlong_buffer ptx_coef reward_retry_minutes row sample_every sampler_retry_minutes save_every "
-        "save_minutes save_total_limit score_norm_samples screening_items target_margin temperature top_k until_done "
-        "value_coef wait warmup_steps weight_decay"
+        "nll_coef overlong_buffer positive_coef ptx_coef reward_retry_minutes row sample_every sampler_retry_minutes "
+        "save_every save_minutes save_total_limit score_norm_samples screening_items target_margin temperature top_k "
+        "until_done value_coef wait warmup_steps weight_decay"
     ),
-    "lie between 0 and 1": "agreement eval_fraction gae_lambda gamma label_smoothing max_dropped overlap screening_agreement",
+    "lie between 0 and 1": (
+        "agreement eval_fraction gae_lambda gamma label_smoothing max_dropped overlap screening_agreement value_lambda"
+    ),
     "be at least 0 and below 1": "adam_beta2 ema_decay eval_fraction lora_dropout max_failed_rewards",
     "be greater than 0 and below 1": "eval_fraction",
     "be greater than 0 and at most 1": "enough eval_fraction gpu_memory top_p",
@@ -168,7 +170,7 @@ CONTRADICTIONS = [
     (A2CConfig, {"importance_level": "sequence-mean"}, "--importance-level sequence-mean is about the probability ratio"),
     (PPOConfig, {"advantage": "gaee"}, "--advantage must be one of gae, grpo, .*got 'gaee'. Perhaps you meant gae"),
     (PPOConfig, {"policy_loss": "clp"},
-     "--policy-loss must be one of clip, a2c, cispo, python:FILE.py:FUNCTION or .*Perhaps you meant clip"),
+     "--policy-loss must be one of clip, a2c, cispo, sao, python:FILE.py:FUNCTION or .*Perhaps you meant clip"),
     (PPOConfig, {"advantage": "python:mine"}, "--advantage: python:mine does not name a function"),
     (PPOConfig, {"sampler": ("python:a.py:E", "vllm:http://a:1")}, "--sampler names python:a.py:E and others"),
     (PPOConfig, {"sampler": ("python:a.py:E",), "sampler_sleep": True}, "--sampler-sleep True is about servers"),

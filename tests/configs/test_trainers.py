@@ -22,7 +22,7 @@ def test_what_the_table_says_of_a_trainer_is_so(name):
     assert callable(page.make_experience if trainer.is_online else page.start)
     config = parse(settings, [*trainer.example.split(), "--output", "运行"], prog=f"heedful {name}")
     assert config.step_rows > 0
-    assert config.loads_reference == (name not in ("sft", "reward"))
+    assert config.loads_reference == (name not in ("sft", "reward", "critic"))
     least = {"model": "模型", "data": "数据.jsonl"} | ({"rewards": ("rule:repetition",)} if trainer.is_online else {})
     for group, own in (("plan", PlanOptions), ("doctor", DoctorOptions)):
         kind = COMMANDS[f"{group} {name}"].settings()

@@ -237,7 +237,7 @@ def test_adapters_are_merged_where_there_is_room():
 def test_as_many_rows_are_sampled_as_fit(asked, free, ranks, rows):
     """At least 64; twice as many as long as they fit, or take no more than another phase; or those of the settings."""
     config = replace(ONLINE, rollout_batch_size=512 if ranks == 1 else 1024, rollout_micro_batch_size=asked)
-    config = replace(config, micro_batch_size=1, gradient_checkpointing=True, minibatch_size=512)
+    config = replace(config, micro_batch_size=2, gradient_checkpointing=False, minibatch_size=512)
     lengths = Lengths(1024, 512)
     found = plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True, ranks=ranks, free=free)
     assert found.sampled_rows == rows

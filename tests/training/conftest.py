@@ -52,7 +52,7 @@ VARIANTS = {
     "cispo": (PPOConfig, {"policy_loss": "cispo", "clip_range_high": 0.05}),
     "reinforce++": (PPOConfig, {"advantage": "reinforce++"}),
     "sao": (PPOConfig, {"policy_loss": "sao", "clip_range": 0.2, "clip_range_high": 0.1, "gae_lambda_alpha": 1.5}),
-    "vapo": (PPOConfig, {"critic": "separate", "value_lambda": 1.0, "positive_coef": 0.5, "positive_score": 11.0}),
+    "vapo": (PPOConfig, {"critic": "separate", "value_lambda": 1.0, "positive_coef": 0.5, "correct_from": 11.0}),
     "grpo": (GRPOConfig, TWICE),
     "dr-grpo": (GRPOConfig, {**TWICE, "advantage": "dr_grpo", "loss_reduction": "fixed"}),
     "dapo": (GRPOConfig, {**TWICE, "loss_reduction": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),

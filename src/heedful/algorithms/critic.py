@@ -10,6 +10,7 @@ errors (Yuan et al. 2025, VC-PPO, section 3.2; Yue et al. 2025, VAPO, section 4.
 more of the variance of held-out returns. ``final/`` is the critic, for ``--critic separate --value-model``.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -17,19 +18,22 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.experience import Experience
+from heedful.algorithms.online.advantages import Rewards, action_rewards
+from heedful.algorithms.online.experience import Experience, finite_rows
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
-from heedful.algorithms.online.metrics import without_undefined
+from heedful.algorithms.online.metrics import experience_metrics, without_undefined
 from heedful.algorithms.online.recorder import Learned, Recorder
-from heedful.algorithms.online.rollout import shape_scores
+from heedful.algorithms.online.rollout import ScoredBatch, shape_scores
 from heedful.algorithms.online.values import learn_values
-from heedful.algorithms.ppo import make_experience
 from heedful.configs.online import CriticConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import prompt_key
+from heedful.devices import upload
+from heedful.engines.responses import Responses
 from heedful.rewards import score_tokens
 from heedful.rewards.resolve import AnyRewards
+from heedful.rewards.scoring import Scores
 from heedful.training.from_python import Objects, check_kind, spill_to_files
 from heedful.training.metric_sums import read
 from heedful.training.optimization import step_metrics
@@ -71,6 +75,50 @@ def train_critic(config: CriticConfig, rewards: AnyRewards = (), **objects: Unpa
         )
 
 
+def make_experience(learner: Learner[CriticConfig], scored: ScoredBatch) -> Experience:
+    """From scored responses to the critic's values and their targets, the Monte Carlo returns, ``[B, T]``. No gradient."""
+    cfg, batch, mask, started = learner.config, scored.batch, scored.batch.response_mask, time.perf_counter()
+    rewards = rewards_of(learner, scored.responses, scored.reward_scores, scored.shaped)
+    per_token = action_rewards(rewards, cfg)
+    returns = core.rewards_to_go(per_token, mask, gamma=cfg.gamma)
+    assert rewards.values is not None
+    return Experience(
+        batch=batch,
+        rows=upload(torch.arange(len(mask)), mask.device),
+        old_logprobs=None,
+        ref_logprobs=None,
+        rewards=per_token,
+        advantages=returns - rewards.values,
+        old_values=rewards.values,
+        returns=returns,
+        kl=torch.zeros_like(scored.shaped),
+        kl_coef=0.0,
+        entropy_coef=0.0,
+        completions=scored.completions,
+        scores=scored.scores,
+        metrics=experience_metrics(scored, None, None, rewards, config=cfg, started=started),
+        sampled_tokens=scored.sampled.sampled_tokens,
+        states=None,
+        sampler_logprobs=scored.responses.logprobs,
+        drawn_logprobs=scored.responses.drawn_logprobs,
+        is_finite=finite_rows(per_token, rewards.values),
+        temperature=cfg.temperature,
+    )
+
+
+def rewards_of(learner: Learner[CriticConfig], responses: Responses, scores: Scores, shaped: Tensor) -> Rewards:
+    """Rewards per token, without a penalty, as the policy is its own reference; and what the critic says before each."""
+    mask, nothing = responses.mask, torch.zeros_like(responses.logprobs)
+    placed = core.spread_scores(shaped, scores.tokens, mask, std=learner.score_norm.std)
+    return Rewards(
+        per_token=core.kl_shaped_rewards(placed, nothing, nothing, mask, kl_coef=0.0),
+        per_response=shaped,
+        values=learner.critic_values(responses.batch),
+        response_mask=mask,
+        prompts=[completion.prompt for completion in responses.completions],
+    )
+
+
 def learn(learner: Learner[CriticConfig], experience: Experience) -> Learned:
     """The critic's epochs on a rollout batch; the policy stays."""
     learning_rate, recorder = learner.schedule.advance(), Recorder(learner, experience.kl)
@@ -107,16 +155,11 @@ def evaluate(
     places = given.scored
     if given.failed:
         responses = responses.select(places)
-    scores = given.without_failed()
-    shaped = shape_scores(
-        torch.tensor(scores.totals, device=responses.truncated.device), responses, learner.score_norm, config
-    )
-    mask = responses.mask
-    placed = core.spread_scores(shaped, scores.tokens, mask, std=learner.score_norm.std)
-    nothing = torch.zeros_like(responses.logprobs)
-    rewards = core.kl_shaped_rewards(placed, nothing, nothing, mask, kl_coef=0.0)
-    returns = core.rewards_to_go(rewards, mask, gamma=config.gamma)
-    values = learner.critic_values(responses.batch)
+    scores, mask = given.without_failed(), responses.mask
+    totals = torch.tensor(scores.totals, device=mask.device)
+    rewards = rewards_of(learner, responses, scores, shape_scores(totals, responses, learner.score_norm, config))
+    returns, values = core.rewards_to_go(action_rewards(rewards, config), mask, gamma=config.gamma), rewards.values
+    assert values is not None
     errors = torch.where(mask, (returns - values).square(), 0.0).sum(dim=1) / mask.sum(dim=1)
     if shares is not None:
         found = dict(zip(places, errors.tolist(), strict=True))
@@ -128,7 +171,7 @@ def evaluate(
         "eval/explained_variance_prompt": core.explained_variance(core.first_values(values, mask), returns, mask),
         "eval/value_error": errors.mean(),
         "eval/value_bias": core.masked_mean(returns - values, mask),
-        "eval/score_mean": torch.tensor(scores.totals).mean(),
+        "eval/score_mean": totals.mean(),
     }
     if not given.failed:
         of_group = core.others_mean(_at(first, returns), group_size=GROUP).unsqueeze(1).expand_as(returns)

@@ -115,7 +115,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         states=None if old is None else old.states,
         sampler_logprobs=scored.responses.logprobs,
         drawn_logprobs=scored.responses.drawn_logprobs,
-        correct=upload(torch.tensor(scored.scores) >= cfg.positive_score, mask.device) if cfg.positive_coef else None,
+        correct=upload(torch.tensor(scored.scores) >= cfg.correct_from, mask.device) if cfg.positive_coef else None,
         is_finite=finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
         entropy=None if old is None else old.entropy,
         temperature=cfg.temperature,

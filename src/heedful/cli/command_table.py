@@ -251,7 +251,7 @@ COMMANDS = {
 }
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),
-    "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
+    "plan": ("trainer", "plan the memory of a run: of a YAML file, or of a trainer's flags"),
     "doctor": ("trainer", "examine a run (heedful doctor FILE.yaml) or a device (--device cuda)"),
     "label": ("command", "have people label, in a project"),
     "course": ("command", "learn from lessons that run as notebooks"),

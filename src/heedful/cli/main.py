@@ -205,8 +205,10 @@ def usage() -> str:
     for title, names in SHOWN.items():
         lines += ["", title]
         for name in names:
-            measures = ", ".join(command.split()[1] for command in COMMANDS if command.startswith(f"{name} "))
-            summary = COMMANDS[name].summary if name in COMMANDS else f"{GROUPS[name][1]}: {measures}"
+            seconds = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
+            own = ", ".join(second for second in seconds if second not in COMMANDS)
+            summary = COMMANDS[name].summary if name in COMMANDS else GROUPS[name][1]
+            summary += f": {own}" if "," in own else ""
             indent = " " * (WIDEST_NAME + 4)
             lines += textwrap.wrap(
                 f"  {name:<{WIDEST_NAME}}  {summary}", 88, subsequent_indent=indent, break_on_hyphens=False

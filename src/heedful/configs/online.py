@@ -129,7 +129,7 @@ class ObjectiveOptions(Settings):
     positive_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """How much the policy also imitates its own correct responses: weight of their negative log-likelihood per token (VAPO:
     0.1). 0 is off."""
-    positive_score: float = 1.0
+    correct_from: Annotated[float, Range()] = 1.0
     """The score from which on a response is correct, for positive-coef."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Bonus on the policy's entropy. Raising it keeps responses diverse."""
@@ -325,7 +325,7 @@ class ObjectiveOptions(Settings):
         if not self.positive_coef:
             refuse(
                 self,
-                "positive_score",
+                "correct_from",
                 because="says which responses --positive-coef imitates, which is 0; add it, such as --positive-coef 0.1",
             )
         if self.importance_level == "token":

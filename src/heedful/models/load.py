@@ -158,9 +158,9 @@ def _refuse_classifier(name: str, kind: str) -> None:
 
 
 def _refuse_critic(source: Source) -> None:
-    """A critic of its own has a linear head, and a language model's weights where embeddings and output are one."""
-    head = Path(source.folder) / VALUE_HEAD
-    if head.is_file() and "out.weight" not in load_tensors(head):
+    """A critic of its own is a trunk with a value head, and has a language model's weights if embeddings are its output."""
+    kind = next(iter(load_config(source).architectures or ()), "")
+    if (Path(source.folder) / VALUE_HEAD).is_file() and kind.endswith("Model") and not kind.endswith("LMHeadModel"):
         raise CheckpointError(
             f"{source.folder} is a critic (of heedful critic, or the value_model/ of a run), which cannot generate; use a "
             "causal language model, such as the final/ of heedful sft; --critic separate --value-model names a critic"

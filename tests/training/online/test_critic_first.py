@@ -191,7 +191,7 @@ REFUSED = [
     (PPOConfig, {"value_lambda": 1.0, "value_clip_range": 0.1}, "--value-clip-range 0.1 bounds how far a value moves"),
     (PPOConfig, {"policy_loss": "sao", "importance": "token-mask"}, "--importance token-mask does not go with .* sao"),
     (PPOConfig, {"policy_loss": "sao", "clip_range": 1.0}, "--clip-range 1 is no lower bound"),
-    (PPOConfig, {"positive_score": 0.5}, "--positive-score 0.5 says which responses --positive-coef imitates"),
+    (PPOConfig, {"correct_from": 0.5}, "--correct-from 0.5 says which responses --positive-coef imitates"),
 ]
 
 
@@ -220,10 +220,10 @@ def test_value_clipping_is_off_where_values_must_move_freely(config, length, cap
 def test_the_positive_example_loss_is_of_correct_responses(config, length, numbers):
     """The share of tokens of responses with the score or a higher one; a threshold above every score makes it 0."""
     same = {"positive_coef": 0.1, "kl_coef": 0.0, "eval_fraction": 0.0, "steps": 1}
-    train_ppo(config(**same, positive_score=1e9), rewards=[length])
+    train_ppo(config(**same, correct_from=1e9), rewards=[length])
     (none,) = [line for line in numbers(config().output) if "loss/policy" in line]
     assert none["loss/positive"] == 0
-    settings = config(**same, positive_score=-1e9, output=config().output.with_name("all"))
+    settings = config(**same, correct_from=-1e9, output=config().output.with_name("all"))
     train_ppo(settings, rewards=[length])
     (everything,) = [line for line in numbers(settings.output) if "loss/policy" in line]
     assert everything["loss/positive"] > 0

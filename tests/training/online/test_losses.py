@@ -61,7 +61,7 @@ def formula(learner, e):
     if kls and config.kl_in == "loss":
         loss = loss + config.kl_coef * mean(kls, config.loss_reduction)
     if config.positive_coef:
-        good = [row for row, score in enumerate(e.completions) if len(score.response) >= config.positive_score]
+        good = [row for row, score in enumerate(e.completions) if len(score.response) >= config.correct_from]
         assert 0 < len(good) < len(mask), "all or none would prove nothing"
         said = torch.cat([out.logprobs[row][mask[row]] for row in good])
         loss = loss - config.positive_coef * said.mean()

@@ -64,7 +64,7 @@ class Experience:
     is_finite: Bool[Tensor, " batch"]
     """False where a response's rewards, log-probs or values are not finite; for messages."""
     correct: Bool[Tensor, " batch"] | None = None
-    """True for responses with a score of at least ``positive_score``; None without ``positive_coef``."""
+    """True for responses with a score of at least ``correct_from``; None without ``positive_coef``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Of the policy that sampled, in nats; for inspection; None without ``old_logprobs``."""
     temperature: float = 1.0
