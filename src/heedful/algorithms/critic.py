@@ -31,6 +31,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.data.splits import prompt_key
 from heedful.devices import upload
 from heedful.engines.responses import Responses
+from heedful.faults import hit
 from heedful.rewards import score_tokens
 from heedful.rewards.resolve import AnyRewards
 from heedful.rewards.scoring import Scores
@@ -121,6 +122,7 @@ def rewards_of(learner: Learner[CriticConfig], responses: Responses, scores: Sco
 
 def learn(learner: Learner[CriticConfig], experience: Experience) -> Learned:
     """The critic's epochs on a rollout batch; the policy stays."""
+    hit("pass")
     learning_rate, recorder = learner.schedule.advance(), Recorder(learner, experience.kl)
     metrics, steps = learn_values(learner, experience)
     learner.non_finite_guard.count(steps)
