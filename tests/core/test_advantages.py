@@ -8,7 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages, tied_groups
+from heedful.core import (
+    adaptive_lambda,
+    gae,
+    group_advantages,
+    kl_shaped_rewards,
+    others_mean,
+    response_rewards,
+    rewards_to_go,
+    rloo_advantages,
+    tied_groups,
+)
 from tensors import close, f64, mask
 
 # ---------------------------------------------------------------------------------------------------- shaped rewards
@@ -191,6 +201,96 @@ def test_golden_gae_of_two_dtypes():
         close(advantages, [[1.0 + 0.5 * -0.25 - 0.5 + 0.5 * 0.5 * a1, a1, 0]])
 
 
+def test_golden_gae_with_a_lambda_for_each_row():
+    """The response of `test_golden_gae` three times, each with its own lambda."""
+    d2, d1, d0 = 3.0 - 0.75, 2.0 + 0.9 * 0.75 - -0.25, 1.0 + 0.9 * -0.25 - 0.5
+    expected = []
+    for gae_lambda in (0.8, 0.5, 0.0):
+        a1 = d1 + 0.9 * gae_lambda * d2
+        expected.append([d0 + 0.9 * gae_lambda * a1, a1, d2])
+    advantages, returns = gae(
+        REWARDS.expand(3, 3), VALUES.expand(3, 3), mask("xxx", "xxx", "xxx"), gamma=0.9, gae_lambda=f64([0.8, 0.5, 0.0])
+    )
+    close(advantages, expected)
+    close(returns, f64(expected) + VALUES)
+
+
+def test_golden_gae_of_lambdas_in_half_precision():
+    """13/16 and its powers are exact in float32. In bfloat16 the fourth, 28561/65536, is not."""
+    rewards, gae_lambda = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]]), torch.tensor([13 / 16], dtype=torch.bfloat16)
+    advantages, _ = gae(rewards, torch.zeros(1, 5), mask("xxxxx"), gae_lambda=gae_lambda)
+    assert advantages.tolist() == [[(13 / 16) ** k for k in (4, 3, 2, 1, 0)]]
+
+
+def test_invariance_gae_of_each_row_alone():
+    """Bit for bit: a response's advantages do not depend on what else is in the batch. With one lambda for all rows too."""
+    rewards, values, inside = (x if x.dtype == torch.bool else x.float() for x in random_episode(rows=50, time=33))
+    lambdas = torch.rand(50)
+    lambdas[:2] = torch.tensor([0.0, 1.0])
+    whole = gae(rewards, values, inside, gamma=0.99, gae_lambda=lambdas)
+    for row in range(50):
+        one = slice(row, row + 1)
+        given = rewards[one], values[one], inside[one]
+        alone = gae(*given, gamma=0.99, gae_lambda=lambdas[one])
+        same = gae(*given, gamma=0.99, gae_lambda=float(lambdas[row]))
+        for a, b, w in zip(alone, same, whole, strict=True):
+            assert torch.equal(a, w[one])
+            torch.testing.assert_close(b, w[one], rtol=1e-5, atol=1e-5)  # its powers are of float64
+
+
+# ---------------------------------------------------------------------------------------------------- lambda by length
+
+
+def test_golden_adaptive_lambda():
+    """1 - 1 / (0.05 l): 1 - 1/5, 1 - 1/20, 1 - 1/50. At 20 actions it is exactly 0, and below 20 not negative."""
+    lambdas = adaptive_lambda(torch.tensor([1, 5, 20, 100, 400, 1000]), alpha=0.05)
+    close(lambdas[3:], [0.8, 0.95, 0.98], rtol=1e-6)  # float32
+    assert lambdas[:3].tolist() == [0.0, 0.0, 0.0]
+    assert lambdas.dtype == torch.float32
+
+
+def test_golden_adaptive_lambda_for_short_responses():
+    """1 - 1/30. A response without an action counts as one of one: 1 - 1/1.5."""
+    close(adaptive_lambda(torch.tensor([20, 1, 0]), alpha=1.5), [0.9 + 1 / 15, 1 / 3, 1 / 3], rtol=1e-6)  # float32
+
+
+@pytest.mark.parametrize(("alpha", "length"), [(0.05, 100), (0.5, 20), (1.5, 20)])
+def test_identity_the_weights_of_adaptive_lambda_add_up_to_a_share_of_the_length(alpha, length):
+    """sum_k lambda^k = alpha l."""
+    (gae_lambda,) = adaptive_lambda(torch.tensor([length]), alpha=alpha).tolist()
+    assert sum(gae_lambda**k for k in range(2000)) == pytest.approx(alpha * length, rel=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.5, math.nan])
+def test_an_alpha_that_gives_no_lambda_is_refused(alpha):
+    with pytest.raises(ValueError, match=f"^adaptive_lambda: alpha must be above 0, got {alpha}$"):
+        adaptive_lambda(torch.tensor([20]), alpha=alpha)
+
+
+# ------------------------------------------------------------------------------------------------------- rewards to go
+
+
+def test_golden_rewards_to_go():
+    """2 + 3/2 and 1 + 3.5/2; in the second row the hole is no step: 0.5 - 2/2."""
+    rewards, inside = f64([[1.0, 2.0, 3.0, 50.0], [70.0, 0.5, 90.0, -2.0]]), mask("xxx.", ".x.x")
+    close(rewards_to_go(rewards, inside, gamma=0.5), [[2.75, 3.5, 3, 0], [0, -0.5, 0, -2]])
+    close(rewards_to_go(rewards, inside), [[6, 5, 3, 0], [0, -1.5, 0, -2]])
+
+
+def test_golden_rewards_to_go_are_computed_in_float32():
+    """256 + 1 + 1 in bfloat16 would stay 256."""
+    to_go = rewards_to_go(torch.tensor([[256.0, 1.0, 1.0]], dtype=torch.bfloat16), mask("xxx"))
+    assert to_go.dtype == torch.float32
+    assert to_go.tolist() == [[258, 2, 1]]
+
+
+def test_identity_rewards_to_go_are_the_returns_of_gae_at_lambda_1():
+    """Whatever the values."""
+    rewards, values, inside = random_episode(rows=20)
+    for said in (values, 100 * values, torch.zeros_like(values)):
+        close(rewards_to_go(rewards, inside, gamma=0.9), gae(rewards, said, inside, gamma=0.9, gae_lambda=1.0)[1])
+
+
 @pytest.mark.parametrize("poison", [math.nan, 1e30])
 def test_invariance_gae_and_rewards_under_poison_outside_the_mask(poison):
     rewards, values, inside = random_episode()
@@ -211,7 +311,8 @@ def test_identity_no_gradient_flows_through_rewards_or_advantages():
     inside[:, 0] = True
     scores = torch.randn(6, dtype=torch.float64, requires_grad=True)
     outputs = [*gae(rewards, values, inside), kl_shaped_rewards(scores[:5], rewards, values, inside, kl_coef=0.1)]
-    outputs += [group_advantages(scores, group_size=3), rloo_advantages(scores, group_size=3)]
+    outputs += [f(scores, group_size=3) for f in (group_advantages, rloo_advantages, others_mean)]
+    outputs.append(rewards_to_go(rewards, inside))
     assert not any(output.requires_grad for output in outputs)
 
 
@@ -241,6 +342,7 @@ def test_golden_group_of_equal_scores_is_exactly_zero():
     """The mean of seven times 0.1 is not 0.1 in binary; divided by eps, the dust would be a gradient."""
     assert (group_advantages(f64([0.1] * 7), group_size=7, eps=1e-30) == 0).all()
     assert (group_advantages(torch.full((7,), 0.1), group_size=7, scale="none") == 0).all()
+    assert (rloo_advantages(f64([0.1] * 3), group_size=3) == 0).all()
 
 
 def test_golden_groups_are_consecutive_rows():
@@ -250,6 +352,14 @@ def test_golden_groups_are_consecutive_rows():
 
 def test_golden_rloo_advantages():
     close(rloo_advantages(SCORES, group_size=3), [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2, 0, 0, 0])
+
+
+def test_golden_others_mean():
+    """What RLOO subtracts, of equal scores too."""
+    others = others_mean(SCORES, group_size=3)
+    close(others, [(2 + 6) / 2, (1 + 6) / 2, (1 + 2) / 2, 4, 4, 4])
+    close(SCORES - others, rloo_advantages(SCORES, group_size=3))
+    assert others_mean(torch.tensor([256.0, 1, 1]).bfloat16(), group_size=3).tolist() == [1.0, 128.5, 128.5]
 
 
 def test_golden_tied_groups():
@@ -264,7 +374,7 @@ def test_golden_group_functions_compute_half_precision_in_float32():
     assert rloo_advantages(scores, group_size=2).dtype == torch.float32
 
 
-@pytest.mark.parametrize("function", [group_advantages, rloo_advantages], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [group_advantages, rloo_advantages, others_mean], ids=lambda f: f.__name__)
 def test_groups_that_cannot_be_compared_are_refused(function):
     with pytest.raises(ValueError, match=f"{function.__name__}: group_size is 1; a group needs at least 2"):
         function(SCORES, group_size=1)

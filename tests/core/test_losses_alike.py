@@ -59,6 +59,8 @@ def reduced(loss):
 
 
 ppo, cispo, a2c = reduced(core.ppo_policy_loss), reduced(core.cispo_policy_loss), reduced(core.a2c_policy_loss)
+sao = reduced(core.sao_policy_loss)
+SEMI_GRADIENTS = (cispo, sao)
 OLD = "logprobs old_logprobs"
 VALUES = "values old_values returns"
 GRPO = {"kl_coef": 0.1, "max_new_tokens": 9}
@@ -67,7 +69,12 @@ POLICY_LOSSES = [
     policy("ppo", ppo, f"{OLD} advantages", **CLIP),
     policy("ppo-dual-clip", ppo, f"{OLD} advantages", **DUAL_CLIP),
     policy("cispo", cispo, f"{OLD} advantages", **CLIP),
+    policy("sao", sao, f"{OLD} advantages", **CLIP),
     policy("a2c", a2c, "logprobs advantages"),
+    Loss(
+        "positive", core.positive_example_loss, ("logprobs", "response_mask", "desirable"),
+        trained=("logprobs",), counts=("num_tokens",),
+    ),
     policy("value", core.value_loss, VALUES, **CLIP),
     policy("value-unclipped", core.value_loss, VALUES, clip_range=None),
     policy("sequence", sequence_policy_loss, f"{OLD} scores", "num_sequences", **CLIP),
@@ -77,7 +84,7 @@ POLICY_LOSSES = [
         policy(f"grpo-{how}", grpo_loss, f"{OLD} ref_logprobs scores", "num_tokens num_sequences", how=how, **GRPO)
         for how in ("sequence", "token", "fixed")
     ),
-]
+]  # fmt: skip
 
 
 def pairwise_with_margin(chosen, rejected, margin, **options):
@@ -96,6 +103,7 @@ def dpo_per_token(chosen, rejected, ref_chosen, ref_rejected, chosen_tokens, rej
 WITH_ARGUMENTS = {
     ppo: core.ppo_policy_loss,
     cispo: core.cispo_policy_loss,
+    sao: core.sao_policy_loss,
     a2c: core.a2c_policy_loss,
     sequence_policy_loss: core.ppo_policy_loss,
     grpo_loss: core.ppo_policy_loss,
@@ -164,9 +172,10 @@ def batch():
 
 
 def step_counts(loss, batch):
+    mask = batch["response_mask"]
     counts = {
-        "num_tokens": int(batch["response_mask"].sum()),
-        "num_sequences": int(batch["response_mask"].any(1).sum()),
+        "num_tokens": int(mask[batch["desirable"]].sum() if loss.name == "positive" else mask.sum()),
+        "num_sequences": int(mask.any(1).sum()),
         "num_pairs": ROWS,
         "num_responses": ROWS,
         "num_desirable": 3,
@@ -208,12 +217,12 @@ def assert_same(actual, expected, rtol=1e-9):
     [
         pytest.param(loss, marks=pytest.mark.exhaustive if loss.name in ("grpo-sequence", "grpo-fixed") else ())
         for loss in LOSSES
-        if loss.call is not cispo
+        if loss.call not in SEMI_GRADIENTS
     ],
     ids=lambda loss: loss.name,
 )
 def test_gradcheck_loss(loss, batch):
-    """CISPO's is a semi-gradient: finite differences would move its weight too (`test_surrogates.py` has it)."""
+    """Not of semi-gradients: finite differences would move their weights too (`test_surrogates.py` has them)."""
     trained = [batch[name].clone().requires_grad_() for name in loss.trained]
     assert torch.autograd.gradcheck(lambda *t: loss({**batch, **dict(zip(loss.trained, t, strict=True))})[0], trained)
 
@@ -256,7 +265,7 @@ def test_invariance_poison_outside_the_mask(loss, batch):
     outside, poison = ~batch["response_mask"], math.nan
     dirty = dict(batch)
     for name in loss.tensors:
-        if name != "response_mask":
+        if batch[name].is_floating_point():
             dirty[name] = batch[name].masked_fill(outside.all(1) if name == "scores" else outside, poison)
     assert_same(evaluate(loss, dirty), evaluate(loss, batch))
 

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import Reduction, a2c_policy_loss, cispo_policy_loss, ppo_policy_loss, sft_loss, value_loss
+from heedful.core import (
+    Reduction,
+    a2c_policy_loss,
+    cispo_policy_loss,
+    positive_example_loss,
+    ppo_policy_loss,
+    sao_policy_loss,
+    sft_loss,
+    value_loss,
+)
 from losses import grpo_loss, sequence_policy_loss
 from tensors import close, f64, logs, mask
 
@@ -150,6 +159,58 @@ def test_golden_cispo_policy_loss():
     )
     close(loss, -(1.28 * 1.0 * -1.0 + 0.8 * -3.0 * -2.0) / 2)
     close(metrics["policy/clip_frac"], 1.0)
+
+
+def test_golden_sao_policy_loss():
+    """Ratios 1.25, 0.5, 5.5 and 7 to the sampler, bounds 0.7 and 6 (reasoning): the second and the fourth count nothing, and
+    the third is weighed by 5.5, though its advantage is negative."""
+    new, a = (
+        torch.cat([logs(1.25, 0.5, 5.5, 7.0), f64([9.0])]).unsqueeze(0).requires_grad_(),
+        f64([[2.0, -1.0, -1.0, 3, 9]]),
+    )
+    loss, metrics = sao_policy_loss(new, torch.zeros_like(new), a, mask("xxxx."), clip_range=0.3, clip_range_high=5.0)
+    close(loss.detach(), -(1.25 * 2.0 * math.log(1.25) + 5.5 * -1.0 * math.log(5.5)) / 4)
+    close(metrics["loss/policy"], loss.detach())
+    close(metrics["policy/clip_frac"], 2 / 4)
+    close(metrics["policy/clip_frac_low"], 1 / 4)
+    close(metrics["policy/clip_frac_high"], 1 / 4)
+    close(torch.autograd.grad(loss, new)[0], [[-1.25 * 2.0 / 4, 0, 5.5 / 4, 0, 0]])
+
+
+def test_golden_sao_policy_loss_has_one_bound_for_both_sides_unless_told():
+    new, a = logs(1.25, 1.35), f64([2.0, 1.0])
+    loss, _ = sao_policy_loss(new, torch.zeros_like(new), a, torch.tensor([True] * 2), clip_range=0.3)
+    close(loss, -1.25 * 2.0 * math.log(1.25) / 2)
+
+
+# -------------------------------------------------------------------------------------------------- positive examples
+
+WRITTEN = f64([[-1.0, -2.0, -9.0], [-0.5, -9.0, -9.0], [-4.0, -5.0, -6.0]])
+"""The log-probs of responses of 2, 1 and 3 tokens."""
+LENGTHS = mask("xx.", "x..", "xxx")
+
+
+def test_golden_positive_example_loss():
+    """Over the tokens of the correct responses alone, and divided by their number."""
+    loss, metrics = positive_example_loss(WRITTEN, LENGTHS, torch.tensor([True, True, False]))
+    close(loss, (1.0 + 2.0 + 0.5) / 3)
+    close(metrics["loss/positive"], (1.0 + 2.0 + 0.5) / 3)
+    close(positive_example_loss(WRITTEN, LENGTHS, torch.tensor([False, False, True]), num_tokens=8)[0], 15 / 8)
+
+
+@pytest.mark.parametrize("num_tokens", [None, 0, torch.tensor(0)])
+def test_golden_without_a_correct_response_the_loss_is_zero_and_so_is_its_gradient(num_tokens):
+    new = WRITTEN.clone().requires_grad_()
+    loss, metrics = positive_example_loss(new, LENGTHS, torch.tensor([False] * 3), num_tokens=num_tokens)
+    loss.backward()
+    assert loss == metrics["loss/positive"] == 0
+    assert new.grad.tolist() == [[0.0] * 3] * 3
+
+
+def test_identity_positive_example_loss_is_sft_on_the_correct_responses():
+    correct = torch.tensor([True, False, True])
+    expected, _ = sft_loss(WRITTEN[correct], LENGTHS[correct])
+    assert torch.equal(positive_example_loss(WRITTEN, LENGTHS, correct)[0], expected)
 
 
 def test_golden_ratio_metrics():

@@ -26,6 +26,7 @@ def arguments(rows, columns):
     lengths, level = torch.arange(1, rows + 1), {"level": "token", "bound": "truncate"}
     tokens = {"logprobs": x, "response_mask": mask}
     ratio = {"logprobs": x, "old_logprobs": x, "advantages": x, "response_mask": mask}
+    to_sampler = {"logprobs": x, "sampler_logprobs": x, "advantages": x, "response_mask": mask}
     pairs = {"chosen": of_row, "rejected": of_row}
     long_pairs = {**pairs, "chosen_tokens": lengths, "rejected_tokens": lengths, "beta": 0.1}
     bounds, moments = core.Bounds(0.2, 0.2), {"mean": torch.tensor(0.5), "var": torch.tensor(2.0)}
@@ -36,15 +37,26 @@ def arguments(rows, columns):
     return {
         "a2c_policy_loss": {**tokens, "advantages": x},
         "a2c_policy_loss of responses": {**tokens, "advantages": x, "importance_level": "sequence"},
+        "adaptive_lambda": {"lengths": lengths, "alpha": 0.5},
+        "calibration": {"values": x, "returns": x, "mask": mask},
         "cispo": {**ratio, "bounds": bounds},
         "cispo_policy_loss": {**ratio, "clip_range": 0.2},
         "clip_scores": {"scores": of_row, "limit": 1.0},
         "clipped_ratio": {**ratio, "bounds": bounds},
         "clipped_sequence_ratio": {**ratio, "bounds": bounds},
+        "double_sided": {**to_sampler, "bounds": bounds},
         "dpo_loss": {**long_pairs, **references},
         "effective_sample_size": {"weights": -x, "mask": mask},
+        "explained_variance": {"values": x, "returns": x, "mask": mask},
         "first_in_mask": {"mask": mask},
+        "first_values": {"values": x, "mask": mask},
         "gae": {"rewards": x, "values": x, "response_mask": mask},
+        "gae of a lambda per row": {
+            "rewards": x,
+            "values": x,
+            "response_mask": mask,
+            "gae_lambda": torch.linspace(0.1, 0.9, rows),
+        },
         "group_advantages": {"scores": of_row, "group_size": 2},
         "importance_weights": {"logprobs": x, "sampler_logprobs": x, "response_mask": mask, **level},
         "kl_estimate": {"logprobs": x, "ref_logprobs": x, "old_logprobs": x, "kind": "k3"},
@@ -55,9 +67,11 @@ def arguments(rows, columns):
         "masked_sum": {"x": x, "mask": mask},
         "masked_var": {"x": x, "mask": mask},
         "orpo_loss": long_pairs,
+        "others_mean": {"returns": of_row, "group_size": 2},
         "overlong_penalty": {"lengths": lengths, "max_new_tokens": 4, "buffer": 2},
         "pairwise_reward_loss": {**pairs, "margin": of_row},
         "policy_gradient": {**tokens, "advantages": x},
+        "positive_example_loss": {**tokens, "correct": lengths > 1},
         "ppo_policy_loss": {**ratio, "clip_range": 0.2},
         "ppo_policy_loss of responses": {**ratio, "clip_range": 0.2, "importance_level": "sequence"},
         "ranking_reward_loss": ranked,
@@ -65,7 +79,9 @@ def arguments(rows, columns):
         "rescale": {"x": x, "mask": mask, **moments},
         "response_kl": kl,
         "response_rewards": {"rewards": x, "response_mask": mask},
+        "rewards_to_go": {"rewards": x, "response_mask": mask},
         "rloo_advantages": {"scores": of_row, "group_size": 2},
+        "sao_policy_loss": {**to_sampler, "clip_range": 0.3},
         "sequence_policy_gradient": {**tokens, "advantages": x},
         "sft_loss": tokens,
         "simpo_loss": {**long_pairs, "target_margin": 0.1},
@@ -176,6 +192,12 @@ def test_the_message_names_both_arguments_and_both_shapes(as_installed):
         core.kl_shaped_rewards(torch.zeros(1), x, x, mask, kl_coef=0.1)
     with pytest.raises(ValueError, match=r"^scores has shape \[2, 1\]; it must have 1 dimension$"):
         core.group_advantages(torch.zeros(2, 1), group_size=2)
+    with pytest.raises(ValueError, match=r"^gae_lambda has shape \[1\], but response_mask has \[3, 3\]; "):
+        core.gae(x, x, mask, gae_lambda=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"^correct has shape \[1\], but response_mask has \[3, 3\]; "):
+        core.positive_example_loss(x, mask, torch.tensor([True]))
+    with pytest.raises(ValueError, match=r"^returns has shape \[3, 3\], but values has \[3\]; they must be equal"):
+        core.explained_variance(x[0], x, mask)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +205,7 @@ def test_the_message_names_both_arguments_and_both_shapes(as_installed):
     [
         ("sft_loss", "num_tokens"),
         ("value_loss", "num_tokens"),
+        ("positive_example_loss", "num_tokens"),
         ("masked_mean", "count"),
         ("dpo_loss", "num_pairs"),
         ("simpo_loss", "num_pairs"),

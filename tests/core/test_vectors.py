@@ -84,6 +84,7 @@ def _(v):
     advantages, returns = core.gae(v["rewards"], v["values"], v["response_mask"], gamma=1.0, gae_lambda=1.0)
     v.expect("advantages", advantages)
     v.expect("mc_returns", returns)
+    v.expect("mc_returns", core.rewards_to_go(v["rewards"], v["response_mask"]))
 
 
 @covers("logprob_and_entropy_with_temperature")

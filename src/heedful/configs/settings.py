@@ -95,7 +95,8 @@ def multiple(config: Any, whole: str, part: str) -> None:
 def changed(config: Any, *fields: str) -> list[str]:
     """The flags, with values, of the fields that differ from their defaults."""
     values = {field: getattr(config, field) for field in fields}
-    return [f"{flag(field)} {value}" for field, value in values.items() if value != getattr(type(config), field)]
+    words = {field: " ".join(map(str, x)) if isinstance(x, tuple) else x for field, x in values.items()}
+    return [f"{flag(field)} {words[field]}" for field, x in values.items() if x != getattr(type(config), field)]
 
 
 def refuse(config: Any, *fields: str, because: str) -> None:

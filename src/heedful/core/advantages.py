@@ -17,6 +17,7 @@ __all__ = [
     "gae",
     "group_advantages",
     "kl_shaped_rewards",
+    "others_mean",
     "response_rewards",
     "rewards_to_go",
     "rloo_advantages",
@@ -114,7 +115,7 @@ def gae(
     rewards, values = at_least_float32(rewards), at_least_float32(values)
     if isinstance(gae_lambda, Tensor):
         one_per_row(gae_lambda=gae_lambda, response_mask=response_mask)
-        gae_lambda = gae_lambda.unsqueeze(1)
+        gae_lambda = at_least_float32(gae_lambda).unsqueeze(1)
     place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's response tokens
 
     def compact(x: Tensor) -> Tensor:
@@ -124,8 +125,8 @@ def gae(
     advantages = compact(rewards) + gamma * nn.functional.pad(v[:, 1:], (0, 1)) - v
     decay, span = gamma * gae_lambda, 1
     while span < advantages.shape[1]:  # sum over 2 * span steps = sum over span steps + decayed sum over the next span
-        advantages[:, :-span] += decay**span * advantages[:, span:]
-        span *= 2
+        advantages[:, :-span] += decay * advantages[:, span:]
+        decay, span = decay * decay, 2 * span  # torch rounds powers of a tensor differently by the number of rows
     advantages = torch.where(response_mask, advantages.gather(1, place), 0.0)
     return advantages, torch.where(response_mask, advantages + values, 0.0)
 
@@ -136,9 +137,9 @@ def adaptive_lambda(lengths: Int[Tensor, " batch"], *, alpha: float) -> Float[Te
 
         lambda_i = max(0, 1 - 1 / (alpha l_i))
 
-    The weights ``lambda^k`` of the errors `delta` sum to ``1 / (1 - lambda) = alpha l``: each advantage reads a share alpha
-    of its response, whatever its length. alpha is 0.05 in VAPO, for answers of hundreds of tokens: 0 up to 20 actions, 0.8
-    at 100, 0.95 at 400, 0.98 at 1,000. With 1.5 it is 0.97 at 20.
+    The weights ``lambda^k`` of the errors ``delta`` sum to ``1 / (1 - lambda) = alpha l``: each advantage reads a share
+    alpha of its response, whatever its length. alpha is 0.05 in VAPO, for answers of hundreds of tokens: 0 up to 20 actions,
+    0.8 at 100, 0.95 at 400, 0.98 at 1,000. With 1.5 it is 0.97 at 20.
 
     Args:
         lengths: number of actions of each response.
@@ -216,8 +217,18 @@ def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Floa
     Raises ValueError if the number of rows is not a multiple of ``group_size``, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
-    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+    others = others_mean(scores, group_size=group_size).view_as(groups)
     return torch.where(_is_tied(groups), 0.0, groups - others).flatten()
+
+
+@torch.no_grad()
+def others_mean(returns: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
+    """The mean return of the other responses to the same prompt: what a group predicts without a critic.
+
+    Arguments and errors as in `rloo_advantages`, whose baseline it is.
+    """
+    groups = _grouped(returns, group_size, "others_mean")
+    return ((groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)).flatten()
 
 
 def tied_groups(scores: Float[Tensor, " batch"], *, group_size: int) -> Bool[Tensor, " groups"]:

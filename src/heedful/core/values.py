@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.core.masking import at_least_float32, masked_mean, masked_var, one_number, same_shape
+from heedful.core.masking import at_least_float32, first_in_mask, masked_mean, masked_var, same_shape
 
-__all__ = ["Calibration", "calibration", "explained_variance", "first_values", "others_mean"]
+__all__ = ["Calibration", "calibration", "explained_variance", "first_values"]
 
 
 @torch.no_grad()
@@ -21,8 +21,8 @@ def explained_variance(
     """Share of the returns' variance that the values explain: ``1 - var(returns - values) / var(returns)``.
 
     1 if the values are right, 0 if they are as good as a constant, below 0 if they are worse. A constant error does not
-    count. Honest only with returns that no value is part of (`rewards_to_go`): the returns of `gae` at lambda below 1 hold
-    the values themselves, so that values explain them whatever they are.
+    count. Honest only with returns that no value is part of (`rewards_to_go`). The returns of `gae` at lambda below 1 hold
+    later values: values that are wrong, but change little within a response, explain them.
 
     NaN if the returns are equal up to rounding (variance at most 1e-12 of their mean square), or nothing is in the mask.
     """
@@ -37,27 +37,8 @@ def explained_variance(
 def first_values(values: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
     """At every action the value before the first one: what a critic predicts that has read the prompt only. 0 outside."""
     same_shape(2, values=values, mask=mask)
-    first = torch.where(mask & (mask.cumsum(dim=1) == 1), at_least_float32(values), 0.0).sum(dim=1, keepdim=True)
+    first = torch.where(first_in_mask(mask), at_least_float32(values), 0.0).sum(dim=1, keepdim=True)
     return torch.where(mask, first, 0.0)
-
-
-@torch.no_grad()
-def others_mean(returns: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
-    """The mean return of the other responses to the same prompt: what a group baseline predicts (RLOO).
-
-    Args:
-        returns: the return of each response; consecutive rows share a prompt.
-        group_size: number of responses per prompt, at least 2.
-
-    Raises ValueError for a group of one, or if the rows are no whole groups.
-    """
-    same_shape(1, returns=returns)
-    if group_size < 2 or len(returns) % group_size:
-        raise ValueError(
-            f"others_mean: {len(returns)} returns in groups of {group_size}; groups are whole, of at least 2"
-        )
-    groups = at_least_float32(returns).unflatten(0, (-1, group_size))
-    return ((groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)).flatten()
 
 
 class Calibration(NamedTuple):
@@ -82,7 +63,6 @@ def calibration(
     Fewer bins if there are fewer actions. Raises ValueError without actions, or for ``bins`` below 1.
     """
     same_shape(values=values, returns=returns, mask=mask)
-    one_number(bins=bins)
     if bins < 1 or not bool(mask.any()):
         raise ValueError(f"calibration: {int(mask.sum())} actions in {bins} bins; both must be at least 1")
     given, order = at_least_float32(values)[mask].sort(stable=True)

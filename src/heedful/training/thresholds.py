@@ -137,7 +137,7 @@ REFERENCE_SHARE, REFERENCE_STEPS = 0.01, 10
 # The critic --------------------------------------------------------------------------------------------------------------
 
 EXPLAINED = 0.0
-"""Share of the returns' variance that a healthy critic explains at least: less is worse than a constant."""
+"""Share of the variance of Monte Carlo returns that a healthy critic explains at least: less is worse than a constant."""
 DEAD, DEAD_STEPS, DEAD_AFTER = 0.02, 20, 30
 """The critic explains no more than this share of the returns' variance, in each of so many steps, after so many."""
 DIVERGES, DIVERGES_STEPS = -1.0, 5
