@@ -88,6 +88,7 @@ def arguments(rows, columns):
         "spread_scores": {"shaped": of_row, "tokens": [[0.5]] * rows, "response_mask": mask},
         "stochastic_round": {"x": x, "noise": torch.ones(rows, columns, dtype=torch.int32)},
         "tied_groups": {"scores": of_row, "group_size": 2},
+        "explained_in_bins": {"values": x, "returns": x.square(), "mask": mask, "by": x, "bins": 2},
         "token_logprobs": {"logits": x.unsqueeze(2).expand(-1, -1, 5), "ids": ids},
         "value_loss": {"values": x, "old_values": x, "returns": x, "response_mask": mask, "clip_range": 0.2},
         "whiten": {"x": x, "mask": mask, **moments},

@@ -133,7 +133,8 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
 
 
 EXPLAINED = "variance explained by values"
-NOT_LOGGED = {"KL coefficient", EXPLAINED, "KL of the update", "clipped"}
+BY_OTHERS = {"variance explained by the prompt's value", "variance explained at the first token"}
+NOT_LOGGED = {"KL coefficient", EXPLAINED, *BY_OTHERS, "KL of the update", "clipped"}
 ONLINE = {"score", "KL to the reference", "length", "responses that end", "entropy"}
 
 
@@ -232,11 +233,12 @@ def test_only_a_line_break_ends_a_line(logged):
 
 def test_no_text_lies_on_another(sft, reward, ppo):
     changed = {"reference_kl_coef": [0.05, 0.1, 0.2, 0.4, 0.8], "value_explained_variance": [-0.1, 0.1, 0.5, 0.7, 0.9]}
+    changed |= {f"{name}_{which}": [0.1] * 5 for name in ["value_explained_variance"] for which in ("prompt", "first")}
     runs = [sft, reward, ppo(**changed)]
     runs += [ppo(f"另一次 with a rather long name that goes on, number {i}", **changed) for i in range(3)]
     drawn = figure(*runs)
-    assert len(panels(drawn)) == 9
-    assert drawn.get_size_inches()[0] == pytest.approx(12.6), "rows of three, 4.2 inches each"
+    assert len(panels(drawn)) == 11
+    assert drawn.get_size_inches()[0] == pytest.approx(16.8), "rows of four, 4.2 inches each"
     assert overlaps(drawn) == []
 
 

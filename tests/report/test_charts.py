@@ -75,6 +75,15 @@ def test_what_is_not_finite_is_a_cross():
     assert 'aria-label="t: training from 1 to 1' in drawn
 
 
+def test_an_area_and_a_guide_have_no_dots_and_no_words():
+    lines = [Line([(0.0, 1.0), (1.0, 2.0), (1.0, 0.0)], kind="spread"), Line([(0.0, 0.0), (1.0, 1.0)], kind="guide")]
+    drawn = draw(Chart("t", "value", "y", [*lines, Line([(0.0, 0.5), (1.0, 1.5)], kind="group", name="其他")]))
+    assert len(re.search('<polygon class="spread c0" points="([^"]*)"', drawn)[1].split()) == 3
+    assert re.findall('<polyline class="line ([^"]*)"', drawn) == ["guide muted", "group muted"]
+    assert drawn.count("<circle") == 2
+    assert 'aria-label="t: 其他 from 0.5 to 1.5, lowest 0.5, highest 1.5"' in drawn
+
+
 def test_rounding_leaves_no_band_but_nan_does():
     metrics = [{"step": s, "policy/effective_frac": v} for s, v in enumerate((1.0 + 1e-9, 0.95, 0.5, math.nan), 1)]
     run = RunRecord(None, "ppo", "finished", RunCurves("r", (), metrics), [], [], {}, {}, ())

@@ -99,6 +99,8 @@ def rollout_panels(algorithm: str = "") -> tuple[Panel, ...]:
         Panel(f"{of}responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
         Panel(f"{of}entropy", "nats per token", "policy/entropy"),
         Panel(f"{of}variance explained by values", "share of variance", "value/explained_variance"),
+        Panel(f"{of}variance explained by the prompt's value", "share of variance", "value/explained_variance_prompt"),
+        Panel(f"{of}variance explained at the first token", "share of variance", "value/explained_variance_first"),
         Panel(f"{of}KL of the update", "nats per token", "policy/approx_kl"),
         Panel(f"{of}clipped", "share of tokens", "policy/clip_frac"),
     )

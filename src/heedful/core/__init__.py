@@ -24,6 +24,7 @@ from heedful.core.responses import *
 from heedful.core.rounding import *
 from heedful.core.score_norm import *
 from heedful.core.surrogates import *
+from heedful.core.value_bins import *
 from heedful.core.values import *
 
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module)]

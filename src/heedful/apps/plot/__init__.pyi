@@ -1,4 +1,5 @@
 # What heedful.plot exports, and from where.
+from .critic_figure import critic as critic
 from .grid import advantages as advantages
 from .healthy import HEALTHY as HEALTHY
 from .healthy import Band as Band

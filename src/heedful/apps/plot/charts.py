@@ -20,14 +20,17 @@ class Line:
     run: int = 0
     """The number of its run, which has a colour."""
     kind: str = "training"
-    """training (thin), held-out (with dots), outside (those outside the band), points (no line), or yardstick (dashed)."""
+    """training (thin), held-out (with dots), outside (those outside the band), points (no line), yardstick (dashed), group
+    (dotted), guide (grey, without dots), or spread (the corners of an area)."""
     labels: Sequence[str] = ()
     """Of the points, beside them."""
+    name: str = ""
+    """In words, if its kind does not say what it is."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One quantity over the steps of runs."""
+    """One quantity over the steps of runs, or over another."""
 
     title: str
     horizontal: str

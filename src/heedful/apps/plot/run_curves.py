@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -19,6 +20,12 @@ from heedful.errors import ConfigError
 MAX_COLUMNS = 4
 WIDTH, HEIGHT = 4.2, 3.4
 """Size of a panel in inches."""
+BASELINES: Mapping[str, Mapping[str, Any]] = {
+    "yardstick": {"linestyle": "--", "linewidth": 1.5, "marker": "o", "markersize": 3},
+    "group": {"linestyle": ":", "linewidth": 2, "marker": "o", "markersize": 3},
+    "guide": {"linewidth": 0.8},
+}
+"""How lines that are compared with are drawn."""
 
 
 def curves(
@@ -85,13 +92,14 @@ def figure_of(runs: Sequence[RunCurves]) -> Picture:
     height = HEIGHT * rows + 0.25 * math.ceil(len(keys) / keys_per_line)
     figure = picture(width, height, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     for place, chart in enumerate(charts, 1):
-        _draw(figure.add_subplot(rows, columns, place), chart, theme)
+        draw(figure.add_subplot(rows, columns, place), chart, theme)
     legend = figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), keys_per_line), frameon=False)
     as_text(legend.get_texts())
     return figure
 
 
-def _draw(axes: Axes, chart: Chart, theme: Theme) -> None:
+def draw(axes: Axes, chart: Chart, theme: Theme) -> None:
+    """Draw a chart with its lines, band, marks and labels."""
     axes.set_title(chart.title, fontsize=11)
     axes.set_xlabel(chart.horizontal)
     axes.set_ylabel(chart.vertical)
@@ -108,9 +116,17 @@ def _draw(axes: Axes, chart: Chart, theme: Theme) -> None:
         for line in chart.lines
         if line.kind != "outside"
     ]
+    for where in chart.marks:
+        axes.axvline(where, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
     for line, colour, xs, ys in drawn:
+        for x, y, label in zip(xs, ys, line.labels, strict=False):
+            axes.annotate(label, (x, y), (5, -11), textcoords="offset points", fontsize=8, color=theme.muted)
         if line.kind == "held-out":
             axes.plot(xs, ys, color=colour, linewidth=2, marker="o", markersize=4)
+        elif line.kind == "spread":
+            axes.fill(xs, ys, color=colour, alpha=0.18, linewidth=0)
+        elif line.kind in BASELINES:
+            axes.plot(xs, ys, color=theme.muted, **BASELINES[line.kind])
         else:
             axes.plot(xs, ys, color=colour, linewidth=1, alpha=0.7, marker="o" if len(xs) == 1 else "", markersize=2)
     if chart.band is not None:

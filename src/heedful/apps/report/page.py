@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from heedful.apps.report import sections
+from heedful.apps.report.critics import critics
 from heedful.apps.report.inspector import MOST_TOKENS, Inspected, Tokenizers, inspect, packed
 from heedful.apps.report.runs import RunRecord, read_runs
 from heedful.apps.report.svg import text
@@ -92,6 +93,7 @@ def build_page(
         sections.overview(runs),
         sections.alarms(runs),
         sections.curves(runs),
+        critics(runs),
         sections.yardstick(runs, measured),
         sections.samples(runs),
         sections.lineage(runs),

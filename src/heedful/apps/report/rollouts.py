@@ -183,6 +183,34 @@ def read_chosen(found: Survey, chosen: Sequence[int]) -> list[Response]:
     return responses
 
 
+class StepValues(NamedTuple):
+    """What a critic said of the responses of a step, and what came; ``[responses, tokens]``, 0 behind each response."""
+
+    values: Floats
+    rewards: Floats
+    mask: npt.NDArray[np.bool_]
+    known: npt.NDArray[np.bool_]
+    """False for a response without these numbers, or with some that are not finite."""
+
+
+def read_values(path: Path) -> StepValues:
+    """Read the values and rewards of a step's tokens. Raises DataError."""
+    table = _table(path, ["response_ids", "values", "token_rewards"])
+    lengths = _lengths(table["response_ids"])
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, np.newaxis]
+    found, known = {}, lengths > 0
+    for name in ("values", "token_rewards"):
+        found[name] = np.where(mask, np.nan, 0.0)
+        if name in table.column_names:
+            column, own = table[name].combine_chunks(), _lengths(table[name])
+            has = column.is_valid().to_numpy(zero_copy_only=False)
+            for row in (has & (own != lengths)).nonzero()[0][:1]:
+                raise _wrong_length(path, row, own[row], name, lengths[row])
+            found[name][mask & has[:, np.newaxis]] = _numpy(column.flatten())
+        known = known & np.isfinite(found[name]).all(axis=1)
+    return StepValues(found["values"], found["token_rewards"], mask, known)
+
+
 def without_rollouts(run: Path) -> CheckpointError:
     """What to say of a run that kept no responses."""
     return CheckpointError(f"{run} has no responses in rollouts/; train with --rollouts all to keep them")
@@ -304,7 +332,7 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
         )  # of a response that was not learned from, as sampling saw them
     for name, numbers in columns.items():
         if numbers is not None and len(numbers) != len(ids):
-            raise DataError(f"{path}: row {row} has {len(numbers)} {name} for {len(ids)} tokens; delete the file")
+            raise _wrong_length(path, row, len(numbers), name, len(ids))
     return Response(
         step=record["step"],
         row=row,
@@ -319,6 +347,10 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
         source=record.get("source") or "",
         numbers={quantity.name: _numbers(quantity, columns) for quantity in QUANTITIES},
     )
+
+
+def _wrong_length(path: Path, row: int, count: int, name: str, tokens: int) -> DataError:
+    return DataError(f"{path}: row {row} has {count} {name} for {tokens} tokens; delete the file")
 
 
 def _numbers(quantity: Quantity, columns: Mapping[str, list[float | None] | None]) -> list[float] | None:

@@ -108,9 +108,12 @@ def _band(band: Band, frame: _Frame) -> str:
 
 
 def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
-    colour = "muted" if line.kind == "yardstick" else f"c{line.run % COLOURS}"
+    colour = "muted" if line.kind in ("yardstick", "group", "guide") else f"c{line.run % COLOURS}"
     kept = [(x, y) for x, y in line.points if _fits(y, chart)]
     thin = thinned(kept)
+    if line.kind == "spread":
+        corners = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in kept)
+        return [f'<polygon class="spread {colour}" points="{corners}"/>']
     if line.kind in ("outside", "points"):
         name, size = ("ring", 4.5) if line.kind == "outside" else ("point", 1.7)
         places = [f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"' for x, y in thin]
@@ -122,10 +125,12 @@ def _line(line: Line, frame: _Frame, chart: Chart) -> list[str]:
         for (x, y), label in zip(kept[:MOST_POINTS], labels, strict=False):
             place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
             shown = f"{label} {format_number(x)}: {format_number(y)}".strip()
-            parts.append(f'<circle class="dot {colour}" r="3" {place}><title>{text(shown)}</title></circle>')
+            if line.kind != "guide":
+                parts.append(f'<circle class="dot {colour}" r="3" {place}><title>{text(shown)}</title></circle>')
             if label:
                 side, anchor = (-5, "end") if frame.x(x) > WIDTH - LEFT else (5, "start")  # inside the picture
-                place = f'x="{frame.x(x) + side:.1f}" y="{frame.y(y) + 13:.1f}" text-anchor="{anchor}"'
+                under = -4 if line.kind == "guide" else 13
+                place = f'x="{frame.x(x) + side:.1f}" y="{frame.y(y) + under:.1f}" text-anchor="{anchor}"'
                 parts.append(f"<text {place}>{text(label)}</text>")
     for x, y in line.points:
         if not _fits(y, chart) and line.kind != "outside":
@@ -184,8 +189,10 @@ def _in_words(chart: Chart) -> str:
             said.append(f"{len(line.points)} outside")
             continue
         ys = [y for _, y in line.points if math.isfinite(y)]
-        if ys:
+        if ys and line.kind not in ("guide", "spread"):
             ends = f"from {format_number(ys[0])} to {format_number(ys[-1])}"
-            said.append(f"{line.kind} {ends}, lowest {format_number(min(ys))}, highest {format_number(max(ys))}")
+            said.append(
+                f"{line.name or line.kind} {ends}, lowest {format_number(min(ys))}, highest {format_number(max(ys))}"
+            )
     band = "" if chart.band is None else f"; healthy: {chart.band}"
     return f"{chart.title}: {'; '.join(said) or 'no values'}{band}"
