@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cases import often, pairs_often
+from gradients import distance, flat_gradient
 from heedful import GRPOConfig, PPOConfig, core
 from heedful.algorithms import ppo
 from heedful.algorithms.online import update
@@ -18,9 +19,7 @@ LEVELS = pytest.mark.parametrize("level", often(["token", "sequence"], ["token"]
 
 
 @pytest.mark.exhaustive
-def test_a_limit_of_tokens_does_not_change_the_gradient(
-    variant, make_learner, experience_of, moved, gradient, distance, passes
-):
+def test_a_limit_of_tokens_does_not_change_the_gradient(variant, make_learner, experience_of, moved, gradient, passes):
     """Nor what the losses hold constant; the limit holds for every pass of every model."""
     learner = make_learner(variant(micro_batch_size=16), noise=0.05)
     as_sampled = experience_of(learner)
@@ -46,9 +45,7 @@ def test_a_limit_of_tokens_does_not_change_the_gradient(
 
 
 @LEVELS
-def test_a_critics_gradient_while_it_warms_up(
-    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, level
-):
+def test_a_critics_gradient_while_it_warms_up(config, make_learner, experience_of, moved, gradient, level):
     """That of the value loss alone, whatever the micro-batch size: for a critic of its own."""
     learner = make_learner(config(critic="separate", importance_level=level), noise=0.05)
     experience = moved(experience_of(learner))
@@ -70,9 +67,7 @@ def test_a_critics_gradient_while_it_warms_up(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_value_heads_gradient(
-    config, make_learner, experience_of, moved, flat_gradient, distance, monkeypatch, level
-):
+def test_a_value_heads_gradient(config, make_learner, experience_of, moved, monkeypatch, level):
     """That of the value loss of a pass through the whole policy, at each minibatch; the trunk has none."""
     learner = make_learner(config(importance_level=level, value_epochs=3), noise=0.05)
     e, found = moved(experience_of(learner)), []
