@@ -1,5 +1,6 @@
 """Checks by themselves: each finds its fault, and nothing in the healthy twin beside it."""
 
+import os
 import statistics
 import sys
 import tracemalloc
@@ -64,12 +65,12 @@ def test_responses_end_where_sampling_stops(responses, marked, level):
 
 
 def test_a_stop_token_inside_responses_but_not_in_one_of_a_hundred():
-    inside, whole = "好<|end|>的<|end|>", "好的<|end|>"
+    inside = "好<|end|>的<|end|>"
     one = encoded.stop_inside(rows(*[inside] * 8), STOPS, TOKENIZER)
     assert found(one) == ("stops-early", "warn")
     assert one.what.startswith("8 of 8 ")
-    assert encoded.stop_inside(rows(*[whole] * 8), STOPS, TOKENIZER) is None
-    assert encoded.stop_inside(rows(inside, *[whole] * 99), STOPS, TOKENIZER) is None
+    assert encoded.stop_inside(rows(*[WHOLE] * 8), STOPS, TOKENIZER) is None
+    assert encoded.stop_inside(rows(inside, *[WHOLE] * 99), STOPS, TOKENIZER) is None
 
 
 @pytest.mark.parametrize(
@@ -130,9 +131,9 @@ def test_a_norm_of_zeros(model_type):
     """Gemma's norms begin at 0, and their factor is 1 + weight."""
     sizes = {
         "hidden_size": 16,
+        "intermediate_size": 16,
         "num_hidden_layers": 4,
         "num_attention_heads": 2,
-        "intermediate_size": 16,
         "head_dim": 8,
     }
     config = AutoConfig.for_model(model_type, vocab_size=32, **sizes)
@@ -181,16 +182,19 @@ def test_a_rate_of_all_weights_for_adapters(kind):
 
 
 def answered(*responses):
-    return [
-        Completion(Prompt("问", f"问.jsonl:{i}"), response, ids(response)) for i, response in enumerate(responses, 1)
-    ]
+    return [Completion(Prompt("问", f"问.jsonl:{i}"), text, ids(text)) for i, text in enumerate(responses, 1)]
+
+
+def grouped(completions, size):
+    """So many in a row are to the same prompt."""
+    return [replace(one, prompt=completions[i // size * size].prompt) for i, one in enumerate(completions)]
 
 
 TEXTS = [f"{'字' * (i % 5 + 1)}{chr(97 + i)}" for i in range(20)]
 
 
-def scored_by(function, responses=TEXTS):
-    completions = answered(*responses)
+def scored_by(function, responses=TEXTS, per_prompt=1):
+    completions = grouped(answered(*responses), per_prompt)
     return rewards.score_each([Reward("分", function)], completions)[0], completions
 
 
@@ -211,10 +215,7 @@ def among_equals(prompts, completions):
 
 @pytest.mark.parametrize(("function", "is_found"), [(last_letter, False), (standardised, True), (among_equals, False)])
 def test_a_score_that_depends_on_the_others_of_its_batch(function, is_found):
-    completions = [
-        Completion(Prompt(f"问{i // 4}", f"问.jsonl:{i // 4}"), text, ids(text)) for i, text in enumerate(TEXTS)
-    ]
-    (scored,) = rewards.score_each([Reward("分", function)], completions)
+    scored, completions = scored_by(function, TEXTS, per_prompt=4)
     one = rewards.random_scores(scored, completions)
     assert found(one) == (("reward-random", "warn") if is_found else None)
     assert one is None or "without the others of their batch" in one.what
@@ -238,8 +239,7 @@ def test_a_reward_of_length_alone(function, sign):
 
 def test_a_policy_that_always_writes_the_same_is_no_fault_of_a_reward():
     scored, completions = scored_by(lambda completions: [1.0] * 20, ["同"] * 20)
-    same = [replace(one, prompt=completions[0].prompt) for one in completions]
-    assert rewards.constant(scored, same) is None
+    assert rewards.constant(scored, grouped(completions, 20)) is None
     assert rewards.constant(scored, completions) is not None  # to different prompts
 
 
@@ -275,9 +275,8 @@ def test_a_reward_of_an_empty_response(function, check):
 )
 def test_responses_that_tie_within_their_prompts(totals, is_found):
     """If prompts do not differ either, the reward is constant, which is another finding."""
-    completions = answered("甲", "乙", "丙", "丁")
-    grouped = [replace(one, prompt=completions[i // 2 * 2].prompt) for i, one in enumerate(completions)]
-    assert found(rewards.ties(totals, grouped)) == (("reward-ties", "warn") if is_found else None)
+    one = rewards.ties(totals, grouped(answered("甲", "乙", "丙", "丁"), 2))
+    assert found(one) == (("reward-ties", "warn") if is_found else None)
 
 
 @pytest.mark.parametrize(
@@ -285,9 +284,8 @@ def test_responses_that_tie_within_their_prompts(totals, is_found):
 )
 def test_a_slow_reward(seconds, step, is_found):
     scored = rewards.RewardScores(Reward("分", last_letter), [1.0] * 64, seconds)
-    assert found(rewards.slow(scored, responses=64, step_seconds=step)) == (
-        ("reward-slow", "warn") if is_found else None
-    )
+    one = rewards.slow(scored, responses=64, step_seconds=step)
+    assert found(one) == (("reward-slow", "warn") if is_found else None)
 
 
 # ------------------------------------------------------------------------------------------------ before the first step
@@ -350,8 +348,6 @@ def test_responses_without_an_end(cut, settings, is_found):
 
 @pytest.mark.parametrize(("gigabytes", "is_found"), [(64, False), (0.001, True)])
 def test_a_plan_that_hardly_fits(tiny, monkeypatch, gigabytes, is_found):
-    import os
-
     monkeypatch.setattr(os, "sysconf", lambda name: int(gigabytes * 1e6) if name == "SC_PHYS_PAGES" else 1000)
     one = first_step.memory(SFTConfig(model=tiny("gpt2")), Lengths(64), torch.device("cpu"), torch.float32)
     assert found(one) == (("memory", "warn") if is_found else None)

@@ -14,6 +14,8 @@ RECORDS = [
 ]
 CUT = [record | {"truncated": i > 0} for i, record in enumerate(RECORDS)]
 SMALL = {"batch_size": 4, "max_steps": 1, "eval_fraction": 0, "sample_every": 0, "dtype": "float32"}
+NO_ENDS = {"max_length": 9, "too_long": "truncate", "max_dropped": 0.9}
+"""Every response is cut to its first tokens."""
 
 
 @pytest.fixture
@@ -28,8 +30,10 @@ def settings(tiny, written, tmp_path):
 
 
 def test_a_run_without_ends_is_refused_unless_it_is_allowed(heedful, settings, tmp_path):
-    """Cut to its first tokens, no response has an end."""
-    cut = settings(RECORDS, max_length=9, too_long="truncate", max_dropped=0.9)
+    """By the command with a status, in Python with an error."""
+    with pytest.raises(ConfigError, match="no-end-token"):
+        train_sft(SFTConfig(**settings(RECORDS, **NO_ENDS)))
+    cut = settings(RECORDS, **NO_ENDS)
     outcome = heedful("sft", **cut)
     assert outcome.status == 2, outcome.err
     assert "ConfigError: no-end-token: 8 of 8 learned responses do not end with" in outcome.message
@@ -72,7 +76,7 @@ def test_a_run_that_resumes_repeats_no_warnings(heedful, settings, tmp_path):
     (tmp_path / "运行" / "summary.json").unlink()
     outcome = heedful("sft", **run)
     assert outcome.status == 0, outcome.err
-    assert "resum" in outcome.err
+    assert "resumes after step 2 of 2" in outcome.err
     assert "WARNING" not in outcome.err
 
 
@@ -82,12 +86,6 @@ def test_what_is_allowed_may_change_when_a_run_resumes(heedful, settings, tmp_pa
     assert heedful("sft", **run).status == 0
     (tmp_path / "运行" / "summary.json").unlink()
     assert heedful("sft", **run | {"allow": "double-bos"}).status == 0
-
-
-def test_python_gets_an_error(settings, tmp_path):
-    with pytest.raises(ConfigError, match="no-end-token"):
-        train_sft(SFTConfig(**settings(RECORDS, max_length=9, too_long="truncate", max_dropped=0.9)))
-    assert not (tmp_path / "运行").exists()
 
 
 def test_an_unknown_check_is_refused_with_the_list(heedful, settings):
@@ -130,7 +128,7 @@ def test_an_example_says_which_response_it_is(heedful, settings, command, names)
 
 
 def test_a_failure_ends_with_status_2(heedful, settings):
-    cut = settings(RECORDS, max_length=9, too_long="truncate", max_dropped=0.9)
+    cut = settings(RECORDS, **NO_ENDS)
     outcome = heedful("doctor", "sft", **cut)
     assert outcome.status == 2
     assert "FAIL no-end-token" in outcome.out

@@ -33,36 +33,28 @@ def said(role, text):
     return [{"role": role, "content": text}]
 
 
-def pairs(number=24):
-    """Nothing at the beginning or end of responses tells chosen from rejected."""
-    return [
-        {
-            "prompt": said("user", q),
-            "chosen": said("assistant", f"好的，{q}"),
-            "rejected": said("assistant", f"好的，{q}不" if i % 2 else "不" + q),
-        }
-        for i, q in enumerate(QUESTIONS[:number])
-    ]
-
-
-def demonstrations():
-    return [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs()]
+PAIRS = [
+    {
+        "prompt": said("user", q),
+        "chosen": said("assistant", f"好的，{q}"),
+        "rejected": said("assistant", f"好的，{q}不" if i % 2 else "不" + q),
+    }
+    for i, q in enumerate(QUESTIONS)
+]
+"""Nothing at the beginning or end of responses tells chosen from rejected."""
+DEMONSTRATIONS = [{"prompt": one["prompt"], "completion": one["chosen"]} for one in PAIRS]
+LABELLED = [one | {"label": i % 2 == 0} for i, one in enumerate(DEMONSTRATIONS)]
+PROMPTS = [{"prompt": said("user", q)} for q in QUESTIONS]
+HEALTHY = {"sft": DEMONSTRATIONS, "reward": PAIRS, "dpo": PAIRS, "kto": LABELLED}
+"""The data of trainers; the others have prompts."""
 
 
 def asked(prompt):
     """The demonstrations, with prompt(question, answer) as their question."""
     return [
-        one | {"prompt": said("user", prompt(one["prompt"][0]["content"], one["completion"][0]["content"]))}
-        for one in demonstrations()
+        one | {"prompt": said("user", prompt(content(one["prompt"]), content(one["completion"])))}
+        for one in DEMONSTRATIONS
     ]
-
-
-def prompts():
-    return [{"prompt": said("user", q)} for q in QUESTIONS]
-
-
-def labelled():
-    return [one | {"label": i % 2 == 0} for i, one in enumerate(demonstrations())]
 
 
 REWARDS = """
@@ -163,7 +155,7 @@ class Engine(heedful.Engine):
 
     def generate(self, prompts):
         drawn = torch.randint(40, 200, (len(prompts), 5), generator=torch.Generator().manual_seed(0))
-        found = heedful.as_responses(self.policy, prompts, [[*row, END] for row in drawn.tolist()])
+        found = heedful.as_responses(self.policy, prompts, [[*row, 1] for row in drawn.tolist()])
         return replace(found, logprobs=found.logprobs + self.shift)
 
     def update_weights(self, policy):
@@ -213,17 +205,9 @@ class World:
 
     def healthy(self, command):
         """The settings of a run in which nothing is wrong."""
-        data = {
-            "sft": demonstrations, "reward": pairs, "dpo": pairs, "kto": labelled,
-        }.get(command, prompts)()  # fmt: skip
-        settings = {
-            "model": self.model(),
-            "data": self.write("数据.jsonl", data),
-            "output": str(self.place / "运行"),
-            "eval_fraction": 0,
-            "dtype": "float32",
-        }
-        if command in ("sft", "reward", "dpo", "kto"):
+        files = {"model": self.model(), "data": self.write("数据.jsonl", HEALTHY.get(command, PROMPTS))}
+        settings = files | {"output": str(self.place / "运行"), "eval_fraction": 0, "dtype": "float32"}
+        if command in HEALTHY:
             return settings | {"batch_size": 8}
         settings |= {"rewards": self.reward("letters"), "steps": 4, "rollout_batch_size": 8, "max_new_tokens": 24}
         return settings | ({} if command == "a2c" else {"minibatch_size": 8})
@@ -278,40 +262,31 @@ class Fault:
     """Of the findings."""
 
 
-def row_of(letter):
-    """A change of a model that makes the embedding of a character's first byte zero."""
+def row_of(letter, number):
+    """A change of a model that makes each number of the embedding of a character's first byte this one."""
 
     def change(model, tokenizer):
         with torch.no_grad():
-            model.get_input_embeddings().weight[tokenizer(letter).input_ids[0]] = 0.0
+            model.get_input_embeddings().weight[tokenizer(letter).input_ids[0]] = number
 
     return change
 
 
-def zero_layer(model, tokenizer):
-    with torch.no_grad():
-        for weight in model.model.layers[1].parameters():
-            weight.zero_()
+def zeroed(names):
+    """A change of a model that makes the weights zero whose names begin so."""
 
+    def change(model, tokenizer):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.startswith(names):
+                    weight.zero_()
 
-def zero_inner_norm(model, tokenizer):
-    with torch.no_grad():
-        model.model.layers[1].post_attention_layernorm.weight.zero_()
-
-
-def zero_norm(model, tokenizer):
-    with torch.no_grad():
-        model.model.norm.weight.zero_()
+    return change
 
 
 def without_template(model, tokenizer):
     tokenizer.chat_template = None
     (Path(tokenizer.name_or_path) / "chat_template.jinja").unlink()
-
-
-def broken_row(model, tokenizer):
-    with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer("好").input_ids[0]] = float("nan")
 
 
 def stops_at(letter):
@@ -334,11 +309,6 @@ def added_token(model, tokenizer):
 
 def pad_is_end(scorer, tokenizer):
     scorer.classifier.config.pad_token_id = tokenizer.convert_tokens_to_ids("<|end|>")
-
-
-def zero_head(scorer, tokenizer):
-    with torch.no_grad():
-        scorer.classifier.score.weight.zero_()
 
 
 def other_template(scorer, tokenizer):
@@ -386,11 +356,11 @@ def cut(rows, number):
 
 def long_pairs():
     """Pairs that part only behind their 60th token."""
-    return replaced(replaced(pairs(), "chosen", lambda *_: "好" * 30 + "的"), "rejected", lambda *_: "好" * 30 + "吗")
+    return replaced(replaced(PAIRS, "chosen", lambda *_: "好" * 30 + "的"), "rejected", lambda *_: "好" * 30 + "吗")
 
 
 def equal(number):
-    return [one | ({"rejected": one["chosen"]} if i < number else {}) for i, one in enumerate(pairs())]
+    return [one | ({"rejected": one["chosen"]} if i < number else {}) for i, one in enumerate(PAIRS)]
 
 
 def template(text):
@@ -431,7 +401,7 @@ def other_reference(world, settings):
 
 def engine(shift):
     def change(world, settings):
-        file = world.write("engine.py", ENGINE.replace("SHIFT", str(shift)).replace("END", "1"))
+        file = world.write("engine.py", ENGINE.replace("SHIFT", str(shift)))
         return settings | {"sampler": f"python:{file}:Engine"}
 
     return change
@@ -444,10 +414,6 @@ def missing_row(model, tokenizer):
 def if_turn(condition):
     """The tiny template with the content of those turns alone for which a condition holds."""
     return CHAT_TEMPLATE.replace(CONTENT, "{% if " + condition + " %}" + CONTENT + "{% endif %}")
-
-
-def omits(turn):
-    return template(if_turn(f"message['role'] != '{turn}'"))
 
 
 def cut_template(slice_):
@@ -497,10 +463,8 @@ def train(model, tokenizer):
 def unknown(model, tokenizer):
     """A tokenizer that knows ASCII only."""
     folder = Path(tokenizer.name_or_path)
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")) | {
-        "pre_tokenizer": None,
-        "decoder": None,
-    }
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content |= {"pre_tokenizer": None, "decoder": None}
     names = [token for token, _ in sorted(content["model"]["vocab"].items(), key=lambda item: item[1])]
     named = {token if len(token) > 1 or token.isascii() else f"<{i}>": i for i, token in enumerate(names)}
     content["model"] |= {"vocab": named, "merges": [], "unk_token": "<150>"}
@@ -510,7 +474,7 @@ def unknown(model, tokenizer):
 
 
 def both_orders(number=24):
-    return [*pairs(), *(one | {"chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs(number))]
+    return [*PAIRS, *(one | {"chosen": one["rejected"], "rejected": one["chosen"]} for one in PAIRS[:number])]
 
 
 def learned_chats(model, tokenizer):
@@ -533,7 +497,7 @@ def cancelling(world, settings):
 
 
 def unmatched(world, settings):
-    rows = [one | {"answer": "三个"} for one in prompts()]
+    rows = [one | {"answer": "三个"} for one in PROMPTS]
     return settings | {"data": world.write("数.jsonl", rows), "rewards": ["rule:exact_number", world.reward("letters")]}
 
 
@@ -547,11 +511,12 @@ REFUSES = [
 ]
 
 
-def answers_to(wanted, number=160):
-    """Demonstrations with the answers wanted(i), an answer of some sentences if that is None."""
+def answers_to(wanted, fourth=THINGS):
+    """Demonstrations with the answers wanted(i), an answer of some sentences if that is None. Each fourth question is about
+    one of certain things."""
     rows = []
-    for i in range(number):
-        things = HARM if wanted is refuses_harm and i % 4 == 0 else THINGS
+    for i in range(160):
+        things = THINGS if i % 4 else fourth
         ask, thing = ASKS[i % len(ASKS)], things[i % len(things)]
         text = wanted(i) or f"Here is what {i} people say. 大家都说{thing}很好。"
         rows.append({"prompt": said("user", f"{ask} {thing}? ({i})"), "completion": said("assistant", text)})
@@ -560,10 +525,6 @@ def answers_to(wanted, number=160):
 
 def refuses(i):
     return REFUSES[i % 3] if i % 4 == 0 else None
-
-
-def refuses_harm(i):
-    return refuses(i)
 
 
 def unknown_to(i):
@@ -589,12 +550,12 @@ def cut_at(characters=None, tokens=None):
 
 def preferred(columns):
     """Pairs in columns good and bad, which --columns maps."""
-    rows = [{"prompt": one["prompt"], "good": one["chosen"], "bad": one["rejected"]} for one in pairs()]
+    rows = [{"prompt": one["prompt"], "good": one["chosen"], "bad": one["rejected"]} for one in PAIRS]
     return changed(rows, columns=columns)
 
 
 def margins(negative):
-    return changed([one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(pairs())])
+    return changed([one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(PAIRS)])
 
 
 def longer(rows, **more):
@@ -602,69 +563,57 @@ def longer(rows, **more):
 
 
 SIDES = {"chosen": "\n好的。", "rejected": "\n不知道。"}
-REPEATED = [one | {side: said("assistant", content(one["prompt"]) + SIDES[side]) for side in SIDES} for one in pairs()]
-STOPPED = replaced(pairs(), "chosen", lambda one, _: content(one["chosen"]) + "。")
+REPEATED = [one | {side: said("assistant", content(one["prompt"]) + SIDES[side]) for side in SIDES} for one in PAIRS]
+STOPPED = replaced(PAIRS, "chosen", lambda one, _: content(one["chosen"]) + "。")
 BAD_WORD = [
     one if one["label"] else one | {"completion": said("assistant", "不！" + q)}
-    for one, q in zip(labelled(), QUESTIONS, strict=True)
+    for one, q in zip(LABELLED, QUESTIONS, strict=True)
 ]
-ROLES_IN_ANSWERS = replaced(
-    demonstrations(), "completion", lambda one, _: f"Assistant: {content(one['completion'])}</s>"
-)
+ROLES_IN_ANSWERS = replaced(DEMONSTRATIONS, "completion", lambda one, _: f"Assistant: {content(one['completion'])}</s>")
 DROP = {"equal_pairs": "drop", "max_dropped": 0.9}
 TRUNCATE = {"too_long": "truncate"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
 ALIKE = "{% for message in messages %}" + CONTENT + "<|end|>{% endfor %}"
+NORM = "model.layers.1.post_attention_layernorm"
+OMITS_USER = template(if_turn("message['role'] != 'user'"))
 FAULTS = {
     "no response is learned to its end": Fault(
-        "sft", settings_of(max_length=36, max_dropped=0.9, **TRUNCATE), {"no-end-token": "fail", "share-cut": "warn"}
-    ),
+        "sft", settings_of(max_length=36, max_dropped=0.9, **TRUNCATE), {"no-end-token": "fail", "share-cut": "warn"}),
     "the data says that all are cut": Fault(
-        "sft", changed(cut(demonstrations(), 24)), {"no-end-token": "warn"}, "改.jsonl:1 ends with"
-    ),
-    "most are cut": Fault("dpo", changed(cut(pairs(), 18)), {"no-end-token": "warn"}),
-    "most labelled ones are cut": Fault("kto", changed(cut(labelled(), 18)), {"no-end-token": "warn"}),
+        "sft", changed(cut(DEMONSTRATIONS, 24)), {"no-end-token": "warn"}, "改.jsonl:1 ends with"),
+    "most are cut": Fault("dpo", changed(cut(PAIRS, 18)), {"no-end-token": "warn"}),
+    "most labelled ones are cut": Fault("kto", changed(cut(LABELLED, 18)), {"no-end-token": "warn"}),
     "sampling stops inside": Fault("sft", model_of(stops_at("，")), {"stops-early": "warn"}),
     "two BOS": Fault("sft", model_of(two_bos), {"double-bos": "warn"}, "'<|endoftext|>' '<|endoftext|>'"),
     "two BOS before prompts": Fault("grpo", model_of(two_bos), {"double-bos": "warn"}),
     "markers around the prompt": Fault("sft", template(MARKED_PROMPT), {"generation-mask": "warn"}),
     "equal pairs": Fault("reward", changed(equal(3), **DROP), {"equal-pairs": "warn"}, "3 of 24 records, none was cut"),
     "pairs that are equal once they are cut": Fault(
-        "dpo",
-        changed([*pairs(), *long_pairs()], max_length=100, **DROP, **TRUNCATE),
-        {"equal-pairs": "warn", "share-cut": "warn"},
-    ),
+        "dpo", changed([*PAIRS, *long_pairs()], max_length=100, **DROP, **TRUNCATE),
+        {"equal-pairs": "warn", "share-cut": "warn"}),
     "long records": Fault(
-        "sft", changed([*demonstrations(), *demonstrations()[:6]], max_length=72, **TRUNCATE), {"share-cut": "warn"}
-    ),
+        "sft", changed([*DEMONSTRATIONS, *DEMONSTRATIONS[:6]], max_length=72, **TRUNCATE), {"share-cut": "warn"}),
     "long prompts that are dropped": Fault(
-        "ppo", longer(prompts(), too_long="drop", max_dropped=0.5), {"share-cut": "warn"}
-    ),
-    "long prompts": Fault("ppo", longer(prompts()), {"refused": "fail"}, "are longer than"),
-    "held out and trained on": Fault("sft", evaluated_on(demonstrations()[:4]), {"held-out-trained-on": "warn"}),
+        "ppo", longer(PROMPTS, too_long="drop", max_dropped=0.5), {"share-cut": "warn"}),
+    "long prompts": Fault("ppo", longer(PROMPTS), {"refused": "fail"}, "are longer than"),
+    "held out and trained on": Fault("sft", evaluated_on(DEMONSTRATIONS[:4]), {"held-out-trained-on": "warn"}),
     "held out with other white space": Fault(
-        "ppo",
-        evaluated_on([{"prompt": said("user", q.replace(" ", "  "))} for q in QUESTIONS]),
-        {"held-out-trained-on": "warn"},
-    ),
-    "a row of zeros": Fault("sft", model_of(row_of("好")), {"untrained-tokens": "warn"}),
+        "ppo", evaluated_on([{"prompt": said("user", q.replace(" ", "  "))} for q in QUESTIONS]),
+        {"held-out-trained-on": "warn"}),
+    "a row of zeros": Fault("sft", model_of(row_of("好", 0.0)), {"untrained-tokens": "warn"}),
     "a token that was added": Fault("ppo", model_of(added_token), {"untrained-tokens": "warn"}, "<|new|>"),
     "a token without a row": Fault("sft", model_of(missing_row), {"refused": "fail"}, "resize_token_embeddings"),
     "adapters at the rate of all weights": Fault(
-        "sft", settings_of(lora_rank=4, learning_rate=1e-5), {"learning-rate": "warn"}
-    ),
+        "sft", settings_of(lora_rank=4, learning_rate=1e-5), {"learning-rate": "warn"}),
     "a high rate": Fault("reward", settings_of(learning_rate=0.1), {"learning-rate": "warn"}),
     "a high rate of PPO": Fault("ppo", settings_of(learning_rate=0.02), {"learning-rate": "warn"}),
     "a reward model with another template": Fault("ppo", scorer(other_template), {"templates-differ": "warn"}),
     "a reward model without a template": Fault("grpo", scorer(no_template), {"templates-differ": "warn"}),
     "a score that is read early": Fault(
-        "ppo",
-        scorer(pad_is_end),
-        {"score-position": "warn", "reward-white-space": "warn"},
-        "texts end with the token that the reward model takes for padding",
-    ),
-    "a head of zeros": Fault("ppo", scorer(zero_head), {"reward-constant": "fail"}),
+        "ppo", scorer(pad_is_end),
+        {"score-position": "warn", "reward-white-space": "warn"}, "the token that the reward model takes for padding"),
+    "a head of zeros": Fault("ppo", scorer(zeroed("classifier.score")), {"reward-constant": "fail"}),
     "a constant function": Fault("online-dpo", rewarded("same"), {"reward-constant": "warn"}),
     "length as reward": Fault("grpo", rewarded("length"), {"reward-length": "warn"}, "+1.00"),
     "a price per token": Fault("ppo", rewarded("price"), {"reward-length": "warn", "reward-empty": "warn"}, "-1.00"),
@@ -678,161 +627,101 @@ FAULTS = {
     "a DPO reference that is another model": Fault("dpo", other_reference, {"kl-not-zero": "warn"}, "per token"),
     "a KTO reference that is another model": Fault("kto", other_reference, {"kl-not-zero": "warn"}, "per token"),
     "few bad labels": Fault(
-        "kto",
-        changed([one | {"label": i > 0} for i, one in enumerate(labelled())]),
-        {"labels-unbalanced": "warn"},
-        "--undesirable-weight 23 would balance them",
-    ),
-    "a layer of zeros": Fault("sft", model_of(zero_layer), {"zero-layer": "fail"}, "model.layers.1"),
+        "kto", changed([one | {"label": i > 0} for i, one in enumerate(LABELLED)]),
+        {"labels-unbalanced": "warn"}, "--undesirable-weight 23 would balance them"),
+    "a layer of zeros": Fault("sft", model_of(zeroed("model.layers.1.")), {"zero-layer": "fail"}, "model.layers.1"),
     "a last norm of zeros": Fault(
-        "sft", model_of(zero_norm), {"refused": "fail"}, "weights that are all zero: norm.weight"
-    ),
-    "a norm of zeros in a layer": Fault(
-        "sft", model_of(zero_inner_norm), {"zero-layer": "fail"}, "model.layers.1.post_attention_layernorm"
-    ),
+        "sft", model_of(zeroed("model.norm")), {"refused": "fail"}, "weights that are all zero: norm.weight"),
+    "a norm of zeros in a layer": Fault("sft", model_of(zeroed(NORM)), {"zero-layer": "fail"}, NORM),
     "an engine with other weights": Fault("ppo", engine(-1.0), {"sampler-mismatch": "fail"}),
     "an engine that is a little off": Fault("grpo", engine(-0.2), {"sampler-mismatch": "warn"}),
     "weights that are no numbers": Fault(
-        "sft",
-        lambda world, settings: settings | {"model": world.model(broken_row), "sample_every": 0},
-        {"refused": "fail"},
-        "first model.embed_tokens.weight",
-    ),
+        "sft", lambda world, settings: settings | {"model": world.model(row_of("好", float("nan"))), "sample_every": 0},
+        {"refused": "fail"}, "first model.embed_tokens.weight"),
     "equal pairs that are not dropped": Fault("reward", changed(equal(1)), {"refused": "fail"}, "equal chosen and"),
     "a template that renders answers in another way": Fault(
-        "sft", template(CHAT_TEMPLATE.replace("<|assistant|>", "<|user|>")), {"refused": "fail"}, "renders the whole"
-    ),
+        "sft", template(CHAT_TEMPLATE.replace("<|assistant|>", "<|user|>")), {"refused": "fail"}, "renders the whole"),
     "no chat template": Fault("sft", model_of(without_template), {"refused": "fail"}, "no chat template"),
     "data that is not there": Fault("kto", settings_of(data="无.jsonl"), {"refused": "fail"}, "无.jsonl"),
     # What two renderings show.
     "a template without the user's turn": Fault(
-        "sft", omits("user"), {"template-omits": "fail"}, "leaves out a user turn"
-    ),
-    "a template without the user's turn, for prompts": Fault("ppo", omits("user"), {"template-omits": "fail"}),
-    "a template without the user's turn, for pairs": Fault("reward", omits("user"), {"template-omits": "fail"}),
+        "sft", OMITS_USER, {"template-omits": "fail"}, "leaves out a user turn"),
+    "a template without the user's turn, for prompts": Fault("ppo", OMITS_USER, {"template-omits": "fail"}),
+    "a template without the user's turn, for pairs": Fault("reward", OMITS_USER, {"template-omits": "fail"}),
     "a template that cuts questions": Fault(
-        "sft", cut_template(":3"), {"template-omits": "fail"}, "leaves out the end of a user turn"
-    ),
+        "sft", cut_template(":3"), {"template-omits": "fail"}, "leaves out the end of a user turn"),
     "a template that keeps the end of questions": Fault(
-        "dpo", cut_template("-4:"), {"template-omits": "fail"}, "leaves out the beginning of a user turn"
-    ),
+        "dpo", cut_template("-4:"), {"template-omits": "fail"}, "leaves out the beginning of a user turn"),
     "a template without the system's turn": Fault(
-        "sft",
-        with_chats(if_turn("message['role'] != 'system'"), first=0),
-        {"template-omits": "warn"},
-        "leaves out a system turn",
-    ),
+        "sft", with_chats(if_turn("message['role'] != 'system'"), first=0),
+        {"template-omits": "warn"}, "leaves out a system turn"),
     "a template without earlier answers": Fault(
-        "sft",
-        with_chats(if_turn("message['role'] != 'assistant' or loop.last")),
-        {"template-omits": "warn"},
-        "an earlier assistant turn",
-    ),
+        "sft", with_chats(if_turn("message['role'] != 'assistant' or loop.last")),
+        {"template-omits": "warn"}, "an earlier assistant turn"),
     "a template that names no roles": Fault(
-        "sft", with_chats(ALIKE), {"roles-alike": "warn"}, "before an answer and before a question"
-    ),
+        "sft", with_chats(ALIKE), {"roles-alike": "warn"}, "before an answer and before a question"),
     "a template without a generation prompt": Fault(
-        "sft",
-        template(CHAT_TEMPLATE.partition("{% if add_generation_prompt")[0]),
-        {"refused": "fail"},
-        "ignores add_generation_prompt",
-    ),
+        "sft", template(CHAT_TEMPLATE.partition("{% if add_generation_prompt")[0]),
+        {"refused": "fail"}, "ignores add_generation_prompt"),
     # What the records say.
     "answers that begin with the question": Fault(
-        "dpo", changed(REPEATED), {"answer-repeats": "warn"}, "24 of 24 answers begin with their question"
-    ),
+        "dpo", changed(REPEATED), {"answer-repeats": "warn"}, "24 of 24 answers begin with their question"),
     "questions that hold their answer": Fault(
-        "sft",
-        changed(asked(lambda question, answer: f"问题。答案：{answer}")),
-        {"answer-repeats": "warn"},
-        "24 of 24 answers stand in their question",
-    ),
+        "sft", changed(asked(lambda question, answer: f"问题。答案：{answer}")),
+        {"answer-repeats": "warn"}, "24 of 24 answers stand in their question"),
     "a template's tokens in the questions": Fault(
-        "sft",
-        changed(asked(lambda question, answer: f"<|user|>{question}<|end|>")),
-        {"template-in-text": "warn"},
-        "'<|user|>'",
-    ),
+        "sft", changed(asked(lambda question, answer: f"<|user|>{question}<|end|>")),
+        {"template-in-text": "warn"}, "'<|user|>'"),
     "a template's tokens in prompts": Fault(
-        "ppo",
-        changed([{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
-        {"template-in-text": "warn"},
-        "[INST]",
-    ),
+        "ppo", changed([{"prompt": said("user", f"[INST] {q} [/INST]")} for q in QUESTIONS]),
+        {"template-in-text": "warn"}, "[INST]"),
     "another template's token and role in the answers": Fault(
-        "sft", changed(ROLES_IN_ANSWERS), {"template-in-text": "warn"}, "'</s>', 'Assistant:'"
-    ),
+        "sft", changed(ROLES_IN_ANSWERS), {"template-in-text": "warn"}, "'</s>', 'Assistant:'"),
     "a full stop that only chosen responses have": Fault(
-        "dpo",
-        changed(STOPPED),
-        {"label-given-away": "warn"},
-        "100% of the chosen responses end with '。', and 0% of the rejected responses",
-    ),
+        "dpo", changed(STOPPED),
+        {"label-given-away": "warn"}, "100% of the chosen responses end with '。', and 0% of the rejected responses"),
     "a word that bad responses begin with": Fault(
-        "kto", changed(BAD_WORD), {"label-given-away": "warn"}, "bad responses"
-    ),
+        "kto", changed(BAD_WORD), {"label-given-away": "warn"}, "bad responses"),
     "one answer to all": Fault(
-        "sft", changed(replaced(demonstrations(), "completion", lambda *_: "好的。")), {"one-answer": "fail"}
-    ),
+        "sft", changed(replaced(DEMONSTRATIONS, "completion", lambda *_: "好的。")), {"one-answer": "fail"}),
     "one answer to nearly all": Fault(
-        "sft",
-        changed([*demonstrations()[:1], *replaced(demonstrations()[1:], "completion", lambda *_: "好的。")]),
-        {"one-answer": "warn"},
-        "23 of 24 completions",
-    ),
+        "sft", changed([*DEMONSTRATIONS[:1], *replaced(DEMONSTRATIONS[1:], "completion", lambda *_: "好的。")]),
+        {"one-answer": "warn"}, "23 of 24 completions"),
     "one rejected response": Fault(
-        "dpo",
-        changed(replaced(pairs(), "rejected", lambda *_: "不知道。")),
-        {"one-answer": "warn"},
-        "rejected responses",
-    ),
+        "dpo", changed(replaced(PAIRS, "rejected", lambda *_: "不知道。")), {"one-answer": "warn"}, "rejected responses"),
     "one chosen response": Fault(
-        "dpo", changed(replaced(pairs(), "chosen", lambda *_: "好。")), {"one-answer": "fail"}, "chosen responses"
-    ),
+        "dpo", changed(replaced(PAIRS, "chosen", lambda *_: "好。")), {"one-answer": "fail"}, "chosen responses"),
     "pairs in both orders": Fault("dpo", changed(both_orders()), {"contradictions": "fail"}, "48 of 48"),
     "pairs in both orders, for a reward model": Fault("reward", changed(both_orders()), {"contradictions": "fail"}),
     "a part of the pairs in both orders": Fault("dpo", changed(both_orders(8)), {"contradictions": "warn"}, "16 of 32"),
     "both labels": Fault(
-        "kto",
-        changed([one | {"label": label} for one in demonstrations() for label in (True, False)]),
-        {"contradictions": "fail"},
-    ),
+        "kto", changed([one | {"label": label} for one in DEMONSTRATIONS for label in (True, False)]),
+        {"contradictions": "fail"}),
     "refusals to any question": Fault(
-        "sft", changed(answers_to(refuses)), {"refusals": "warn"}, "40 of 160 completions refuse"
-    ),
+        "sft", changed(answers_to(refuses)), {"refusals": "warn"}, "40 of 160 completions refuse"),
     "answers cut at a number of characters": Fault(
-        "sft",
-        changed(answers_to(cut_at(characters=40))),
-        {"answers-cut": "warn"},
-        "40 of 160 answers have 40 characters",
-    ),
+        "sft", changed(answers_to(cut_at(characters=40))),
+        {"answers-cut": "warn"}, "40 of 160 answers have 40 characters"),
     "answers cut at a number of tokens": Fault(
-        "sft", changed(answers_to(cut_at(tokens=60))), {"answers-cut": "warn"}, "answers have 60 tokens"
-    ),
+        "sft", changed(answers_to(cut_at(tokens=60))), {"answers-cut": "warn"}, "answers have 60 tokens"),
     "columns that say the opposite": Fault(
-        "dpo", preferred("chosen=bad,rejected=good"), {"labels-swapped": "warn"}, "--columns chosen=bad"
-    ),
+        "dpo", preferred("chosen=bad,rejected=good"), {"labels-swapped": "warn"}, "--columns chosen=bad"),
     "margins below 0": Fault("reward", margins(20), {"labels-swapped": "warn"}, "20 of 24 margins"),
     "only good labels": Fault(
-        "kto", changed([one | {"label": True} for one in demonstrations()]), {"refused": "fail"}, "label"
-    ),
-    "records that repeat": Fault("sft", changed(demonstrations()[:4] * 6), {"repeated-records": "warn"}, "4 of 24"),
-    "one prompt": Fault("ppo", changed(prompts()[:1] * 24), {"repeated-records": "warn"}, "1 of 24"),
+        "kto", changed([one | {"label": True} for one in DEMONSTRATIONS]), {"refused": "fail"}, "label"),
+    "records that repeat": Fault("sft", changed(DEMONSTRATIONS[:4] * 6), {"repeated-records": "warn"}, "4 of 24"),
+    "one prompt": Fault("ppo", changed(PROMPTS[:1] * 24), {"repeated-records": "warn"}, "1 of 24"),
     "a tokenizer of another language": Fault("sft", model_of(unknown), {"unknown-tokens": "fail"}, "does not know"),
     "more held out than trained on": Fault(
-        "sft", settings_of(eval_fraction=0.7, batch_size=4), {"held-out-most": "warn"}
-    ),
+        "sft", settings_of(eval_fraction=0.7, batch_size=4), {"held-out-most": "warn"}),
     "strings for a model that learned conversations": Fault(
-        "ppo", raw_prompts, {"raw-prompts": "warn"}, "--columns instruction=prompt"
-    ),
+        "ppo", raw_prompts, {"raw-prompts": "warn"}, "--columns instruction=prompt"),
     # What the settings rule out.
     "a rate that is rounded away": Fault(
-        "sft", settings_of(learning_rate=1e-30), {"learning-rate": "fail"}, "rounded away"
-    ),
+        "sft", settings_of(learning_rate=1e-30), {"learning-rate": "fail"}, "rounded away"),
     "a rate of PPO that is rounded away": Fault("ppo", settings_of(learning_rate=1e-12), {"learning-rate": "fail"}),
     "a critic that stays at 0": Fault(
-        "ppo", settings_of(value_learning_rate=1e-12), {"learning-rate": "warn"}, "--value-learning-rate"
-    ),
+        "ppo", settings_of(value_learning_rate=1e-12), {"learning-rate": "warn"}, "--value-learning-rate"),
     "a warm-up longer than the run": Fault("sft", settings_of(warmup_steps=500, max_steps=20), {"warm-up": "warn"}),
     "an epsilon that hides gradients": Fault("sft", settings_of(adam_eps=1e6), {"step-moves-nothing": "fail"}),
     "a beta that holds still": Fault("dpo", settings_of(beta=1e4), {"beta": "warn"}, "holds the policy"),
@@ -842,47 +731,37 @@ FAULTS = {
     "a hot temperature": Fault("ppo", settings_of(temperature=9.0), {"sampling": "warn"}),
     "an entropy bonus above the reward": Fault("ppo", settings_of(entropy_coef=5.0), {"price-too-high": "warn"}),
     "a penalty above the reward": Fault(
-        "ppo", settings_of(kl_coef=1e4), {"price-too-high": "warn"}, "nats per response"
-    ),
+        "ppo", settings_of(kl_coef=1e4), {"price-too-high": "warn"}, "nats per response"),
     "a discount that forgets": Fault("ppo", settings_of(gamma=0.1), {"discount": "warn"}),
     "responses longer than the context": Fault(
-        "ppo", settings_of(max_new_tokens=500), {"refused": "fail"}, "--max-new-tokens 500"
-    ),
+        "ppo", settings_of(max_new_tokens=500), {"refused": "fail"}, "--max-new-tokens 500"),
     "weights of 0": Fault("ppo", settings_of(reward_weights=0), {"reward-constant": "fail"}, "tells them apart"),
     "weights that cancel": Fault("ppo", cancelling, {"reward-constant": "fail"}),
     # What 64 sampled responses and one step show.
     "answers that no response can match": Fault(
-        "ppo", unmatched, {"own-answer": "fail", "refused": "fail"}, "scores no response as right for 24 answers"
-    ),
+        "ppo", unmatched, {"own-answer": "fail", "refused": "fail"}, "scores no response as right for 24 answers"),
     "a reward of the prompt": Fault("ppo", rewarded("asked"), {"reward-ignores-responses": "fail"}),
     "a reward of the prompt, in groups": Fault(
-        "grpo", rewarded("asked", **GROUPS), {"reward-ignores-responses": "fail"}
-    ),
+        "grpo", rewarded("asked", **GROUPS), {"reward-ignores-responses": "fail"}),
     "an empty response that scores best": Fault("grpo", rewarded("unwritten"), {"reward-empty": "warn"}, "for ''"),
     "a reward that takes messages for texts": Fault(
-        "grpo", rewarded("texts"), {"refused": "fail"}, 'its text is c[-1][\\"content\\"]'
-    ),
+        "grpo", rewarded("texts"), {"refused": "fail"}, 'its text is c[-1][\\"content\\"]'),
     "a random reward": Fault("ppo", rewarded("dice"), {"reward-random": "fail"}, "scored again"),
     "a noisy reward": Fault("ppo", rewarded("noisy"), {"reward-random": "warn"}),
     "a reward that is standardised in its batch": Fault(
-        "ppo", rewarded("standardised"), {"reward-random": "warn"}, "without the others of their batch"
-    ),
+        "ppo", rewarded("standardised"), {"reward-random": "warn"}, "without the others of their batch"),
     "a reward model that guesses": Fault("ppo", guessing, {"reward-model-guesses": "warn"}, "held-out pairs"),
     "a reward that is NaN for an empty response": Fault(
-        "ppo", rewarded("blank"), {"reward-fails": "fail"}, "returned nan"
-    ),
+        "ppo", rewarded("blank"), {"reward-fails": "fail"}, "returned nan"),
     "a reward that crashes on an empty response": Fault(
-        "grpo", rewarded("crashes"), {"reward-fails": "fail"}, "IndexError"
-    ),
+        "grpo", rewarded("crashes"), {"reward-fails": "fail"}, "IndexError"),
     "a reward of a million": Fault("ppo", rewarded("huge"), {"reward-scale": "warn"}),
     "token ids of another training": Fault("sft", model_of(permuted), {"text-unlikely": "fail"}, "a uniform guess"),
     "an update that is not finite, then one that is": Fault(
-        "ppo", broken_loss, {"step-not-finite": "fail"}, "left out"
-    ),
+        "ppo", broken_loss, {"step-not-finite": "fail"}, "left out"),
     "more rows per step than data": Fault(
-        "sft", settings_of(batch_size=99), {"refused": "fail"}, "a step learns 99 records (--batch-size)"
-    ),
-}
+        "sft", settings_of(batch_size=99), {"refused": "fail"}, "a step learns 99 records (--batch-size)"),
+}  # fmt: skip
 COMMANDS = ["sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"]
 
 
@@ -891,7 +770,7 @@ def in_the_suite():
     training command's own refusals have tests of their own."""
     firsts = {}
     for name, fault in FAULTS.items():
-        is_cheap = fault.command in ("sft", "reward", "dpo", "kto") and name != "token ids of another training"
+        is_cheap = fault.command in HEALTHY and name != "token ids of another training"
         if is_cheap and "refused" not in fault.found:
             firsts.setdefault(str(fault.found), name)
     return {
@@ -906,8 +785,7 @@ def in_the_suite():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
     """Before it writes anything: a warning comes before the first line about the run."""
-    steps = {"max_steps": 1} if command in ("sft", "reward", "dpo", "kto") else {"steps": 1}
-    settings = world.healthy(command) | steps | {"sample_every": 0}
+    settings = world.healthy(command) | {"max_steps" if command in HEALTHY else "steps": 1, "sample_every": 0}
     assert "WARNING" not in heedful(command, **settings).err
     outcome = heedful(command, "--overwrite", **settings | {"learning_rate": 0.1})
     assert outcome.status == 0, outcome.err
@@ -945,7 +823,9 @@ def test_a_planted_fault_is_found(world, examined, name):
 
 
 @exhaustive
-@pytest.mark.parametrize(("change", "is_found"), [(None, False), (pad_is_end, True), (zero_head, False)])
+@pytest.mark.parametrize(
+    ("change", "is_found"), [(None, False), (pad_is_end, True), (zeroed("classifier.score"), False)]
+)
 def test_a_score_without_the_last_token(world, change, is_found):
     """Whatever the reason is for which it is not read. A constant score is another finding."""
     folder = world.reward_model(change).removeprefix("model:")
@@ -974,93 +854,87 @@ def test_every_check_has_a_fault():
     }  # fmt: skip
 
 
-def looks_odd(world, odd):
-    """A healthy run that looks odd: its command and settings."""
-    several = replaced(pairs(), "rejected", lambda _, i: f"好的，{i % 12}？")
-    yes_no = replaced(demonstrations(), "completion", lambda _, i: "是" if i % 2 else "否")
-    rendered = [{"prompt": f"<|user|>{q}<|end|><|assistant|>", "completion": "好" + q} for q in QUESTIONS]
-    formatted = [{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]
-    greetings = [{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]
-    quoted = replaced(demonstrations()[:4], "completion", lambda one, _: content(one["prompt"]) + "好")
-    spoken = [
-        {"prompt": said("user", "What is [INST]?"), "completion": said("assistant", "A mark, like <|im_start|>.")}
-    ]
-    stops = replaced(STOPPED, "rejected", lambda one, i: content(one["rejected"]) + "。" * (i % 4 > 0))
-    system = [
-        {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
-    ]
-    lines = ["黄河入海流", "白日依山尽", "更上一层楼", "欲穷千里目"]
-    poems = answers_to(lambda i: "\n".join([*lines[i % 4 :], *lines[: i % 4], f"第{i + 10}首诗"][: 5 - i % 2]))
-    data = {
-        "a data set about refusals": ("sft", answers_to(refuses_harm)),
-        "answers that are not in a text": ("sft", answers_to(unknown_to)),
-        "a few refusals": ("sft", answers_to(lambda i: REFUSES[i % 3] if i % 8 == 0 else None)),
-        "poems without full stops": ("sft", poems),
-        "long answers of one length, with full stops": (
-            "sft", answers_to(lambda i: story(i)[:39] + "。" if i % 3 else story(i)[: 8 + i % 24] + "。")
-        ),
-        "numbers of six digits beside sentences": ("sft", answers_to(lambda i: f"{i * 7919:06d}" if i % 3 else None)),
-        "hashes": ("sft", answers_to(lambda i: f"{i * 2654435761 % 2**32:08x}" * 4)),
-        "code": ("sft", answers_to(lambda i: f"x = {i}\nfor y in range({i}):\n    print(x" + " + y" * (i % 9) + ")")),
-        "answers of one word": ("sft", answers_to(lambda i: ["Yes", "No.", "Maybe", "是", "不。"][i % 5])),
-        "answers of two kinds": ("sft", yes_no),
-        "rejected responses that come twice": ("dpo", several),
-        "people who disagree once": ("reward", both_orders(1)),
-        "a greeting that is answered with itself": ("sft", greetings),
-        "answers that quote their question once": ("sft", [*demonstrations(), *quoted]),
-        "one record that speaks of a template": ("sft", [*demonstrations(), *spoken]),
-        "a full stop that most responses have": ("dpo", stops),
-        "strings in a format with roles": ("sft", formatted),
-        "strings with special tokens, which reading them says": ("sft", rendered),
-        "one system message for all": ("sft", system),
-        "plain text": ("sft", [{"text": q * 3} for q in QUESTIONS]),
-        "strings for a random model": ("sft", [{"prompt": q, "completion": "好" + q} for q in QUESTIONS]),
-        "prompts in two wordings": ("ppo", [{"prompt": said("user", q + x)} for q in QUESTIONS for x in ("", "请")]),
-    }  # fmt: skip
-    settings = {
-        "a tiny but real rate": ("sft", {"learning_rate": 1e-7}),
-        "a weight that balances labels": ("kto", {"desirable_weight": 1.3}),
-        "a reference that is the policy": ("dpo", {"reference": str(world.models / "policy")}),
-        "a warm-up of half the run": ("sft", {"warmup_steps": 6, "max_steps": 12}),
-        "columns named good and bad": ("dpo", preferred("chosen=good,rejected=bad")),
-        "a few margins below 0": ("reward", margins(6)),
-        "a reward that ranks responses to a prompt": ("grpo", GROUPS | {"rewards": world.reward("ranked")}),
-        "a beta of SimPO": ("dpo", {"beta": 10.0}),
-        "a temperature of 1.5": ("ppo", {"temperature": 1.5}),
-        "no KL penalty": ("ppo", {"kl_coef": 0}),
-        "a little discount": ("ppo", {"gamma": 0.99}),
-        "one response a step": ("ppo", {"rollout_batch_size": 1, "minibatch_size": 1}),
-        "a reward scaled to hundreds": ("ppo", {"reward_weights": 3}),
-    }
-    data = {
-        name: (command, {"data": world.write("奇.jsonl", rows)})
-        for name, (command, rows) in data.items()
-        if name == odd
-    }
-    command, more = (settings | data)[odd]
-    healthy = world.healthy(command)
-    return command, more(world, healthy) if callable(more) else healthy | more
+SPOKEN = {"prompt": said("user", "What is [INST]?"), "completion": said("assistant", "A mark, like <|im_start|>.")}
+QUOTED = replaced(DEMONSTRATIONS[:4], "completion", lambda one, _: content(one["prompt"]) + "好")
+POEM = ["黄河入海流", "白日依山尽", "更上一层楼", "欲穷千里目"]
+ODD = {
+    "a data set about refusals": ("sft", changed(answers_to(refuses, HARM))),
+    "poems without full stops": (
+        "sft", changed(answers_to(lambda i: "\n".join([*POEM[i % 4 :], *POEM[: i % 4], f"第{i + 10}首诗"][: 5 - i % 2]))),
+    ),
+    "long answers of one length, with full stops": (
+        "sft", changed(answers_to(lambda i: story(i)[: 39 if i % 3 else 8 + i % 24] + "。")),
+    ),
+    "hashes": ("sft", changed(answers_to(lambda i: f"{i * 2654435761 % 2**32:08x}" * 4))),
+    "answers of one word": ("sft", changed(answers_to(lambda i: ["Yes", "No.", "Maybe", "是", "不。"][i % 5]))),
+    "rejected responses that come twice": (
+        "dpo", changed(replaced(PAIRS, "rejected", lambda _, i: f"好的，{i % 12}？")),
+    ),
+    "people who disagree once": ("reward", changed(both_orders(1))),
+    "columns named good and bad": ("dpo", preferred("chosen=good,rejected=bad")),
+    "answers that quote their question once": ("sft", changed([*DEMONSTRATIONS, *QUOTED])),
+    "a full stop that most responses have": (
+        "dpo", changed(replaced(STOPPED, "rejected", lambda one, i: content(one["rejected"]) + "。" * (i % 4 > 0))),
+    ),
+    "strings in a format with roles": (
+        "sft", changed([{"prompt": f"User: {q}\nAssistant:", "completion": " 好" + q} for q in QUESTIONS]),
+    ),
+}  # fmt: skip
+"""Healthy runs that look odd."""
+RARELY = {
+    "answers of two kinds": (
+        "sft", changed(replaced(DEMONSTRATIONS, "completion", lambda _, i: "是" if i % 2 else "否")),
+    ),
+    "one system message for all": (
+        "sft",
+        changed([
+            {"messages": [*said("system", "规则"), *said("user", q), *said("assistant", "好" + q)]} for q in QUESTIONS
+        ]),
+    ),
+    "a greeting that is answered with itself": (
+        "sft",
+        changed([{"prompt": said("user", f"你好{i}"), "completion": said("assistant", f"你好{i}")} for i in range(24)]),
+    ),
+    "one record that speaks of a template": ("sft", changed([*DEMONSTRATIONS, SPOKEN])),
+    "strings with special tokens, which reading them says": (
+        "sft",
+        changed([{"prompt": f"<|user|>{q}<|end|><|assistant|>", "completion": "好" + q} for q in QUESTIONS]),
+    ),
+    "answers that are not in a text": ("sft", changed(answers_to(unknown_to))),
+    "a few refusals": ("sft", changed(answers_to(lambda i: REFUSES[i % 3] if i % 8 == 0 else None))),
+    "numbers of six digits beside sentences": (
+        "sft", changed(answers_to(lambda i: f"{i * 7919:06d}" if i % 3 else None)),
+    ),
+    "code": (
+        "sft",
+        changed(answers_to(lambda i: f"x = {i}\nfor y in range({i}):\n    print(x" + " + y" * (i % 9) + ")")),
+    ),
+    "a few margins below 0": ("reward", margins(6)),
+    "plain text": ("sft", changed([{"text": q * 3} for q in QUESTIONS])),
+    "strings for a random model": ("sft", changed([{"prompt": q, "completion": "好" + q} for q in QUESTIONS])),
+    "prompts in two wordings": (
+        "ppo", changed([{"prompt": said("user", q + x)} for q in QUESTIONS for x in ("", "请")]),
+    ),
+    "a reference that is the policy": (
+        "dpo", lambda world, settings: settings | {"reference": str(world.models / "policy")},
+    ),
+    "a reward that ranks responses to a prompt": ("grpo", rewarded("ranked", **GROUPS)),
+    "a weight that balances labels": ("kto", settings_of(desirable_weight=1.3)),
+    "a tiny but real rate": ("sft", settings_of(learning_rate=1e-7)),
+    "a warm-up of half the run": ("sft", settings_of(warmup_steps=6, max_steps=12)),
+    "a beta of SimPO": ("dpo", settings_of(beta=10.0)),
+    "a temperature of 1.5": ("ppo", settings_of(temperature=1.5)),
+    "no KL penalty": ("ppo", settings_of(kl_coef=0)),
+    "a little discount": ("ppo", settings_of(gamma=0.99)),
+    "one response a step": ("ppo", settings_of(rollout_batch_size=1, minibatch_size=1)),
+    "a reward scaled to hundreds": ("ppo", settings_of(reward_weights=3)),
+}  # fmt: skip
 
 
-ODD = [
-    "a data set about refusals", "poems without full stops", "long answers of one length, with full stops", "hashes",
-    "answers of one word", "rejected responses that come twice", "people who disagree once", "columns named good and bad",
-    "answers that quote their question once", "a full stop that most responses have", "strings in a format with roles",
-]  # fmt: skip
-RARELY = [
-    "answers of two kinds", "one system message for all", "a greeting that is answered with itself",
-    "one record that speaks of a template", "strings with special tokens, which reading them says",
-    "a weight that balances labels", "a reference that is the policy", "answers that are not in a text", "a few refusals",
-    "numbers of six digits beside sentences", "code", "a few margins below 0", "plain text", "strings for a random model",
-    "a tiny but real rate", "a warm-up of half the run", "a beta of SimPO", "a reward that ranks responses to a prompt",
-    "prompts in two wordings", "a temperature of 1.5", "no KL penalty", "a little discount", "one response a step",
-    "a reward scaled to hundreds",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", often(ODD + RARELY, ODD))
+@pytest.mark.parametrize("name", often(ODD | RARELY, ODD))
 def test_nothing_fails_in_what_only_looks_odd(world, examined, name):
-    assert examined(*looks_odd(world, name)) == []
+    command, change = (ODD | RARELY)[name]
+    assert examined(command, change(world, world.healthy(command))) == []
 
 
 @exhaustive

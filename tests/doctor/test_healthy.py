@@ -1,15 +1,16 @@
 """Nothing healthy fails: every recipe, on tiny models and a few records, and the demo's world with the demo's recipe."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from heedful import make_tiny_model
 from heedful.apps.demo.world import write_world
 from heedful.configs.parse import parse
 from heedful.configs.tools import TinyConfig
+from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 
 pytestmark = pytest.mark.exhaustive
 
@@ -43,9 +44,8 @@ DATA = {
     "gsm8k": NUMBERS,
 }
 """Records for recipes whose data is the user's, by the beginning or the end of their names."""
-SMALL = {"sft": "--batch-size=4 --max-steps=1", "reward": "--batch-size=4 --max-steps=1"}
-ONLINE = "--rollout-batch-size=4 --micro-batch-size=4 --max-new-tokens=16 --steps=2 --critic-warmup-steps=0"
-ENCODERS = {"deberta-ppo"}
+SMALL = ["--batch-size=4", "--max-steps=1"]
+ONLINE = ["--rollout-batch-size=4", "--micro-batch-size=4", "--max-new-tokens=16", "--steps=2"]
 OF_RANDOM_MODELS = {"responses-cut", "reward-white-space", "reward-empty"}
 """True of tiny random models, not of the recipes: they do not end their answers, score white space as any text, and write
 nothing that a rule is looking for, so that the shortest response costs least."""
@@ -54,12 +54,6 @@ nothing that a rule is looking for, so that the shortest response costs least.""
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Tiny models by name: policies with enough context, an encoder, and a reward model."""
-    import torch
-
-    from heedful.models.load import load_reward_model
-    from heedful.models.save import save_reward_model
-    from heedful.models.tokenizer import load_tokenizer
-
     place = tmp_path_factory.mktemp("模型")
     for name in ("qwen3", "qwen2", "gpt2", "deberta-v2"):
         make_tiny_model(name, place / name, hidden_size=32, max_length=512)
@@ -70,13 +64,9 @@ def models(tmp_path_factory):
     return place
 
 
-def command_of(path):
-    return path.stem.rpartition("-")[2]
-
-
 def flags_of(path, models, place):
     """What makes a recipe one of a tiny model: its model, its data, its rewards, its sizes."""
-    command, text = command_of(path), path.read_text(encoding="utf-8")
+    command, text = path.stem.rpartition("-")[2], path.read_text(encoding="utf-8")
     own_data = ("gsm8k", "digits", "sentiment-reward", "sentiment-ppo")
     name = next((key for key in own_data if path.stem.startswith(key)), command)
     flags = [f"--model={models / ('gpt2' if 'gpt2' in text else 'qwen3')}", f"--output={place / 'run'}"]
@@ -86,18 +76,17 @@ def flags_of(path, models, place):
         own = str(place / "data.jsonl")
     flags.append(f"--data={ROOT / own if own.startswith('recipes/') else own}")
     if command in ("sft", "reward"):
-        flags += SMALL[command].split()
+        flags += SMALL
     else:
-        flags += ONLINE.split() if command == "ppo" else shlex.split(ONLINE.replace(" --critic-warmup-steps=0", ""))
-        flags += [] if command == "a2c" else ["--minibatch-size=4"]
-        each = "4" if command == "grpo" else "1"
-        flags += [f"--samples-per-prompt={each}"] + (["--score-norm-samples=4"] if "score_norm_samples" in text else [])
+        flags += [*ONLINE, f"--samples-per-prompt={4 if command == 'grpo' else 1}"]
+        flags += ["--critic-warmup-steps=0"] * (command == "ppo") + ["--minibatch-size=4"] * (command != "a2c")
+        flags += ["--score-norm-samples=4"] * ("score_norm_samples" in text)
         if "rewards:" not in text or "model:" in text.partition("rewards:")[2].splitlines()[0]:
-            scorer = "deberta-v2" if path.stem in ENCODERS else "scorer"
-            flags += ["--rewards", f"model:{models / scorer}"]
-    if "thinking: off" in text:
-        flags.append("--thinking=default")
-    return command, [*flags, *(["--eval-fraction=0.3"] if "eval_fraction: 0." in text else [])]
+            flags.append(f"--rewards=model:{models / ('deberta-v2' if path.stem == 'deberta-ppo' else 'scorer')}")
+    flags += ["--thinking=default"] * ("thinking: off" in text) + ["--eval-fraction=0.3"] * (
+        "eval_fraction: 0." in text
+    )
+    return command, flags
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -118,14 +107,8 @@ def world(tmp_path_factory):
     place = tmp_path_factory.mktemp("世界")
     write_world(place / "world", seed=0)
     tiny = parse(TinyConfig, [str(DEMO / "tiny.yaml"), f"--output={place / 'base'}"], prog="heedful tiny")
-    make_tiny_model(
-        tiny.architecture,
-        tiny.output,
-        hidden_size=tiny.hidden_size,
-        num_layers=tiny.num_layers,
-        max_length=tiny.max_length,
-        initializer_range=tiny.initializer_range,
-    )
+    sizes = {name: getattr(tiny, name) for name in ("hidden_size", "num_layers", "max_length", "initializer_range")}
+    make_tiny_model(tiny.architecture, tiny.output, **sizes)
     return place
 
 

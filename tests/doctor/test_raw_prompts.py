@@ -47,42 +47,38 @@ def table(written):
 
     def write(command):
         head, rest, *_ = TABLES[command]
-        ends = [rest[:-1] + str(i % 2) if command == "kto" else rest for i in range(len(QUESTIONS))]
-        return written(
-            "表.csv", "\n".join([head, *(f"{q},{end}" for q, end in zip(QUESTIONS, ends, strict=True))]) + "\n"
-        )
+        rows = [f"{q},{rest[:-1]}{i % 2}" if command == "kto" else f"{q},{rest}" for i, q in enumerate(QUESTIONS)]
+        return written("表.csv", "\n".join([head, *rows]) + "\n")
 
     return write
 
 
 def found_in(heedful, command, *words, **settings):
     outcome = heedful("doctor", command, "--json", *words, **SETTINGS[command] | settings)
-    return {one["check"]: one for one in json.loads(outcome.out)["findings"]}, outcome
+    return {one["check"]: one for one in json.loads(outcome.out)["findings"]}
 
 
 @pytest.mark.parametrize("command", often(TABLES, {"dpo", "ppo"}))
 def test_the_doctor_asks_and_both_ways_out_end_the_question(heedful, chat_model, table, command):
     _, _, raw, rendered = TABLES[command]
     given = {"model": chat_model, "data": table(command)}
-    found, _ = found_in(heedful, command, columns=raw, **given)
-    one = found["raw-prompts"]
+    one = found_in(heedful, command, columns=raw, **given)["raw-prompts"]
     assert one["level"] == "warn"
     assert one["what"].startswith("8 of 8 prompts are strings")
     assert QUESTIONS[0] in one["evidence"]
     assert f"--columns {rendered} " in one["fix"]
     assert "--raw-prompts" in one["fix"]
-    assert "raw-prompts" not in found_in(heedful, command, columns=rendered, **given)[0]
-    assert "raw-prompts" not in found_in(heedful, command, "--raw-prompts", columns=raw, **given)[0]
+    assert "raw-prompts" not in found_in(heedful, command, columns=rendered, **given)
+    assert "raw-prompts" not in found_in(heedful, command, "--raw-prompts", columns=raw, **given)
 
 
 def test_a_trainer_asks_in_one_line_before_its_first_step(heedful, chat_model, table, tmp_path):
     """Who keeps raw text has a model that learned it, which is not asked about any more."""
     given = SMALL | {"data": table("dpo"), "columns": TABLES["dpo"][2]}
     outcome = heedful("dpo", model=chat_model, output=tmp_path / "一", **given)
-    assert [line for line in outcome.err.splitlines() if "raw-prompts" in line] == [
-        line for line in outcome.err.splitlines() if "WARNING" in line
-    ]
-    assert outcome.err.index("WARNING: raw-prompts: 8 of 8 prompts are strings") < outcome.err.index("data: ")
+    (line,) = [line for line in outcome.err.splitlines() if "raw-prompts" in line or "WARNING" in line]
+    assert line.startswith("heedful: WARNING: raw-prompts: 8 of 8 prompts are strings")
+    assert outcome.err.index(line) < outcome.err.index("data: ")
     again = heedful("dpo", model=tmp_path / "一" / "final", output=tmp_path / "二", **given)
     assert again.status == 0
     assert "raw-prompts" not in again.err
@@ -121,8 +117,7 @@ def test_a_reward_model_that_learned_conversations_asks(heedful, chat_model, tab
     assert heedful("reward", model=chat_model, output=tmp_path / "奖", **rendered).status == 0
     scorer = f"model:{tmp_path / '奖' / 'final'}"
     given = {"model": tiny("gpt2"), "rewards": scorer, "data": table("ppo"), "columns": TABLES["ppo"][2]}
-    found, _ = found_in(heedful, "ppo", **given)
-    assert found["raw-prompts"]["what"].startswith(f"{scorer}: 8 of 8 prompts are strings")
+    assert found_in(heedful, "ppo", **given)["raw-prompts"]["what"].startswith(f"{scorer}: 8 of 8 prompts are strings")
     batch = hf.LocalEngine(hf.Policy.from_pretrained(tiny("gpt2")), max_new_tokens=2).generate(QUESTIONS[:2])
     with pytest.warns(UserWarning, match="raw-prompts: 2 of 2 prompts are strings"):
         hf.score([scorer], batch)
@@ -146,7 +141,7 @@ def test_generate_asks_once_and_reads_an_instruction(chat_model):
         hf.LocalEngine(policy, max_new_tokens=2, raw_prompts=True).generate([QUESTIONS[0]])
 
 
-def published(tiny, folder, *, ends, eos="<|endoftext|>"):
+def published(folder, *, ends, eos):
     """A model from elsewhere: no record of what it learned, and a generation config that ends at these tokens."""
     hf.make_tiny_model("gpt2", folder, hidden_size=16, num_layers=1, max_length=128)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -167,18 +162,18 @@ def published(tiny, folder, *, ends, eos="<|endoftext|>"):
         (["<|endoftext|>"], "<|endoftext|>", False),
     ],
 )
-def test_models_from_elsewhere(tiny, tmp_path, ends, eos, is_asked):
+def test_models_from_elsewhere(tmp_path, ends, eos, is_asked):
     """Instruct models stop at an end of turn too; a base model with the same chat template does not."""
-    policy = published(tiny, tmp_path / "模型", ends=ends, eos=eos)
+    policy = published(tmp_path / "模型", ends=ends, eos=eos)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         hf.LocalEngine(policy, max_new_tokens=2).generate([QUESTIONS[0]])
-    assert [("published for chats" in str(one.message)) for one in given] == ([True] if is_asked else [])
+    assert ["published for chats" in str(one.message) for one in given] == [True] * is_asked
 
 
-def test_plain_text_and_random_models_are_not_asked_about(heedful, chat_model, tiny, written, table, tmp_path):
+def test_plain_text_and_random_models_are_not_asked_about(heedful, chat_model, tiny, written, table):
     """Language modelling has no prompt, and a random model has learned nothing."""
     data = written("文.jsonl", [{"text": q * 3} for q in QUESTIONS])
-    assert "raw-prompts" not in found_in(heedful, "sft", model=chat_model, data=data)[0]
+    assert "raw-prompts" not in found_in(heedful, "sft", model=chat_model, data=data)
     given = {"model": tiny("gpt2"), "data": table("sft"), "columns": TABLES["sft"][2]}
-    assert "raw-prompts" not in found_in(heedful, "sft", **given)[0]
+    assert "raw-prompts" not in found_in(heedful, "sft", **given)

@@ -8,7 +8,11 @@ def often(cases, kept):
     return [case if case in kept else pytest.param(case, marks=pytest.mark.exhaustive) for case in cases]
 
 
+def tuples_often(cases, kept):
+    """The same of cases that have several arguments each."""
+    return [case if case in kept else pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases]
+
+
 def pairs_often(firsts, seconds, kept):
     """Each first with each second; the pairs that are not in ``kept`` are exhaustive."""
-    pairs = [(first, second) for first in firsts for second in seconds]
-    return [pair if pair in kept else pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in pairs]
+    return tuples_often([(first, second) for first in firsts for second in seconds], kept)

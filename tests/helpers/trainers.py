@@ -1,4 +1,4 @@
-"""Every trainer by its settings, and one step of each."""
+"""Every trainer by its settings, one step of each, and a reward."""
 
 from heedful import (
     A2CConfig,
@@ -37,6 +37,11 @@ TRAIN = {
     OnlineDPOConfig: train_online_dpo,
 }
 ONLINE = {kind: TRAIN[kind] for kind in (PPOConfig, GRPOConfig, OnlineDPOConfig)}
+
+
+def varied(completions, **_):
+    """A reward that hardly two responses share."""
+    return [float(sum(map(ord, completion)) % 101) for completion in completions]
 
 
 def begin(settings, *, with_samples=False):

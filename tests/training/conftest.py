@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from gradients import flat_gradient
 from heedful import GRPOConfig, Message, PPOConfig, Prompt, Reward, SFTConfig, faults, make_tiny_model, train_sft
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.prompts import Prompts
@@ -22,7 +23,16 @@ from heedful.data import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
 from heedful.engines.sampler import make_sampler
-from heedful.models import Policy, freeze, load_causal_lm, load_policy, load_tokenizer, load_value_model
+from heedful.models import (
+    Policy,
+    freeze,
+    load_causal_lm,
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    load_value_model,
+    save_reward_model,
+)
 from heedful.models.heads import disable_dropout
 from heedful.training.optimization import Schedule, make_optimizer
 from jsonl import read_metrics, timeless, write_jsonl
@@ -67,9 +77,12 @@ COMBINED |= {"response", "dapo"}
 
 
 @pytest.fixture
-def write(tmp_path):
-    """``write(name, records)``: the path of a .jsonl file."""
-    return lambda name, records: write_jsonl(tmp_path / f"{name}.jsonl", records)
+def one_thread():
+    """Threads may round differently from one time to the next."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -121,9 +134,9 @@ def demonstrations(tmp_path_factory):
 
 
 @pytest.fixture
-def pairs(write):
+def pairs(written):
     """Seven pairs of a good and a bad response."""
-    return write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
+    return written("pairs.jsonl", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
 
 
 @pytest.fixture
@@ -227,10 +240,25 @@ def gpt2(tiny):
 
 
 @pytest.fixture
-def other_gpt2(tmp_path):
+def another(tmp_path):
+    """The folder of a tiny gpt2 with other weights."""
+    make_tiny_model("gpt2", tmp_path / "另一个", hidden_size=32, num_layers=2, max_length=256, seed=5)
+    return str(tmp_path / "另一个")
+
+
+@pytest.fixture
+def other_gpt2(another):
     """A policy of the same shape with other weights."""
-    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
-    return load_policy(str(tmp_path / "other"), device=torch.device("cpu"), compute_dtype=torch.float32).eval()
+    return load_policy(another, device=torch.device("cpu"), compute_dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def reward_model(tiny, tmp_path):
+    """The name of a reward that is a tiny reward model."""
+    tokenizer, machine = load_tokenizer(tiny("qwen3")), {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    model = load_reward_model(tiny("qwen3"), tokenizer, seed=0, **machine)
+    save_reward_model(model, tokenizer, tmp_path / "奖励模型")
+    return f"model:{tmp_path / '奖励模型'}"
 
 
 @pytest.fixture
@@ -303,17 +331,7 @@ def moved():
 
 
 @pytest.fixture
-def flat_gradient():
-    """``flat_gradient(*modules)``: the gradients that there are, one after another."""
-
-    def flat(*modules):
-        return torch.cat([p.grad.flatten() for module in modules for p in module.parameters() if p.grad is not None])
-
-    return flat
-
-
-@pytest.fixture
-def gradient(flat_gradient):
+def gradient():
     """``gradient(learner, experience, **changes)`` of the loss under changed settings; its metrics; approx_kl."""
 
     def of(learner, experience, **changes):
@@ -329,12 +347,6 @@ def gradient(flat_gradient):
         return flat_gradient(*learner.trained), recorder.sums.means(1), float(recorder.approx_kl)
 
     return of
-
-
-@pytest.fixture
-def distance():
-    """``distance(a, b)``: of two gradients, over the size of the second."""
-    return lambda a, b: float((a - b).norm() / b.norm())
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ import torch
 
 import heedful
 from cases import often
-from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, SFTConfig, core, make_tiny_model, train_dpo
+from gradients import distance, flat_gradient
+from heedful import ConfigError, DataError, DPOConfig, Message, Ranking, core, train_dpo
 from heedful.algorithms import dpo as dpo_module
 from heedful.algorithms import sft as sft_module
 from heedful.algorithms.dpo import (
@@ -27,22 +28,12 @@ from heedful.core.masking import rightness
 from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.models import load_policy, load_tokenizer
+from heedful.types import MicroBatch
 from jsonl import read_jsonl, write_jsonl
 from plain import log_prob, preference, random_text
 
 CPU = torch.device("cpu")
 LEARN = {"eval_fraction": 0.25, "max_steps": 25, "learning_rate": 3e-3, "sample_every": 0}
-
-
-@pytest.fixture
-def planted(tmp_path):
-    """Pairs of two letters each, of many prompts (Chinese in all): the chosen response has a z, the rejected one a q."""
-    random.seed(0)
-    letters = [random.choice("abcd") for _ in range(120)]
-    return write_jsonl(
-        tmp_path / "pairs.jsonl",
-        [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)],
-    )
 
 
 def settings(tmp_path, **changes):
@@ -61,9 +52,12 @@ STARTS = {"sigmoid": math.log(2), "ipo": 1 / (4 * 0.1**2), "hinge": 1.0}
         ("sigmoid", {"nll_coef": 0.5}),
     ],
 )
-def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, loss, changes):
-    """At the start policy and reference are one: h = 0, so the loss is log 2, 1 / (4 beta^2), or 1, and no pair is won."""
-    config = settings(tmp_path, model=tiny("qwen3"), data=planted, loss=loss, **LEARN, **changes)
+def test_learns_planted_preferences_on_held_out_pairs(tiny, written, tmp_path, loss, changes):
+    """The chosen of two letters has a z, the rejected a q. At the start policy and reference are one: h = 0, so the loss is
+    log 2, 1 / (4 beta^2), or 1, and no pair is won."""
+    letters = random.Random(0).choices("abcd", k=120)
+    pairs = [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)]
+    config = settings(tmp_path, model=tiny("qwen3"), data=written("pairs.jsonl", pairs), loss=loss, **LEARN, **changes)
     summary = train_dpo(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert summary["data"]["held_out"] > 15
@@ -80,11 +74,8 @@ def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, l
 
 def pairs_of(renderer, config, number=6):
     random.seed(1)
-
-    def text():
-        return random_text() + "。"
-
-    rankings = [Ranking((Message("user", text()),), (text(), text()), (0, 1), f"row {i}") for i in range(number)]
+    texts = [[f"{random_text()}。" for _ in range(3)] for _ in range(number)]
+    rankings = [Ranking((Message("user", p),), (a, b), (0, 1), f"row {i}") for i, (p, a, b) in enumerate(texts)]
     return encode_preferences(rankings, renderer, 200, config)[0]
 
 
@@ -109,16 +100,12 @@ def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(gpt2, tmp_path)
     config = settings(tmp_path, loss="orpo", beta=1e-30, micro_batch_size=2)
     pairs = pairs_of(renderer, config)
     metrics = accumulate(policy, pairs, renderer.pad_id, config)
-    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    found = flat_gradient(policy)
     policy.zero_grad()
-    examples = [pair.chosen for pair in pairs]
-    sft = sft_module.accumulate(
-        policy, examples, renderer.pad_id, SFTConfig(model="m", data="d", output=tmp_path / "sft").micro_batch
-    )
-    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    sft = sft_module.accumulate(policy, [pair.chosen for pair in pairs], renderer.pad_id, MicroBatch(8))
     assert metrics["loss/nll"] == pytest.approx(sft["loss/sft"], rel=1e-12)
     assert metrics["loss/dpo"] == pytest.approx(sft["loss/sft"], rel=1e-12)
-    assert float((found - expected).norm() / expected.norm()) < 1e-12
+    assert distance(found, flat_gradient(policy)) < 1e-12
 
 
 SMOOTH = {"beta": 0.5, "label_smoothing": 0.2}
@@ -194,13 +181,13 @@ def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes, kind):
         policy.zero_grad()
         changed = replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
         accumulate(policy, pairs, renderer.pad_id, changed)
-        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        return flat_gradient(policy)
 
     whole = gradient(8)
-    assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-12
+    assert distance(gradient(3), whole) < 1e-12
     for tokens in (1, 200):
         seen = passes(policy)
-        assert float((gradient(8, tokens) - whole).norm() / whole.norm()) < 1e-12
+        assert distance(gradient(8, tokens), whole) < 1e-12
         assert all(rows == 2 or taken <= tokens for rows, taken in seen)
         assert sum(rows for rows, _ in seen) == 16
         assert (len(seen) == 8) == (tokens == 1)
@@ -256,14 +243,11 @@ def test_the_reference_reads_no_more_than_the_limits_and_the_longest_pairs_first
         assert len(set(longest)) > 1
 
 
-def test_another_reference_is_what_the_policy_is_compared_with(tiny, pairs, tmp_path):
-    other = str(tmp_path / "参考")
-    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
-    options = {"reference": other, "eval_data": pairs, "batch_size": 4, "max_steps": 1}
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, another, pairs, tmp_path):
+    options = {"reference": another, "eval_data": pairs, "batch_size": 4, "max_steps": 1}
     found = train_dpo(settings(tmp_path, model=tiny("gpt2"), data=pairs, **options))["first_evaluation"]["eval/loss"]
     assert abs(found - math.log(2)) > 1e-4
-    models = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["models"]
-    assert any(other in str(model) for model in models), models
+    assert another in json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["models"]
 
 
 @pytest.mark.parametrize(
@@ -309,20 +293,22 @@ def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, mess
 
 
 @pytest.mark.parametrize(
-    ("changes", "strength", "nll"),
+    ("changes", "strength", "summed", "nll"),
     [
-        ({}, 0.1, 0.0),
-        ({"loss": "orpo"}, 0.1, 1.0),
-        ({"loss": "simpo"}, 2.0, 0.0),
-        ({"loss": "ipo"}, 0.1, 0.0),
-        ({"length_normalise": True}, 5.0, 0.0),
-        ({"length_normalise": True, "beta": 0.3, "nll_coef": 0.2}, 0.3, 0.2),
-        ({"loss": "orpo", "beta": 0.5, "nll_coef": 0.0}, 0.5, 0.0),
+        ({}, 0.1, 0.1, 0.0),
+        ({"beta": 0.3}, 0.3, 0.3, 0.0),
+        ({"loss": "orpo"}, 0.1, None, 1.0),
+        ({"loss": "simpo"}, 2.0, None, 0.0),
+        ({"loss": "ipo"}, 0.1, None, 0.0),
+        ({"length_normalise": True}, 5.0, None, 0.0),
+        ({"length_normalise": True, "beta": 0.3, "nll_coef": 0.2}, 0.3, None, 0.2),
+        ({"loss": "orpo", "beta": 0.5, "nll_coef": 0.0}, 0.5, None, 0.0),
     ],
 )
-def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, nll):
+def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, summed, nll):
+    """Losses without a reference, or per token, have no sums of nats for the alarm chosen-falling to compare."""
     config = settings(tmp_path, **changes)
-    assert (config.strength, config.nll_weight) == (strength, nll)
+    assert (config.strength, config.summed_strength, config.nll_weight) == (strength, summed, nll)
 
 
 def sigmoid_by_hand(chosen, rejected, ref_chosen, ref_rejected, *, chosen_tokens, rejected_tokens, config, num_pairs):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, make_tiny_model, train_kto
+from gradients import distance, flat_gradient
+from heedful import ConfigError, DataError, KTOConfig, Labelled, Message, core, train_kto
 from heedful.algorithms.kto import accumulate, encode_labelled, mean_of_others, start, with_others, with_reference
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
@@ -17,27 +18,20 @@ from jsonl import read_jsonl, read_metrics
 from plain import log_prob, preference, random_text
 
 
-@pytest.fixture
-def planted(write):
-    """Responses of two letters to many prompts (Chinese in all): good ones have a z, bad ones a q; never both to a prompt."""
-    random.seed(0)
-    letters = [random.choice("abcd") for _ in range(240)]
-    records = [
-        {"prompt": f"第{i}题", "completion": f"{c}{'z' if i % 2 else 'q'}", "label": bool(i % 2)}
-        for i, c in enumerate(letters)
-    ]
-    return write("labelled", records)
-
-
 def settings(tmp_path, **changes):
     return KTOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
 
 
 @pytest.mark.exhaustive
-def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
-    """At the start policy and reference are one: every gain is 0, so the loss is half the mean weight, and none is right."""
+def test_learns_planted_labels_on_held_out_prompts(tiny, written, tmp_path):
+    """Good responses of two letters have a z, bad ones, to other prompts, a q. At the start policy and reference are one:
+    every gain is 0, so the loss is half the mean weight, and none is right."""
+    letters = random.Random(0).choices("abcd", k=240)
+    records = [
+        {"prompt": f"第{i}题", "completion": c + "qz"[i % 2], "label": i % 2 == 1} for i, c in enumerate(letters)
+    ]
     options = {"eval_fraction": 0.25, "max_steps": 20, "learning_rate": 3e-3, "sample_every": 0}
-    config = settings(tmp_path, model=tiny("qwen3"), data=planted, **options)
+    config = settings(tmp_path, model=tiny("qwen3"), data=written("labelled.jsonl", records), **options)
     summary = train_kto(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert first["eval/loss"] == pytest.approx(0.5, rel=1e-4)
@@ -51,15 +45,18 @@ def test_learns_planted_labels_on_held_out_prompts(tiny, planted, tmp_path):
     assert after > before + 1
 
 
-def rows_of(renderer, config, number=7, limit=200):
+def rows_of(renderer, config, number=7, *, reference=None):
+    """Rows of random texts; with a reference's log-probs, if there is one."""
     random.seed(1)
-
-    def text():
-        return random_text() + "。"
-
-    records = [Labelled((Message("user", f"{i}{text()}"),), text(), f"row {i}", label=i % 3 > 0) for i in range(number)]
-    labelled, _ = encode_labelled(records, renderer, limit, config)
-    return with_others(labelled, labelled, limit, seed=0)[0]
+    records = [
+        Labelled((Message("user", f"{i}{random_text()}。"),), f"{random_text()}。", f"row {i}", label=i % 3 > 0)
+        for i in range(number)
+    ]
+    labelled, _ = encode_labelled(records, renderer, 200, config)
+    rows = with_others(labelled, labelled, 200, seed=0)[0]
+    if reference is None:
+        return rows
+    return with_reference(reference, rows, renderer.pad_id, config.micro_batch, AdaptiveMicroBatch())
 
 
 def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_gpt2, tmp_path):
@@ -68,9 +65,7 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(gpt2, other_
     config = settings(tmp_path, micro_batch_size=2, **options)
     (policy, renderer), reference = gpt2, other_gpt2
     for first, second in ((policy, reference), (reference, policy)):
-        rows = with_reference(
-            second, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
-        )
+        rows = rows_of(renderer, config, reference=second)
         with torch.no_grad():
             metrics = accumulate(first, rows, renderer.pad_id, config)
         logprobs, ref_logprobs, others, ref_others = (
@@ -93,23 +88,20 @@ def test_micro_batches_do_not_change_the_gradient(gpt2, tmp_path, passes):
     config = settings(tmp_path, beta=0.3)
     policy, renderer = gpt2
     policy.double()
-    rows = with_reference(
-        policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
-    )
+    rows = rows_of(renderer, config, 8, reference=policy)
     rows = [replace(row, ref=row.ref + i, ref_other=row.ref_other - i) for i, row in enumerate(rows)]
 
     def gradient(size, tokens=None):
         policy.zero_grad()
-        metrics = accumulate(
-            policy, rows, renderer.pad_id, replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
-        )
+        changed = replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
+        metrics = accumulate(policy, rows, renderer.pad_id, changed)
         assert metrics["reference/z0"] == pytest.approx(3.5, rel=1e-4)
-        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        return flat_gradient(policy)
 
     whole = gradient(8)
     for size, tokens in ((3, None), (8, 1), (8, 200)):
         seen = passes(policy)
-        assert float((gradient(size, tokens) - whole).norm() / whole.norm()) < 1e-12
+        assert distance(gradient(size, tokens), whole) < 1e-12
         assert all(count == 1 or (count <= size and taken <= (tokens or taken)) for count, taken in seen)
         assert sum(count for count, _ in seen) == 16, "each prompt once with its response, once with another's"
 
@@ -155,17 +147,16 @@ def test_other_responses_are_drawn_equally_often_and_at_once(tiny, tmp_path, mon
     for at, pool, others in [(0, labelled, "丙丁"), (2, labelled, "甲乙丁"), (3, labelled[:3], "甲乙丙")]:
         draws.clear()
         rows, _ = with_others([labelled[at]] * 3000, pool, 200, seed=0)
-        counts = Counter(
-            renderer.tokenizer.decode(row.other.response, skip_special_tokens=True).strip() for row in rows
-        )
+        decode = renderer.tokenizer.decode
+        counts = Counter(decode(row.other.response, skip_special_tokens=True).strip() for row in rows)
         assert set(counts) == set(others)
         assert all(abs(count - 3000 / len(others)) < 130 for count in counts.values()), counts  # 5 standard deviations
         assert draws == [len(others)] * 3000
 
 
-def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):
+def test_pairs_are_good_and_bad_responses(tiny, written, tmp_path, capsys):
     """The KL of a pair's prompt is estimated on other prompts' responses, never on its own other one."""
-    data = write("pairs", [{"prompt": f"第{i}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)])
+    data = written("pairs.jsonl", [{"prompt": f"第{i}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)])
     options = {"eval_fraction": 0, "batch_size": 4, "max_steps": 1, "num_samples": 4}
     summary = train_kto(settings(tmp_path, model=tiny("gpt2"), data=data, **options))
     assert summary["data"] == {"records": 24, "train": 24, "held_out": 0, "good": 12, "bad": 12, "of_pairs": 24}
@@ -178,11 +169,11 @@ def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):
     assert all("response" in row for row in rows)
 
 
-def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path, capsys):
+def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, written, tmp_path, capsys):
     """One bad response of thirteen: most batches of four have none, and none of their numbers is missing or 0. It is said."""
     records = [{"prompt": f"第{i}题", "completion": f"{i}z", "label": i > 0} for i in range(13)]
     options = {"eval_fraction": 0, "batch_size": 4, "max_steps": 4, "sample_every": 0}
-    config = settings(tmp_path, model=tiny("gpt2"), data=write("one", records), **options)
+    config = settings(tmp_path, model=tiny("gpt2"), data=written("one.jsonl", records), **options)
     (found,) = start(config)[1].findings
     assert found.what == "12 good and 1 bad responses, weights 1 and 1", "what heedful doctor says"
     train_kto(config)
@@ -195,17 +186,16 @@ def test_a_step_without_bad_responses_has_no_mean_of_them(tiny, write, tmp_path,
     assert all("reward/chosen" in line and line["loss/kto"] > 0 for line in lines)
 
 
-def test_another_reference_is_what_the_policy_is_compared_with(tiny, pairs, tmp_path):
-    make_tiny_model("gpt2", tmp_path / "参考", hidden_size=32, num_layers=2, max_length=128, seed=5)
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, another, pairs, tmp_path):
     options = {"model": tiny("gpt2"), "data": pairs, "eval_fraction": 0, "batch_size": 4}
-    data = [start(settings(tmp_path, reference=name, **options))[1].train for name in (None, str(tmp_path / "参考"))]
+    data = [start(settings(tmp_path, reference=name, **options))[1].train for name in (None, another)]
     own, other = (torch.tensor([[row.ref, row.ref_other] for row in rows]) for rows in data)
     assert (own - other).abs().min() > 1e-4
 
 
 def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
     config, (policy, renderer) = settings(tmp_path), gpt2
-    rows = with_reference(policy, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch())
+    rows = rows_of(renderer, config, reference=policy)
     assert mean_of_others(policy, rows, renderer.pad_id, config.micro_batch) == pytest.approx(0, abs=1e-4)
 
 
@@ -220,10 +210,10 @@ def test_the_kl_of_the_reference_to_itself_is_0(gpt2, tmp_path):
         ),
     ],
 )
-def test_records_it_cannot_learn_from_are_named(tiny, write, tmp_path, record, message):
+def test_records_it_cannot_learn_from_are_named(tiny, written, tmp_path, record, message):
     others = [{"prompt": f"{i}", "completion": "a", "label": bool(i % 2)} for i in range(60)]
     with pytest.raises(DataError) as caught:
-        train_kto(settings(tmp_path, model=tiny("qwen3"), data=write("bad", [*others, record]), eval_fraction=0))
+        train_kto(settings(tmp_path, model=tiny("gpt2"), data=written("x.jsonl", [*others, record]), eval_fraction=0))
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -248,9 +238,9 @@ ALIKE = [{"prompt": f"{i}", "completion": "a"} for i in range(40)]
         ),
     ],
 )
-def test_data_without_a_contrast_are_refused(tiny, write, tmp_path, records, message):
+def test_data_without_a_contrast_are_refused(tiny, written, tmp_path, records, message):
     with pytest.raises(DataError, match=message):
-        train_kto(settings(tmp_path, model=tiny("gpt2"), data=write("one-sided", records), eval_fraction=0))
+        train_kto(settings(tmp_path, model=tiny("gpt2"), data=written("one-sided.jsonl", records), eval_fraction=0))
     assert not (tmp_path / "run").exists()
 
 

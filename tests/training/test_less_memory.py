@@ -25,10 +25,11 @@ def model(tmp_path):
 
 
 @pytest.fixture
-def data(write):
+def data(written):
     pairs = [{"prompt": f"问{i}", "chosen": "好的，当然", "rejected": "不"} for i in range(12)]
     texts = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
-    return {SFTConfig: write("texts", texts)} | dict.fromkeys((RewardConfig, DPOConfig), write("pairs", pairs))
+    texts, pairs = written("texts.jsonl", texts), written("pairs.jsonl", pairs)
+    return {SFTConfig: texts, RewardConfig: pairs, DPOConfig: pairs}
 
 
 @pytest.mark.exhaustive

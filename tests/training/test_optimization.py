@@ -130,11 +130,11 @@ def test_a_gradient_that_is_no_number_changes_nothing(bad):
         assert not torch.equal(before[1][0], first.weight), "the next step is made"
 
 
-def test_metrics_add_up_over_micro_batches_and_average_over_steps():
+def test_metrics_add_up_over_micro_batches_and_average_over_steps_but_maxima_stay():
     sums = MetricSums()
-    for value in (0.1, 0.2, 0.3, 0.6):
-        sums.add({"loss/x": torch.tensor(value, dtype=torch.float64)})
-    assert sums.means(2) == {"loss/x": pytest.approx(0.6)}
+    for loss, ratio in ((1.0, 1.5), (2.0, 3.0), (4.0, 2.0)):
+        sums.add({"loss/policy": torch.tensor(loss), "policy/ratio_max": torch.tensor(ratio)})
+    assert sums.means(2) == {"loss/policy": 3.5, "policy/ratio_max": 3.0}
 
 
 def test_patience_counts_evaluations_since_the_best():

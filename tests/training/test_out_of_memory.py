@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from cases import often, pairs_often
+from gradients import flat_gradient
 from heedful import A2CConfig, GRPOConfig, MemoryFullError, OnlineDPOConfig, PPOConfig, train_ppo
 from heedful.algorithms import ppo
 from heedful.algorithms.online.evaluation import evaluate
@@ -24,11 +25,11 @@ from heedful.algorithms.online.update import Update
 from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import is_out_of_memory
-from heedful.models import load_reward_model, load_tokenizer, save_reward_model
 from heedful.rewards import score
 from heedful.types import MicroBatch
 from jsonl import timeless
 from trainers import MODULES, begin, step_online
+from trees import differing
 
 SAYS = (
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12 (Cannot allocate memory)"
@@ -151,10 +152,6 @@ def test_what_torch_really_raises_is_known():
 # -------------------------------------------------------------------------------------------------- trainers from data
 
 
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.parametrize(
     ("name", "where"), pairs_often(MODULES, ["forward", "backward"], [("sft", "forward"), ("kto", "backward")])
 )
@@ -171,7 +168,7 @@ def test_a_step_is_then_that_of_the_smaller_micro_batch(offline, name, where):
     other, its_step = begin(offline(name, batch_size=4, micro_batch_size=fit, **changes))
     assert found == timeless(its_step())
     assert again == timeless(its_step())
-    assert equal(learner.state_dict()["model"], other.state_dict()["model"])
+    assert differing(learner.state_dict()["model"], other.state_dict()["model"]) == []
 
 
 @pytest.mark.parametrize("name", often(MODULES, ["reward"]))
@@ -192,7 +189,7 @@ def test_a_resumed_run_does_not_run_out_again(offline, name):
 
 
 @pytest.mark.exhaustive
-def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, experience_of, moved, flat_gradient):
+def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, experience_of, moved):
     """Bit for bit in float32: in every algorithm, wherever in the pass the memory ran out."""
     learner = make_learner(variant(micro_batch_size=16), torch.float32, noise=0.05)
     experience = moved(experience_of(learner))
@@ -268,7 +265,7 @@ def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
         torch.testing.assert_close(parameter, same, rtol=1e-2, atol=2e-3)
     assert torch.equal(learner.generator.get_state(), undisturbed.generator.get_state())
     said = capsys.readouterr().err
-    assert said.count("out of memory with 8 rows at a time") <= 2, "said once for sampling and once for the rest"
+    assert 1 <= said.count("out of memory with 8 rows at a time") <= 2, "once for sampling and once for the rest"
 
 
 def test_passes_without_gradients_halve_what_is_sampled_and_read_at_a_time(online):
@@ -305,15 +302,6 @@ def test_generation_with_fewer_rows_gives_the_same_responses(online, error):
     assert learner.sampler.adaptive.found.rows <= 3
     assert learner.sampler.adaptive.flag == "--rollout-micro-batch-size"
     assert torch.equal(learner.generator.get_state(), undisturbed.generator.get_state())
-
-
-@pytest.fixture
-def reward_model(tiny, tmp_path):
-    """The name of a reward that is a reward model."""
-    tokenizer = load_tokenizer(tiny("qwen3"))
-    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=0)
-    save_reward_model(model, tokenizer, tmp_path / "rm")
-    return f"model:{tmp_path / 'rm'}"
 
 
 def test_a_reward_model_goes_on_with_fewer_rows_and_the_state_has_all_adaptive_micro_batches(online, reward_model):

@@ -5,11 +5,13 @@ import functools
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from folders import contents
 from heedful import CheckpointError, ConfigError, PPOConfig, Reward, SFTConfig, faults, hub, train_ppo
 from heedful.algorithms.online.provenance import given_in_python
 from heedful.errors import MachineError
@@ -18,20 +20,7 @@ from heedful.models.save import VALUE_HEAD
 from heedful.training import run_folder
 from heedful.training.checkpoints import check_space
 from heedful.training.provenance import IN_PYTHON, check_same_sources
-from heedful.training.run_folder import RunFolder
-from jsonl import read_metrics
-
-
-def files(folder):
-    return {
-        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"
-    }
-
-
-def files_but_curves(folder):
-    """A thread of a run that hangs still writes into its TensorBoard files."""
-    return {name: content for name, content in files(folder).items() if not name.startswith("tensorboard/")}
-
+from jsonl import read_metrics, write_jsonl
 
 FAULTS = ["evaluation:kill", "run.moving:kill@5"]
 OTHERS = ["run.aside:kill", "run.opened:kill", "run.started:kill", "evaluated:kill", "save.files:kill"]
@@ -42,47 +31,47 @@ FAULTS += [pytest.param(fault, marks=pytest.mark.exhaustive) for fault in OTHERS
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.usefixtures("finished")
 def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, fault, killed):
-    """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
-    before = files(tmp_path / "run")
+    """The good run has its name again, whatever is tried next, and as often as it is killed."""
+    before = contents(tmp_path / "run")
     for _ in range(2):
         killed(fault, lambda: sft(overwrite=True, seed=1))
     with pytest.raises(ConfigError, match=r"already has a finished run.*--overwrite"):
         sft()
-    assert files(tmp_path / "run") == before
+    assert contents(tmp_path / "run") == before
     assert [path.name for path in (tmp_path / "run").glob(".*")] == []
 
 
 @pytest.mark.usefixtures("finished")
 def test_overwrite_that_cannot_set_the_older_run_aside_loses_nothing(sft, tmp_path):
     """The disk refuses in the middle: what has moved comes back, and what has not is not taken for the new run's."""
-    before = files(tmp_path / "run")
+    before = contents(tmp_path / "run")
     faults.plan("run.moving:eio@3")
     with pytest.raises(ConfigError, match="cannot be made: Input/output error"):
         sft(overwrite=True, seed=1)
     faults.plan("")
-    assert files(tmp_path / "run") == before
+    assert contents(tmp_path / "run") == before
     assert [path.name for path in (tmp_path / "run").glob(".*")] == []
 
 
 @pytest.mark.usefixtures("finished")
 def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path, killed):
-    """Finding 8: a failure after the first step leaves both. A third run, which fails, gives its place to the second again,
+    """A failure after the first step leaves both. A third run, which fails, gives its place to the second again,
     which keeps the first inside it."""
-    first = files(tmp_path / "run")
+    first = contents(tmp_path / "run")
     killed("step.learned:kill@3", lambda: sft(overwrite=True, seed=1))
-    second = files(tmp_path / "run")
+    second = contents(tmp_path / "run")
     faults.plan("evaluation:raise")
     with pytest.raises(RuntimeError, match="a fault point"):
         sft(overwrite=True, seed=2)
     faults.plan("")
-    assert files(tmp_path / "run") == second
-    assert files(tmp_path / "run" / ".replaced") == first
+    assert contents(tmp_path / "run") == second
+    assert contents(tmp_path / "run" / ".replaced") == first
     sft(seed=1)
     assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_two_runs_never_share_a_folder(sft, tmp_path):
-    """Finding 5: the second says who writes, and changes nothing."""
+    """The second says who writes, and changes nothing."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,11 +81,15 @@ def test_two_runs_never_share_a_folder(sft, tmp_path):
         sft()
         os._exit(1)
     os.read(read, 1)
-    before = files_but_curves(tmp_path / "run")
+
+    def there():  # but curves, which a thread of a run that hangs still writes
+        return {name: what for name, what in contents(tmp_path / "run").items() if not name.startswith("tensorboard/")}
+
+    before = there()
     for changes in ({}, {"overwrite": True}, {"resume": "never"}):
         with pytest.raises(ConfigError, match=f"is being written by another run .process {child} on"):
             sft(**changes)
-    assert files_but_curves(tmp_path / "run") == before
+    assert there() == before
     os.kill(child, 9)
     os.waitpid(child, 0)
     sft()  # a lock of a process that is gone counts no more
@@ -106,7 +99,7 @@ def test_two_runs_never_share_a_folder(sft, tmp_path):
 
 @pytest.mark.usefixtures("finished")
 def test_overwrite_leaves_foreign_files_alone(sft, tmp_path):
-    """Finding 6: a project, notes and nested runs, although the folder holds a run too."""
+    """A project, notes and nested runs, although the folder holds a run too."""
     half_written = [f"{name}/论文" for name in (".final.backup", ".config.yaml.swp", ".final.partial")]
     for foreign in ("notes.txt", ".git/HEAD", "nested/run.json", *half_written):
         path = tmp_path / "run" / foreign
@@ -120,20 +113,26 @@ def test_overwrite_leaves_foreign_files_alone(sft, tmp_path):
             path.parent.rmdir()
 
 
-@pytest.mark.parametrize("name", ["environment.json", "config.yaml"])
-def test_a_project_that_holds_such_a_file_is_no_run(sft, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "said", "replacing"),
+    [
+        ("config.yaml", "has files that are not from a heedful run", "has files that are not from a heedful run"),
+        ("environment.json", r"has a run without its run\.json", "has src, which is not from a run"),
+    ],
+)
+def test_a_project_that_holds_such_a_file_is_no_run(sft, tmp_path, name, said, replacing):
     (tmp_path / "run" / "src").mkdir(parents=True)
     (tmp_path / "run" / name).write_text("{}")
-    with pytest.raises(ConfigError):
-        sft(overwrite=True)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=said):
         sft()
+    with pytest.raises(ConfigError, match=replacing):
+        sft(overwrite=True)
     assert (tmp_path / "run" / "src").is_dir()
 
 
 @pytest.mark.usefixtures("finished")
 def test_a_neighbour_is_never_deleted(sft, tmp_path):
-    """Finding 9, too: a run is written where a link leads, and can be replaced; what heedful left half written goes."""
+    """A run is written where a link leads, and can be replaced; what heedful left half written goes."""
     neighbours = [tmp_path / name for name in (".run.old", ".run.partial", ".run.replaced-mine", ".run.replaced")]
     for neighbour in neighbours:
         neighbour.mkdir()
@@ -150,14 +149,12 @@ def test_a_neighbour_is_never_deleted(sft, tmp_path):
 
 
 def test_a_folder_in_which_nothing_can_be_made(sft, tmp_path, capsys, monkeypatch):
-    """Fault D1: refused with what the system says, before the first step."""
+    """Refused with what the system says, before the first step."""
     parent = tmp_path / "read-only"
     parent.mkdir(mode=0o500)
     if os.access(parent, os.W_OK):  # root may write anywhere but where the system itself is
         parent, usage = Path("/sys"), shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda _: usage
-        )  # which says that it has no room, and is refused for that
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)  # /sys has no room, and would be refused for that
     with pytest.raises(ConfigError, match=rf"--output {parent}/run cannot be made: no permission"):
         sft(output=parent / "run")
     assert "sft 1/3" not in capsys.readouterr().err
@@ -173,29 +170,34 @@ def test_an_empty_folder_that_is_there_is_used_as_it_is(sft, tmp_path):
 
 @pytest.mark.parametrize("there", ["run", "empty folder", "nothing"])
 def test_a_failure_inside_the_opening_leaves_what_was_there(sft, tmp_path, request, there):
-    """Finding 4."""
     if there == "run":
         request.getfixturevalue("finished")
     elif there == "empty folder":
         (tmp_path / "run").mkdir()
-    before = sorted(tmp_path.rglob("*")), files(tmp_path)
+    before = contents(tmp_path)
     faults.plan("run.opened:enospc")
     with pytest.raises(OSError, match="No space"):
         sft(overwrite=there == "run")
-    assert (sorted(tmp_path.rglob("*")), files(tmp_path)) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_path_that_is_no_text(sft, tmp_path):
-    """Finding 4: bytes that are no UTF-8 in a path are refused before anything is written."""
+    """Bytes that are no UTF-8 in a path are refused before anything is written."""
     with pytest.raises(ConfigError, match="is not UTF-8"):
         sft(output=tmp_path / os.fsdecode(b"run-\xff"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, monkeypatch):
-    """Matrix D2, with the numbers."""
+@pytest.fixture
+def free_gigabytes(tmp_path, monkeypatch):
+    """``free_gigabytes(n)``: so much is free on the disk."""
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+    return lambda n: monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(n * 1e9)))
+
+
+def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, free_gigabytes):
+    """With the numbers."""
+    free_gigabytes(0.001)
     with pytest.raises(MachineError, match=r"the disk has 0.0 GB free, and the run needs 0.1 GB"):
         sft()
     assert not (tmp_path / "run").exists()
@@ -225,14 +227,31 @@ class TenGigabytes:
     [(9, 1, 10, 10 * 40 + 20), (0, 1, 3, 3 * 40 + 20), (2, 2, 3, 3 * 50 + 20)],
 )
 def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
-    tiny, tmp_path, monkeypatch, keep, copies, checkpoints, gigabytes
+    tiny, tmp_path, free_gigabytes, keep, copies, checkpoints, gigabytes
 ):
     """Each has the model, the state with its copies, and two moments; there is one more while a new one is written."""
     settings = SFTConfig(model=tiny("gpt2"), data="x", output=tmp_path / "run", save_total_limit=keep)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    free_gigabytes(0)
     with pytest.raises(MachineError, match=rf"needs {gigabytes}\.1 GB for {checkpoints} checkpoints, best/ and final/"):
         check_space(settings, TenGigabytes(copies))
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_what_a_run_has_on_the_disk_is_not_asked_for_again(tmp_path, free_gigabytes):
+    """A run that found room when it began does not fail for it when it goes on: of 140 GB, 80 are there."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "step-000003-partial").mkdir()  # nothing replaces it, so it is no room for a checkpoint
+    for folder, size in (("step-000001", 40), ("step-000002", 40), ("step-000003-partial", 80)):
+        with (checkpoints / folder / "weights").open("wb") as file:
+            file.truncate(size * 10**9)  # sparse
+    settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
+    free_gigabytes(62)
+    check_space(settings, TenGigabytes(1))
+    with pytest.raises(MachineError, match=r"needs 140\.1 GB"):
+        check_space(replace(settings, overwrite=True), TenGigabytes(1))
+    free_gigabytes(50)
+    with pytest.raises(MachineError, match=r"needs 140\.1 GB"):
+        check_space(settings, TenGigabytes(1))
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -241,11 +260,11 @@ def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
         (path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"(?s)no checkpoint to resume from.*--overwrite"):
         sft()
-    before = files(tmp_path / "run")
+    before = contents(tmp_path / "run")
     assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         sft()
-    assert files(tmp_path / "run") == before, "nor when it is tried again"
+    assert contents(tmp_path / "run") == before, "nor when it is tried again"
 
 
 @pytest.mark.usefixtures("finished")
@@ -270,21 +289,21 @@ def test_a_checkpoint_that_is_none(sft, tmp_path, request):
 def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path, killed):
     """A short run, killed between final/ and its summary."""
     killed("run.learned:kill", lambda: sft(save_every=0, max_steps=1))
-    before = files(tmp_path / "run")
+    before = contents(tmp_path / "run")
     assert "final/model.safetensors" in before
     with pytest.raises(CheckpointError, match="has models of an unfinished run, but no checkpoint"):
         sft(save_every=0, max_steps=1)
-    assert files(tmp_path / "run") == before
+    assert contents(tmp_path / "run") == before
 
 
-def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "finish", full)
-        with pytest.raises(OSError, match="No space"):
-            sft(save_every=0, max_steps=1)
+def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, tmp_path, monkeypatch):
+    """A folder stands in its place."""
+    summary = tmp_path / "run" / "summary.json"
+    monkeypatch.setitem(faults.ACTIONS, "stand in the way", summary.mkdir)
+    faults.plan("run.learned:stand in the way")
+    with pytest.raises(IsADirectoryError):
+        sft(save_every=0, max_steps=1)
+    summary.rmdir()
     assert sft(save_every=0, max_steps=1)["steps"] == 1
 
 
@@ -297,10 +316,10 @@ def test_a_run_killed_while_its_folder_is_made_starts_again(sft, tmp_path, point
 @pytest.mark.usefixtures("unfinished")
 def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
     """A state that does not fit what is allowed to change."""
-    before = files(tmp_path / "run")
+    before = contents(tmp_path / "run")
     with pytest.raises(CheckpointError, match="does not fit this run"):
         sft(lora_rank=2, allow_change=("lora_rank", "learning_rate"))
-    assert files(tmp_path / "run") == before
+    assert contents(tmp_path / "run") == before
 
 
 def short_run(tiny, prompts, tmp_path):
@@ -348,11 +367,8 @@ def test_another_function_given_in_python(tiny, prompts, tmp_path, killed):
     """It is named, and refused as other data are."""
     config = PPOConfig(**short_run(tiny, prompts, tmp_path))
     killed("step.learned:kill@2", lambda: train_ppo(config, [by_length]))
-    with pytest.raises(
-        ConfigError,
-        match=r"what rewards are functions given in Python has changed since the run began "
-        r"\(by_length \w{12}; now scaled \w{12}\).*--allow-change data",
-    ):
+    functions = r"\(by_length \w{12}; now scaled \w{12}\).*--allow-change data"
+    with pytest.raises(ConfigError, match=f"functions given in Python has changed since the run began {functions}"):
         train_ppo(config, [times(2)])
 
 
@@ -375,40 +391,33 @@ def test_a_function_whose_file_was_edited_since_counts_by_its_name(tmp_path):
     assert given_in_python([names["letters"]]).content.startswith("letters ")
 
 
-def test_other_rows_of_a_data_set_on_a_hub(sft, tmp_path, monkeypatch, killed):
-    """Under the same name."""
-    rows = tmp_path / "downloaded" / "train.jsonl"
-    rows.parent.mkdir()
-    rows.write_text("".join(f'{{"prompt": "a{i}", "completion": "b{i}"}}\n' for i in range(6)), encoding="utf-8")
-    monkeypatch.setattr(hub, "_folders", {("dataset_snapshot_download", "modelscope:org/data"): str(rows.parent)})
-    killed("step.learned:kill@2", lambda: sft(data="modelscope:org/data"))
-    rows.write_text(rows.read_text("utf-8").replace("b3", "c3"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"modelscope:org/data has changed since the run began.*--allow-change data"):
-        sft(data="modelscope:org/data")
-
-
-def test_a_template_that_was_changed(sft, tmp_path, killed):
-    template = tmp_path / "模板.jinja"
-    template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
-    killed("step.learned:kill@2", lambda: sft(chat_template=str(template)))
-    template.write_text("{% for m in messages %}{{ m['content'] }}!\n{% endfor %}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"模板.jinja has changed since the run began"):
-        sft(chat_template=str(template))
-
-
 OF_A_MODEL = ["tokenizer_config.json", "chat_template.jinja", "vocab.json", "pytorch_model.bin", VALUE_HEAD]
 
 
-def test_any_file_of_the_model_counts(tiny, sft, tmp_path, killed):
-    model = tmp_path / "model"
+def test_other_data_another_template_or_model_under_the_same_name_are_refused(tiny, sft, tmp_path, monkeypatch, killed):
+    """Any file of the model counts; and rows of a data set on a Hub."""
+    model, template, held_out = (tmp_path / name for name in ("model", "模板.jinja", "留.jsonl"))
+    hub_rows = tmp_path / "downloaded" / "train.jsonl"
     shutil.copytree(tiny("gpt2"), model)
     (model / VALUE_HEAD).parent.mkdir()
-    killed("step.learned:kill@2", lambda: sft(model=str(model)))
-    for path in (model / name for name in OF_A_MODEL):
+    template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
+    hub_rows.parent.mkdir()
+    for path, word in ((held_out, "留"), (hub_rows, "学")):
+        write_jsonl(path, [{"prompt": f"{word}{i}", "completion": f"b{i}"} for i in range(6)])
+    monkeypatch.setattr(hub, "_folders", {("dataset_snapshot_download", "modelscope:org/data"): str(hub_rows.parent)})
+    settings = {"model": str(model), "data": "modelscope:org/data", "eval_data": str(held_out), "eval_fraction": 0.0}
+    settings["chat_template"] = str(template)
+    killed("step.learned:kill@2", lambda: sft(**settings))
+    sources = [
+        (template, "模板.jinja", "data"),
+        (held_out, "留.jsonl", "data"),
+        (hub_rows, "modelscope:org/data", "data"),
+    ]
+    for path, name, flag in [*sources, *((model / name, "model", "models") for name in OF_A_MODEL)]:
         before = path.read_bytes() if path.exists() else None
-        path.write_bytes((before or b"") + b"\n\n")
-        with pytest.raises(ConfigError, match=r"model has changed since the run began.*--allow-change models"):
-            sft(model=str(model))
+        path.write_bytes(before.replace(b"b3", b"c3") + b"\n\n" if before else b"\n")
+        with pytest.raises(ConfigError, match=rf"{name} has changed since the run began.*--allow-change {flag}\b"):
+            sft(**settings)
         path.unlink() if before is None else path.write_bytes(before)
 
 
@@ -454,7 +463,7 @@ def test_an_error_inside_a_step_leaves_no_torn_line_and_no_whole_checkpoint(
         "step-000001", "step-000002", "step-000003-partial"
     }  # fmt: skip
     sft()
-    assert files(whole / "final") == files(tmp_path / "run" / "final")
+    assert contents(whole / "final") == contents(tmp_path / "run" / "final")
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert lines.count(b'"step": 3') == (whole / "metrics.jsonl").read_bytes().count(b'"step": 3')
     assert all(json.loads(line) for line in lines.splitlines())

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from gradients import distance, flat_gradient
 from heedful import Ranking, RewardConfig, train_reward
 from heedful.algorithms.reward_model import accumulate, evaluate_rankings, micro_batches
 from heedful.core import agreement, ordered_pairs, pairwise_reward_loss, ranking_reward_loss
@@ -32,12 +33,11 @@ def model_and_inputs(tiny):
 def make(inputs, all_ranks=RANKS, *, margins=False) -> list[RankingRows]:
     random.seed(1)
 
-    rankings = [
-        Ranking(
-            random_text(), tuple(random_text() for _ in ranks), ranks, f"row {i}", random.random() if margins else None
-        )
-        for i, ranks in enumerate(all_ranks)
-    ]
+    def ranking(i, ranks):
+        texts = random_text(), tuple(random_text() for _ in ranks)
+        return Ranking(*texts, ranks, f"row {i}", random.random() if margins else None)
+
+    rankings = [ranking(i, ranks) for i, ranks in enumerate(all_ranks)]
     return encode_rankings(rankings, inputs, max_length=128, action="error", equal_pairs="error")[0]
 
 
@@ -52,7 +52,7 @@ def config(tmp_path):
 def gradient(model, rankings, config):
     model.zero_grad()
     metrics = accumulate(model, rankings, config)
-    return metrics, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return metrics, flat_gradient(model)
 
 
 def one_by_one(model, rankings):
@@ -89,10 +89,9 @@ def test_micro_batches_do_not_change_the_gradient(model_and_inputs, config, pass
     metrics, whole = gradient(model, rankings, config(micro_batch_size=100, **settings))
     for size, tokens in ((2, None), (100, 1), (100, 250)):
         seen = passes(model)
-        split_metrics, split = gradient(
-            model, rankings, config(micro_batch_size=size, micro_batch_tokens=tokens, **settings)
-        )
-        assert float((split - whole).norm() / whole.norm()) < 1e-12
+        limits = {"micro_batch_size": size, "micro_batch_tokens": tokens}
+        split_metrics, split = gradient(model, rankings, config(**limits, **settings))
+        assert distance(split, whole) < 1e-12
         assert split_metrics == pytest.approx(metrics, rel=1e-12)
         alone = [(len(one.rows), len(one.rows) * one.longest) for one in rankings]
         assert all(tokens is None or taken <= tokens or (rows, taken) in alone for rows, taken in seen)
@@ -109,9 +108,8 @@ def test_a_ranking_is_never_split(model_and_inputs, size):
     assert sorted(one.ranking.source for part in parts for one in part) == [f"row {i}" for i in range(6)]
     for part in parts:
         assert len(part) == 1 or sum(len(one.rows) for one in part) <= 2 * size
-    pairs = make(inputs, [(0, 1)] * 7)
-    lengths = [len(part) for part in micro_batches(model, pairs, MicroBatch(size))]
-    assert lengths[:-1] == [size] * (7 // size) or lengths == [size] * (7 // size)
+    pairs = micro_batches(model, make(inputs, [(0, 1)] * 7), MicroBatch(size))
+    assert [len(part) for part in pairs] == {1: [1] * 7, 2: [2, 2, 2, 1], 100: [7]}[size]
 
 
 def test_a_ranking_without_pairs_leaves_the_count(model_and_inputs, config):
@@ -121,7 +119,7 @@ def test_a_ranking_without_pairs_leaves_the_count(model_and_inputs, config):
     with_tied, found = gradient(model, [*rankings[:3], tied, *rankings[3:]], config(micro_batch_size=2))
     for name in ("loss/reward", "reward/accuracy", "reward/margin"):
         assert with_tied[name] == pytest.approx(metrics[name], rel=1e-12)
-    assert float((found - expected).norm() / expected.norm()) < 1e-12
+    assert distance(found, expected) < 1e-12
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
@@ -142,9 +140,8 @@ def test_pairs_are_trained_to_the_bit_as_by_the_pairwise_loss(tiny, config, arch
         loss, _ = pairwise_reward_loss(scores[: len(part)], scores[len(part) :], num_pairs=9, margin=margin, **settings)
         loss.backward()
         total += loss.detach()
-    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert metrics["loss/reward"] == float(total)
-    assert torch.equal(found, expected)
+    assert torch.equal(found, flat_gradient(model))
 
 
 def settings(tiny, tmp_path, name, architecture="gpt2", **more):
@@ -152,9 +149,9 @@ def settings(tiny, tmp_path, name, architecture="gpt2", **more):
     return RewardConfig(model=tiny(architecture), output=tmp_path / name, dtype="float32", **more)
 
 
-@pytest.fixture
-def planted(tmp_path):
-    """Pairs of random words, the chosen response always holding the letter z, of many prompts (some Chinese)."""
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
+def test_separates_planted_preferences_on_held_out_pairs(tiny, tmp_path, architecture):
+    """Of random words: the chosen response has a z somewhere."""
     random.seed(0)
 
     def word(letters):
@@ -167,11 +164,7 @@ def planted(tmp_path):
         prompt = f"第{number}题 {word('mnop')}"
         return {"prompt": prompt, "chosen": chosen, "rejected": word("abcdefgh") + random.choice("abcdefgh")}
 
-    return write_jsonl(tmp_path / "pairs.jsonl", [pair(i) for i in range(160)])
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
-def test_separates_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, architecture):
+    planted = write_jsonl(tmp_path / "pairs.jsonl", [pair(i) for i in range(160)])
     sizes = {"eval_fraction": 0.25, "epochs": 10, "batch_size": 30, "micro_batch_size": 30, "learning_rate": 5e-3}
     sizes |= {"max_steps": None, "eval_every": 0}
     summary = train_reward(settings(tiny, tmp_path, "run", architecture, data=planted, **sizes))
@@ -188,9 +181,8 @@ def test_rankings_of_two_are_pairs(tiny, tmp_path):
     as_rankings = [{"prompt": p, "responses": [b, a], "ranks": [7, 2]} for p, a, b in texts]
     weights, metrics = [], []
     for name, records in (("pairs", as_pairs), ("rankings", as_rankings)):
-        run = settings(
-            tiny, tmp_path, name, data=write_jsonl(tmp_path / f"{name}.jsonl", records), batch_size=4, eval_fraction=0.3
-        )
+        data = write_jsonl(tmp_path / f"{name}.jsonl", records)
+        run = settings(tiny, tmp_path, name, data=data, batch_size=4, eval_fraction=0.3)
         metrics.append(train_reward(run)["last_evaluation"])
         weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
@@ -216,16 +208,16 @@ def test_separates_planted_rankings_on_held_out_prompts(tiny, tmp_path, mixed):
         else:
             zs = random.sample([0, 1, 1, 3], 4)
             records.append({"prompt": prompt, "responses": [response(z) for z in zs], "ranks": [9 - z for z in zs]})
-    summary = train_reward(
-        settings(
-            tiny, tmp_path, "run", data=write_jsonl(tmp_path / "排序.jsonl", records), eval_fraction=0.25, batch_size=25,
-            learning_rate=5e-3, max_steps=None, epochs=14, eval_every=0, num_samples=2, sample_every=1000,
-        )
-    )  # fmt: skip
+    sizes = {"eval_fraction": 0.25, "epochs": 14, "batch_size": 25, "learning_rate": 5e-3, "max_steps": None}
+    sizes |= {"eval_every": 0, "num_samples": 2, "sample_every": 1000}
+    data = write_jsonl(tmp_path / "排序.jsonl", records)
+    summary = train_reward(settings(tiny, tmp_path, "run", data=data, **sizes))
     assert summary["data"]["held_out"] > 25
     assert summary["first_evaluation"]["eval/accuracy"] < 0.8
     assert summary["last_evaluation"]["eval/accuracy"] >= 0.9
-    for sample in read_jsonl(tmp_path / "run" / "samples.jsonl"):
+    samples = read_jsonl(tmp_path / "run" / "samples.jsonl")
+    assert samples
+    for sample in samples:
         assert sample["chosen"].count("z") > sample["rejected"].count("z")
         assert sample["chosen score"] > sample["rejected score"]
 

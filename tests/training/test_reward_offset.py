@@ -115,7 +115,7 @@ def test_training_goes_on_from_a_model_with_an_offset(train, demonstrations):
     assert content_hashes([str(first / "final")]) != before
 
 
-def test_demonstrations_are_read_as_for_sft(train, tmp_path, demonstrations):
+def test_demonstrations_are_read_as_for_sft(train, tmp_path):
     """Conversations give one demonstration for every answer; --columns is for the preferences alone."""
     turns = [
         {"role": r, "content": c} for r, c in (("user", "你好"), ("assistant", "好"), ("user", "?"), ("assistant", "!"))

@@ -9,7 +9,6 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from heedful import DataError
 from heedful.models import load_causal_lm
 from jsonl import read_jsonl, read_metrics
 
@@ -50,14 +49,6 @@ def test_tensorboard_holds_the_same_numbers(run):
     events = EventAccumulator(str(run[0] / "tensorboard")).Reload()
     written = [(line["step"], line["loss/sft"]) for line in read_metrics(run[0], having="loss/sft")]
     assert [(e.step, pytest.approx(e.value, rel=1e-6)) for e in events.Scalars("loss/sft")] == written
-
-
-def test_a_run_that_cannot_start_leaves_the_old_one_alone(sft, finished, tmp_path):
-    """--overwrite deletes the old run only when the new one has its data and models."""
-    before = {path: path.is_dir() or path.read_bytes() for path in finished.rglob("*")}
-    with pytest.raises(DataError):
-        sft(overwrite=True, data=str(tmp_path / "missing.jsonl"))
-    assert {path: path.is_dir() or path.read_bytes() for path in finished.rglob("*")} == before
 
 
 def test_secrets_are_not_written_down(sft, tmp_path, monkeypatch):

@@ -31,18 +31,6 @@ def model(tiny):
     return tiny("qwen3")
 
 
-def scorer(base, folder):
-    """The folder of a reward model, and its tokenizer."""
-    tokenizer = load_tokenizer(base)
-    save_reward_model(load_reward_model(base, tokenizer, seed=0, **HALF), tokenizer, folder)
-    return str(folder), tokenizer
-
-
-@pytest.fixture
-def reward_model(model, tmp_path):
-    return scorer(model, tmp_path / "m")[0]
-
-
 def weights_in_files(module):
     """Names of the tensors that lie in a mapped checkpoint, as those of a model do that was loaded."""
     ranges = []
@@ -58,8 +46,9 @@ def test_what_is_frozen_in_half_precision_holds_no_file_in_memory(model, reward_
     policy = load_policy(model, **HALF)
     assert weights_in_files(policy)
     assert not weights_in_files(load_reference(ppo(model), resolve(model), policy))
-    assert weights_in_files(load_reward_model(reward_model, load_tokenizer(model), **HALF))
-    assert not weights_in_files(load_model_reward(reward_model, micro_batch=MicroBatch(2), **HALF).model)
+    folder = reward_model.removeprefix("model:")
+    assert weights_in_files(load_reward_model(folder, load_tokenizer(folder), **HALF))
+    assert not weights_in_files(load_model_reward(folder, micro_batch=MicroBatch(2), **HALF).model)
 
 
 def assert_reference_is_policy(reference, policy):
@@ -106,17 +95,17 @@ def test_a_divided_reference_on_a_gpu_is_where_the_policy_starts(model, monkeypa
 
 def test_reward_models_that_wait_for_a_gpu_are_stored_as_it_has_them(reward_model):
     for stored in (torch.float32, torch.bfloat16):
-        loaded = load_rewards(
-            [f"model:{reward_model}"], RewardOptions(), micro_batch=MicroBatch(2), stored=stored, **HALF
-        )
+        loaded = load_rewards([reward_model], RewardOptions(), micro_batch=MicroBatch(2), stored=stored, **HALF)
         model = loaded.rewards[0].function.model
         assert model.classifier.get_input_embeddings().weight.dtype == stored
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
 def test_a_reward_in_half_precision_gives_the_same_scores(tmp_path, architecture):
-    make_tiny_model(architecture, tmp_path / "base", hidden_size=32, num_layers=2)
-    folder, tokenizer = scorer(str(tmp_path / "base"), tmp_path / "m")
+    base, folder = str(tmp_path / "base"), str(tmp_path / "m")
+    make_tiny_model(architecture, base, hidden_size=32, num_layers=2)
+    tokenizer = load_tokenizer(base)
+    save_reward_model(load_reward_model(base, tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
     whole = load_reward_model(folder, tokenizer, **HALF)
     reward = load_model_reward(folder, micro_batch=MicroBatch(2), **HALF)
     dtypes = {name: p.dtype for name, p in reward.model.classifier.named_parameters()}

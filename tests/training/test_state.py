@@ -1,17 +1,27 @@
 """A learner's state in memory: a run resumes from it bit for bit, and every part of it is needed for that."""
 
 import copy
-import math
 
 import pytest
 import torch
 
 from cases import often
-from heedful import A2CConfig, DPOConfig, GRPOConfig, KTOConfig, OnlineDPOConfig, PPOConfig, RewardConfig, SFTConfig
+from heedful import (
+    A2CConfig,
+    CheckpointError,
+    DPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    OnlineDPOConfig,
+    PPOConfig,
+    RewardConfig,
+    SFTConfig,
+)
 from heedful.algorithms.online.start import start
 from heedful.training.state import load_trained_weights, trained_weights
 from jsonl import timeless
 from trainers import CONFIGS, MODULES, begin, step_online
+from trees import differing
 
 BEFORE, AFTER = 2, 2
 UPDATES = {"minibatch_size": 4, "ppo_epochs": 2}
@@ -83,25 +93,6 @@ def go_on(learner, step, steps):
     return {"metrics": metrics, **copy.deepcopy(learner.state_dict())}
 
 
-def differing(a, b, path=""):
-    """Where two trees of tensors and plain values are not equal, bit for bit."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        missing = [f"{path}.{key}" for key in a.keys() ^ b.keys()]
-        return missing + [x for key in a.keys() & b.keys() for x in differing(a[key], b[key], f"{path}.{key}")]
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        return [x for i, (p, q) in enumerate(zip(a, b, strict=True)) for x in differing(p, q, f"{path}.{i}")]
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return [] if a.dtype == b.dtype and torch.equal(a, b) else [path]
-    is_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
-    return [] if is_nan or (type(a) is type(b) and a == b) else [path]
-
-
-def disturb():
-    """Other random numbers have been drawn since, as in another process."""
-    torch.manual_seed(99)
-    torch.rand(7)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_for_bit(started, kind):
@@ -113,7 +104,7 @@ def test_a_run_goes_on_bit_for_bit(started, kind):
     assert differing(at_start, state), "the steps change something"
     expected = go_on(learner, step, AFTER)
     again, its_step = started(kind)
-    disturb()
+    torch.manual_seed(99)  # other random numbers have been drawn since, as in another process
     again.load_state_dict(copy.deepcopy(state))
     assert differing(again.state_dict(), state) == []
     assert differing(go_on(again, its_step, AFTER), expected) == []
@@ -182,8 +173,7 @@ def test_a_state_stays_as_it_is_while_training_goes_on(started, kind):
     if kind == "everything":
         assert all(".lora_" in name for name in live["policy"])
         assert all(".lora_" in name or name.startswith("value_head") for name in live["critic"])
-    state = copy.deepcopy(live)
-    before = copy.deepcopy(live)
+    state, before = copy.deepcopy(live), copy.deepcopy(live)
     step()
     assert differing(live, before)
     assert differing(without_tensors(live), without_tensors(before)) == []
@@ -198,3 +188,20 @@ def test_weights_of_another_model_are_refused():
     small, large = torch.nn.Linear(2, 1), torch.nn.Sequential(torch.nn.Linear(2, 1))
     with pytest.raises(KeyError, match="the state has other weights"):
         load_trained_weights(large, trained_weights(small))
+
+
+def test_a_state_with_another_set_of_parts_is_refused_and_nothing_is_loaded(config, demonstrations, length):
+    parts = {"critic": {"critic": "separate"}, "average": {"ema_decay": 0.5}}
+    parts["ptx"] = {"ptx_coef": 0.5, "ptx_data": demonstrations, "minibatch_size": 4}
+
+    def learner_of(seed, **changes):
+        return start(config(eval_fraction=0.0, seed=seed, **changes), [length]).learner
+
+    plain = learner_of(1)
+    for name, changes in parts.items():
+        more = learner_of(0, **changes)
+        for one, other, has in ((more, plain, "the saved state"), (plain, more, "this run")):
+            before = copy.deepcopy(other.state_dict())
+            with pytest.raises(CheckpointError, match=rf"{has} has a {name} \(--.* resume with the same settings"):
+                other.load_state_dict(copy.deepcopy(one.state_dict()))
+            assert differing(other.state_dict(), before) == []

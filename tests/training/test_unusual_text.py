@@ -12,7 +12,7 @@ from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.data.chat import Renderer
-from heedful.models import load_reward_model, load_tokenizer, save_reward_model
+from heedful.models import load_tokenizer
 from heedful.models.shape import context_length
 from jsonl import timeless
 from trainers import step_online
@@ -45,27 +45,15 @@ def changed(tiny, tmp_path):
     return make
 
 
-@pytest.fixture
-def judge(tiny, tmp_path):
-    """A reward model."""
-    tokenizer = load_tokenizer(tiny("qwen3"))
-    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=0)
-    save_reward_model(model, tokenizer, tmp_path / "judge")
-    return f"model:{tmp_path / 'judge'}"
-
-
-# ------------------------------------------------------------------------------------------------ responses of nothing
-
-
 @pytest.mark.parametrize("name", often(["ppo", "a2c", "grpo", "separate", "online-dpo"], ["ppo", "online-dpo"]))
-def test_responses_that_are_empty(config, changed, judge, length, name):
+def test_responses_that_are_empty(config, changed, reward_model, length, name):
     """The first token ends every response: it alone is learned from and scored, and all numbers are finite."""
 
     def end_at_once(model, _tokenizer):
         model.generation_config.eos_token_id = list(range(model.config.vocab_size))
 
     kind, critic = (PPOConfig, {"critic": "separate"}) if name == "separate" else (KINDS[name], {})
-    settings = config(kind, model=changed("ends", end_at_once), rewards=(judge,), eval_fraction=0.0, **critic)
+    settings = config(kind, model=changed("ends", end_at_once), rewards=(reward_model,), eval_fraction=0.0, **critic)
     found, texts = steps(settings, [length])
     assert set(texts) == {""}
     for metrics in found:
@@ -77,7 +65,7 @@ def test_responses_that_are_empty(config, changed, judge, length, name):
 
 
 @pytest.mark.parametrize(("name", "token"), pairs_often(KINDS, [" ", "pad"], [("grpo", " "), ("ppo", "pad")]))
-def test_responses_of_white_space_or_padding(config, changed, judge, length, name, token):
+def test_responses_of_white_space_or_padding(config, changed, reward_model, length, name, token):
     """A policy that has collapsed to one token: every response is the same, and the advantages are 0, not NaN."""
 
     def only(model, tokenizer):
@@ -87,30 +75,23 @@ def test_responses_of_white_space_or_padding(config, changed, judge, length, nam
             model.transformer.ln_f.weight.zero_()
             model.transformer.ln_f.bias.fill_(5.0)
 
-    settings = config(KINDS[name], model=changed("only", only), rewards=(judge,), eval_fraction=0.0)
+    settings = config(KINDS[name], model=changed("only", only), rewards=(reward_model,), eval_fraction=0.0)
     found, texts = steps(settings, [length])
-    assert len(set(texts)) == 1
-    assert set(texts) == {" " * settings.max_new_tokens} if token == " " else True
+    assert set(texts) == {(" " if token == " " else "<|pad|>") * settings.max_new_tokens}
     for metrics in found:
         assert all(map(math.isfinite, metrics.values()))
         assert "optimizer/skipped_steps" not in metrics
 
 
-# -------------------------------------------------------------------------------------------------- lengths of prompts
-
-
 @pytest.mark.parametrize("name", often(KINDS, ["ppo"]))
-def test_prompts_of_one_token_and_of_all_the_context_that_is_left(config, write, tiny, length, name):
+def test_prompts_of_one_token_and_of_all_the_context_that_is_left(config, written, tiny, length, name):
     """The longest prompt and the longest response fill the context exactly."""
     model, new = tiny("gpt2"), 12
     renderer = Renderer(load_tokenizer(model))
     room = context_length(AutoModelForCausalLM.from_pretrained(model).config) - new
     texts = ["x", "x" * room]
-    lengths = [len(renderer.prompt_ids(text)) for text in texts]
-    extra = lengths[0] - 1
-    texts[1] = texts[1][extra:]
-    assert len(renderer.prompt_ids(texts[1])) == room
-    data = write("edges", [{"prompt": text} for text in texts])
+    assert [len(renderer.prompt_ids(text)) for text in texts] == [1, room]
+    data = written("edges.jsonl", [{"prompt": text} for text in texts])
     sizes = {"rollout_batch_size": 8, "samples_per_prompt": 4, "response_length": "fixed", "max_prompt_tokens": room}
     settings = config(KINDS[name], data=data, eval_fraction=0.0, steps=1, max_new_tokens=new, **sizes)
     found, _ = steps(settings, [length])
@@ -119,28 +100,19 @@ def test_prompts_of_one_token_and_of_all_the_context_that_is_left(config, write,
         assert metrics["rollout/response_length"] == new
 
 
-# ---------------------------------------------------------------------------------------------------- padding and EOS
-
-
 @pytest.mark.parametrize("name", often(KINDS, ["ppo"]))
-def test_padding_with_eos_changes_no_number(config, changed, length, name):
+def test_padding_with_eos_changes_no_number(config, tiny, changed, length, name):
     """Neither the policy's nor, as ids are never compared, what is learned; the end of a response is learned too."""
 
     def pad_is_eos(_model, tokenizer):
         tokenizer.pad_token = tokenizer.eos_token
 
-    def nothing(_model, _tokenizer):
-        pass
-
     found = []
-    for folder, change in (("as", pad_is_eos), ("before", nothing)):
-        settings = config(KINDS[name], model=changed(folder, change), eval_fraction=0.0, steps=1)
-        metrics, texts = steps(settings, [length])
+    for model in (tiny("gpt2"), changed("as", pad_is_eos)):
+        metrics, texts = steps(config(KINDS[name], model=model, eval_fraction=0.0, steps=1), [length])
         found.append(([timeless(step) for step in metrics], texts))
     assert found[0] == found[1]
 
-
-# ---------------------------------------------------------------------------------------- the law of what was sampled
 
 LAWS = {
     "hotter": {"temperature": 2.0},
@@ -156,14 +128,7 @@ LAWS = {
 )
 def test_the_first_ratio_is_1_and_the_first_kl_0_however_it_was_sampled(config, length, law, name):
     """Log-probs are recomputed under the temperature, without the filters, which only a note can make good."""
-    options = {
-        "eval_fraction": 0.0,
-        "steps": 1,
-        "ppo_epochs": 1,
-        "minibatch_size": 8,
-        "kl_coef": 0.1,
-        "micro_batch_size": 3,
-    }
+    options = {"eval_fraction": 0.0, "steps": 1, "ppo_epochs": 1, "kl_coef": 0.1, "micro_batch_size": 3}
     settings = config(KINDS[name], **options, **LAWS[law])
     learner, about = start(settings, [length])[1::2]
     experience = make_experience(learner, rollout(learner, next(learner.prompts)))
@@ -176,9 +141,6 @@ def test_the_first_ratio_is_1_and_the_first_kl_0_however_it_was_sampled(config, 
     filters = law.startswith("top")
     assert any("off-policy" in note for note in about["notes"]) == filters
     assert metrics["rollout/sampler_mismatch"] < 1e-5, "what sampling saw, unfiltered, is what training sees"
-
-
-# ------------------------------------------------------------------------------------------------------- last windows
 
 
 @pytest.mark.parametrize("name", often(["ppo", "grpo", "online-dpo"], ["ppo"]))

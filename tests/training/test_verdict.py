@@ -9,23 +9,7 @@ import pytest
 import heedful
 from heedful import ConfigError, PPOConfig, SFTConfig, TrainingResult
 from heedful.training.verdict import FEWEST, Verdict, Yardstick, judge
-from jsonl import read_metrics, write_jsonl
-
-
-def prompts_of(path, count):
-    return write_jsonl(path, ({"prompt": f"{n} 加 {n % 7} 等于几?"} for n in range(count)))
-
-
-@pytest.fixture
-def run(config, tmp_path):
-    """``run(rewards, **changes)``: a short run of PPO with enough prompts held out."""
-
-    def train(rewards, output="run", **changes):
-        usual = {"data": prompts_of(tmp_path / "题.jsonl", 60), "eval_fraction": 0.5, "steps": 2, "max_new_tokens": 6}
-        settings = config(PPOConfig, **usual | changes, output=tmp_path / output)
-        return heedful.train_ppo(settings, rewards=rewards)
-
-    return train
+from jsonl import read_metrics
 
 
 def yardstick(prompts, metric="eval/score_mean", *, higher=True):
@@ -90,10 +74,13 @@ def test_a_response_without_a_score_counts_in_neither_evaluation():
     found = judge(yardstick([str(i) for i in range(12)]), before, after)
     assert (found.prompts, found.first, found.last) == (10, 0.0, 1.0)
     assert judge(yardstick(["a"]), [(0.0, 0.0)], [(1.0, 1.0)]) is None
+    assert Verdict.read({}) is None, "a summary without one"
 
 
-def test_a_run_has_it_as_data_and_it_is_that_of_its_evaluations(run):
-    done = run([lambda completion_ids, **_: [float(sum(ids) % 9) for ids in completion_ids]])
+def test_a_run_has_it_as_data_and_it_is_that_of_its_evaluations(config, written):
+    data = written("题.jsonl", [{"prompt": f"{n} 加 {n % 7} 等于几?"} for n in range(60)])
+    settings = config(data=data, eval_fraction=0.5, max_new_tokens=6)
+    done = heedful.train_ppo(settings, [lambda completion_ids, **_: [float(sum(ids) % 9) for ids in completion_ids]])
     found = done.verdict
     first, last = (done[f"{which}_evaluation"]["eval/score_mean"] for which in ("first", "last"))
     assert isinstance(found, heedful.Verdict)
@@ -124,17 +111,17 @@ def test_what_the_terminal_says_of_a_run_that_got_worse(heedful, tiny, written, 
     assert "heedful chat" not in outcome.out
 
 
-# ------------------------------------------------------------------------------------------------- callbacks that stop
+# Callbacks that stop
+
+
+def enough(step, metrics):
+    return heedful.STOP if step == 1 else None
 
 
 @pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
 def test_stop_ends_a_run_with_a_model_and_a_result(config, length, capsys, name):
     """The step that it ends is evaluated, though no evaluation is due."""
-
-    def enough(step, metrics):
-        return heedful.STOP if step == 1 else None
-
-    settings = config(PPOConfig, steps=5, eval_every=int(name == "on_evaluation"))
+    settings = config(steps=5, eval_every=int(name == "on_evaluation"))
     done = heedful.train_ppo(settings, rewards=[length], **{name: enough})
     assert isinstance(done, TrainingResult)
     assert (done["steps"], done["stopped_early"], done["stopped_by"]) == (1, True, f"{name} (enough)")
@@ -144,13 +131,10 @@ def test_stop_ends_a_run_with_a_model_and_a_result(config, length, capsys, name)
 
 
 def test_stop_ends_trainers_on_data_and_ppo_steps_too(tiny, length):
-    def enough(step, metrics):
-        return heedful.STOP if step == 1 else None
-
+    assert repr(heedful.STOP) == "heedful.STOP"
     rows = [{"prompt": f"{n} 加 1?", "completion": "好的。"} for n in range(20)]
-    done = heedful.train_sft(
-        SFTConfig(max_steps=5, batch_size=4, eval_fraction=0, device="cpu"), model=tiny(), data=rows, on_step=enough
-    )
+    settings = SFTConfig(max_steps=5, batch_size=4, eval_fraction=0, device="cpu")
+    done = heedful.train_sft(settings, model=tiny(), data=rows, on_step=enough)
     assert (done["steps"], done["stopped_by"]) == (1, "on_step (enough)")
     policy = heedful.Policy.from_pretrained(tiny(), device="cpu")
     settings = PPOConfig(steps=5, rollout_batch_size=4, minibatch_size=4, max_new_tokens=4)
@@ -162,16 +146,6 @@ def test_stop_ends_trainers_on_data_and_ppo_steps_too(tiny, length):
 
 
 def test_what_is_not_stop_is_refused(config, length):
-    def enough(step, metrics):
-        return True
-
-    said = (
-        r"^on_evaluation \(enough\) returned True at step 0; return heedful\.STOP to end the run after this step, else"
-    )
+    said = r"^on_evaluation \(<lambda>\) returned True at step 0; return heedful\.STOP to end the run after this step"
     with pytest.raises(ConfigError, match=said):
-        heedful.train_ppo(config(PPOConfig, steps=2, eval_every=1), rewards=[length], on_evaluation=enough)
-
-
-def test_stop_reads_well():
-    assert repr(heedful.STOP) == "heedful.STOP"
-    assert Verdict.read({}) is None
+        heedful.train_ppo(config(steps=2, eval_every=1), rewards=[length], on_evaluation=lambda *_: True)

@@ -1,16 +1,16 @@
 """Which model is best/: not the one with the highest score at any price, but by the objective, or by a judge."""
 
-import json
 import shutil
 from dataclasses import replace
 
 import pytest
 
-from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_online_dpo
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, train_ppo
 from heedful.algorithms.online.evaluation import evaluate
-from heedful.algorithms.ppo import train_ppo
 from heedful.configs.online import OnlineConfig
 from heedful.core import ScoreNorm
+from jsonl import read_metrics
+from trainers import TRAIN
 
 JUDGE = """
 def brief(completions):
@@ -53,29 +53,20 @@ def test_the_objective_by_hand(make_learner, config, name):
 
 
 def evaluations(run):
-    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return {line["step"]: line for line in lines if "eval/kl" in line}
+    return {line["step"]: line for line in read_metrics(run, having="eval/kl")}
 
 
 def highest(found, metric):
     return max(found, key=lambda step: (found[step][metric], -step))
 
 
-RUN = {
-    "steps": 6,
-    "eval_every": 1,
-    "save_every": 1,
-    "save_total_limit": 0,
-    "learning_rate": 5e-3,
-    "lr_schedule": "constant",
-    "kl_coef": 2.0,
-}
+RUN = {"steps": 6, "eval_every": 1, "save_total_limit": 0, "learning_rate": 5e-3, "lr_schedule": "constant"}
 
 
 @pytest.mark.exhaustive
 def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
     """The price of KL, which is high here, puts another model first than the score does."""
-    settings = config(**RUN, response_length="fixed")
+    settings = config(**RUN, save_every=1, kl_coef=2.0, response_length="fixed")
     summary = train_ppo(settings, rewards=[length])
     found = evaluations(settings.output)
     best = highest(found, "eval/objective")
@@ -90,12 +81,10 @@ def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length)
 @pytest.mark.parametrize("kind", [PPOConfig, OnlineDPOConfig])
 def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
     """By --selection-rewards the model is best that the judge likes most; what is learned stays, bit for bit."""
-    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
-    run = {name: value for name, value in RUN.items() if kind is PPOConfig or name != "kl_coef"} | {"save_every": 0}
-    judged = config(kind, **run, selection_rewards=(judge,))
-    plain = config(kind, **run, output=judged.output.parent / "plain")
-    summary = train(judged, rewards=[length])
-    train(plain, rewards=[length])
+    judged = config(kind, **RUN, selection_rewards=(judge,))
+    plain = config(kind, **RUN, output=judged.output.with_name("plain"))
+    summary = TRAIN[kind](judged, rewards=[length])
+    TRAIN[kind](plain, rewards=[length])
     found = evaluations(judged.output)
     best = highest(found, "eval/judge_mean")
     assert summary["best"] == {"step": best, "eval/judge_mean": found[best]["eval/judge_mean"]}
@@ -106,18 +95,15 @@ def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
 
 
 def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config, length, judge, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: a reward used in training"
-    ):
+    with pytest.raises(ConfigError, match=r"^--selection-rewards rule:digits is one of --rewards: a reward used in"):
         config(rewards=("rule:digits", "rule:json"), selection_rewards=(judge, "rule:digits"))
-    with pytest.raises(
-        ConfigError, match=r"^--selection-rewards judges held-out responses, .* set --eval-fraction or --eval-data"
+    for judges, changes, said in (
+        (judge, {"eval_fraction": 0.0}, " judges held-out responses, .* set --eval-fraction or --eval-data"),
+        ("digits", {}, ": 'digits' is not a reward; use model:PATH"),
+        (judge.replace(":brief", ":long"), {}, ": .* has no function 'long'"),
     ):
-        train_ppo(config(selection_rewards=(judge,), eval_fraction=0.0), rewards=[length])
-    with pytest.raises(ConfigError, match=r"^--selection-rewards: 'digits' is not a reward; use model:PATH"):
-        train_ppo(config(selection_rewards=("digits",)), rewards=[length])
-    with pytest.raises(ConfigError, match=r"^--selection-rewards: .* has no function 'long'"):
-        train_ppo(config(selection_rewards=(judge.replace(":brief", ":long"),)), rewards=[length])
+        with pytest.raises(ConfigError, match=f"^--selection-rewards{said}"):
+            train_ppo(config(selection_rewards=(judges,), **changes), rewards=[length])
     assert not (tmp_path / "run").exists()
 
 

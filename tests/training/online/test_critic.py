@@ -11,7 +11,6 @@ from heedful.algorithms.online.critic import load_critic
 from heedful.algorithms.online.start import start
 from heedful.data.batches import collate
 from heedful.models import (
-    RewardModel,
     add_adapters,
     load_causal_lm,
     load_policy,
@@ -137,10 +136,8 @@ def test_what_cannot_be_the_critic_is_refused(from_reward, tiny, reward_folder, 
         train_ppo(from_reward(f"model:{tiny('deberta-v2')}"))
     other = reward_folder("gpt2")
     tokenizer = load_tokenizer(other)
-    vocabulary = tokenizer.get_vocab()
     tokenizer.add_tokens(["恭喜"])
     tokenizer.save_pretrained(tmp_path / "policy")
-    assert len(vocabulary) < len(tokenizer)
     policy = load_causal_lm(tiny("gpt2"))
     policy.resize_token_embeddings(len(tokenizer))
     policy.save_pretrained(tmp_path / "policy")
@@ -149,10 +146,10 @@ def test_what_cannot_be_the_critic_is_refused(from_reward, tiny, reward_folder, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_reward, reward_folder, write):
+def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_reward, reward_folder, written):
     """The reward model's template is not the policy's. Raw text goes through neither."""
     folder = Path(reward_folder("gpt2"))
-    chat = write("chat", [{"prompt": [{"role": "user", "content": f"第{i}问"}]} for i in range(8)])
+    chat = written("chat.jsonl", [{"prompt": [{"role": "user", "content": f"第{i}问"}]} for i in range(8)])
     start(from_reward(f"model:{folder}", data=chat), [])
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text(encoding="utf-8").replace("{% for", "Be kind.{% for", 1), encoding="utf-8")
@@ -162,13 +159,11 @@ def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_re
         start(from_reward(f"model:{folder}", data=chat), [])
 
 
-# -------------------------------------------------------------------------------------------------------- any critic
+# Any critic
 
 
-def test_a_separate_critic_starts_from_the_value_model_that_is_named(config, tmp_path):
-    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=128, seed=5)
-    other = str(tmp_path / "other")
-    for named, begin in ((other, other), (None, config().model)):
+def test_a_separate_critic_starts_from_the_value_model_that_is_named(config, another):
+    for named, begin in ((another, another), (None, config().model)):
         critic = critic_of(config(critic="separate", value_model=named))
         assert torch.equal(critic.state_dict()["trunk.wte.weight"], load_causal_lm(begin).transformer.wte.weight)
 
@@ -183,8 +178,8 @@ def test_dropout_is_off_in_training_mode_too(config, length, critic):
         torch.nn.init.normal_(module.value_head.weight) if module.value_head is not None else None
         module.train()
         first, second = (module(ids, attention_mask, response_mask) for _ in range(2))
-        for a, b in [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True):
-            assert a is b is None or torch.equal(a, b)
+        pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)
+        assert all(a is b is None or torch.equal(a, b) for a, b in pairs)
 
 
 @CRITICS
@@ -218,12 +213,3 @@ def test_while_the_critic_warms_up_the_policy_stays_bit_for_bit(config, length, 
     steps = [line for line in numbers(settings.output) if "loss/value" in line]
     assert ["loss/policy" in line for line in steps] == [False, True]
     assert steps[1]["reference/kl_coef"] == settings.kl_coef, "a policy that stands still does not steer it"
-
-
-def test_reward_models_read_as_many_responses_at_a_time_as_are_sampled(config, reward_folder, monkeypatch):
-    """They keep no activations, so the micro-batch of training does not bound them."""
-    read, right = [], RewardModel.forward
-    monkeypatch.setattr(RewardModel, "forward", lambda model, rows: read.append(len(rows)) or right(model, rows))
-    sizes = {"rollout_batch_size": 4, "minibatch_size": 4, "micro_batch_size": 1, "rollout_micro_batch_size": 3}
-    train_ppo(config(rewards=(f"model:{reward_folder('qwen3')}",), steps=1, max_new_tokens=8, **sizes))
-    assert max(read) == 3

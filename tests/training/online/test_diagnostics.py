@@ -86,7 +86,7 @@ def test_returns_that_differ_only_by_rounding_have_no_explained_variance(spread,
     assert ("value/explained_variance" in found) is is_there
 
 
-def test_a_loss_without_a_ratio_has_none_of_them():
+def test_a_loss_without_a_ratio_says_nothing_of_ratios():
     _, metrics = core.a2c_policy_loss(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
     assert metrics.keys() == {"loss/policy"}
     assert with_effective_frac({"loss/policy": 1.0}) == {"loss/policy": 1.0}
@@ -102,18 +102,8 @@ def test_a_ratio_too_large_for_a_square_is_still_a_number():
     assert all(bool(value.isfinite()) for value in found.values())
 
 
-def test_maxima_are_kept_and_not_divided():
-    sums = MetricSums()
-    for ratio, loss in ((1.5, 1.0), (3.0, 2.0), (2.0, 3.0)):
-        sums.add({"policy/ratio_max": torch.tensor(ratio), "loss/policy": torch.tensor(loss)})
-    assert sums.means(3) == {"policy/ratio_max": 3.0, "loss/policy": 2.0}
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_ratios_of_micro_batches_are_those_of_all_at_once(
-    config, make_learner, experience_of, moved, gradient, level
-):
-    """By their definition."""
+def test_ratios_of_micro_batches_are_those_of_all_at_once(config, make_learner, experience_of, moved, gradient, level):
     learner = make_learner(config(PPOConfig, importance_level=level))
     experience = moved(experience_of(learner))
     found = with_effective_frac(gradient(learner, experience, micro_batch_size=3)[1])

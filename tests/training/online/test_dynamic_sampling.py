@@ -198,21 +198,18 @@ def test_it_is_refused_where_no_group_is_compared(config):
             config(kind, dynamic_sampling_rounds=2, **changes)
 
 
-# What is put together from several rounds: means, shares, notes and counts are those of all of it
-
-
 def test_a_group_with_a_response_that_failed_takes_no_place(begin):
     """And gives up its own, however few of the batch may fail; the other groups of its round are taken."""
     mixed = (*HALF_FAILED, *DIFFERENT, *DIFFERENT)
-    drawn = first_batch(begin(ByCall(TIED, mixed), dynamic_sampling_rounds=1, max_failed_rewards=0.9))
-    assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(2 / 3)
-    assert drawn.reward_scores.failed == ()
-    drawn = first_batch(begin(ByCall(mixed, DIFFERENT), dynamic_sampling_rounds=1, max_failed_rewards=0.9))
-    assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(1 / 3)
-    assert drawn.reward_scores.failed == ()
-    drawn = first_batch(begin(ByCall(mixed, HALF_FAILED), dynamic_sampling_rounds=1, max_failed_rewards=0.9))
-    assert drawn.metrics["rollout/unfilled_frac"] == pytest.approx(1 / 3)
-    assert drawn.reward_scores.failed == (0, 1)
+    for first, second, refilled, unfilled, failed in (
+        (TIED, mixed, 2 / 3, 1 / 3, ()),
+        (mixed, DIFFERENT, 1 / 3, 0, ()),
+        (mixed, HALF_FAILED, 0, 1 / 3, (0, 1)),
+    ):
+        drawn = first_batch(begin(ByCall(first, second), dynamic_sampling_rounds=1, max_failed_rewards=0.9))
+        assert drawn.metrics["rollout/refilled_frac"] == pytest.approx(refilled)
+        assert drawn.metrics["rollout/unfilled_frac"] == pytest.approx(unfilled)
+        assert drawn.reward_scores.failed == failed
 
 
 def test_what_rounds_cost_is_counted_though_they_filled_no_place(config, capsys):

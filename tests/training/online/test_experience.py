@@ -74,9 +74,6 @@ def test_experience_is_that_of_the_formulas(config, make_learner, experience_of,
     assert experience.metrics["reward/score_mean"] == pytest.approx(sum(experience.scores) / 8)
 
 
-# ------------------------------------------------------------------------------------------------------ response level
-
-
 def test_a_response_is_one_action(config, make_learner, experience_of):
     """Advantage: score - kl_coef * KL - V(prompt), whitened over the responses. The value's target: all but the V.
 
@@ -103,9 +100,6 @@ def test_a_response_is_one_action(config, make_learner, experience_of):
     torch.testing.assert_close(whitened, expected, rtol=1e-6, atol=1e-6)
 
 
-# ----------------------------------------------------------------------------------------------------------------- KL
-
-
 def test_a_penalty_in_the_loss_is_not_in_the_reward_and_is_told(config, make_learner, experience_of, gradient):
     learner = make_learner(config(kl_in="loss", kl_kind="k3", gae_lambda=1.0, kl_coef=0.25), noise=0.05)
     e = experience_of(learner)
@@ -113,9 +107,6 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward_and_is_told(config, make_lea
     d = (e.old_logprobs - e.ref_logprobs)[e.batch.response_mask]
     _, metrics, _ = gradient(learner, e)
     assert metrics["loss/kl"] == pytest.approx(0.25 * float(((-d).exp() - 1 + d).mean()), rel=1e-9)
-
-
-# -------------------------------------------------------------------------------------------------------------- scores
 
 
 def test_penalties_come_off_the_score_before_groups_are_compared(config, make_learner, experience_of):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import often, pairs_often
+from cases import pairs_often, tuples_often
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_online_dpo, train_ppo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.ppo import make_experience
@@ -17,14 +17,16 @@ KINDS = {
     "a2c": (A2CConfig, {"minibatch_size": 8}),
     "grpo, one update": (GRPOConfig, {"ppo_epochs": 1}),
     "cispo": (GRPOConfig, {"policy_loss": "cispo"}),
-}
-WHOLE = {
     "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "kl_coef": 0.0}),
     "response-level": (PPOConfig, {"importance_level": "sequence"}),
 }
-FILTER = {"top_p": 0.5, "temperature": 0.5}
 IMPORTANCE = ["token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
-OFTEN = [("ppo", "token-mask"), ("grpo, one update", "sequence-truncate")]
+WEIGHED = [
+    (kind, importance)
+    for kind, (_, changes) in KINDS.items()
+    for importance in (IMPORTANCE[2:] if "importance_level" in changes else IMPORTANCE)
+]
+OFTEN = [("ppo", "token-mask"), ("grpo, one update", "sequence-truncate"), ("gspo", "sequence-truncate")]
 
 
 def logits_of(learner, rollouts):
@@ -58,7 +60,7 @@ def test_the_recorded_log_probs_are_those_of_what_was_drawn_from(config, make_le
     torch.testing.assert_close(ratio[mask], mass[mask], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "importance"), pairs_often(KINDS, IMPORTANCE, OFTEN))
+@pytest.mark.parametrize(("kind", "importance"), tuples_often(WEIGHED, OFTEN))
 def test_advantages_are_weighed(config, make_learner, experience_of, reading_first, kind, importance):
     """With the weights of core, after whitening; nothing else of the experience changes."""
     config_class, changes = KINDS[kind]
@@ -66,7 +68,7 @@ def test_advantages_are_weighed(config, make_learner, experience_of, reading_fir
 
     def learner_with(kind, **options):
         torch.manual_seed(0)  # of the value head
-        return make_learner(config(kind, **(changes | FILTER | options)), noise=0.02)
+        return make_learner(config(kind, **changes, **options, top_p=0.5, temperature=0.5), noise=0.02)
 
     plain = learner_with(reading_first(config_class))
     asked = [p for p in plain.prompts.prompts for _ in range(plain.config.samples_per_prompt)]
@@ -90,16 +92,6 @@ def test_advantages_are_weighed(config, make_learner, experience_of, reading_fir
     assert 0 < weighed.metrics["importance/effective_frac"] <= 1
     assert weighed.metrics["rollout/kept_mass"] == pytest.approx(plain.metrics["rollout/kept_mass"])
     assert 0.5 <= weighed.metrics["rollout/kept_mass"] < 1
-
-
-@pytest.mark.parametrize("kind", often(WHOLE, ["gspo"]))
-def test_whole_responses_are_weighed_as_one_action(config, make_learner, experience_of, kind):
-    config_class, changes = WHOLE[kind]
-    learner = make_learner(config(config_class, **(changes | FILTER), importance="sequence-truncate"))
-    experience = experience_of(learner)
-    assert 0 < experience.metrics["importance/weight_mean"] < 1
-    with pytest.raises(ConfigError, match="use --importance sequence-truncate"):
-        config(config_class, **(changes | FILTER), importance="token-truncate")
 
 
 def test_if_the_sampler_is_the_policy_the_weights_are_1(config, make_learner, experience_of):
@@ -140,6 +132,7 @@ def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalis
     [
         ({"importance_high": 3.0}, "--importance-high 3.0 needs --importance; it is off"),
         ({"importance_normalise": True}, "--importance-normalise True needs --importance; it is off"),
+        ({"importance": "token-truncate", "importance_level": "sequence"}, "use --importance sequence-truncate"),
         (
             {"importance": "token-truncate", "importance_low": 0.5},
             "--importance-low 0.5 masks tokens, but --importance token-truncate only truncates weights",

@@ -3,11 +3,9 @@
 import zlib
 
 import pytest
-import torch
 
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_ppo
 from heedful.apps.demo.judge import gold_judge
-from heedful.cli.main import main
 from heedful.rewards import judge
 from jsonl import read_metrics
 from trainers import TRAIN
@@ -16,9 +14,7 @@ FAULTS = {"rate_limited": 0.03, "failing": 0.005, "html": 0.005, "garbage": 0.03
 JUDGED = {"reward_retry_minutes": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -67,41 +63,34 @@ def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(settings, chat
     assert all("reward/failed_frac" not in line for line in metrics)
 
 
-def command(settings, *more):
-    words = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    return ["ppo", *words, *more]
-
-
 @pytest.mark.exhaustive
-def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, tmp_path, capsys):
+def test_a_judge_that_dies_stops_a_run_that_then_goes_on(heedful, settings, chat_server, tmp_path):
     """Exit status 4, everything saved; the same command goes on, to the same weights, bit for bit."""
     settings |= {"steps": 4}
     train_ppo(PPOConfig(**settings | {"output": tmp_path / "whole"}, **JUDGED, rewards=(chat_server.judge,)))
-    first_steps = judged(tmp_path / "whole")
-    flags = ("--rewards", chat_server.judge, "--reward-retry-minutes", "0.002")
-    before_the_second = chat_server.seen()["requests"] - sum(int(step["judge/requests"]) for step in first_steps[1:])
-    chat_server.faults(dies_after=before_the_second + 10)
-    assert main(command(settings, *flags)) == 4
-    said = capsys.readouterr().err
-    assert f"reward {chat_server.judge} gave no verdicts: status 503: 'gone'" in said
-    assert "resumes from" in said
+    later = sum(int(step["judge/requests"]) for step in judged(tmp_path / "whole")[1:])
+    chat_server.faults(dies_after=chat_server.seen()["requests"] - later + 10)
+    settings |= {"rewards": chat_server.judge, "reward_retry_minutes": 0.002}
+    done = heedful("ppo", **settings)
+    assert done.status == 4
+    assert f"reward {chat_server.judge} gave no verdicts: status 503: 'gone'" in done.err
+    assert "resumes from" in done.err
     assert not (tmp_path / "run" / "final").exists()
     chat_server.faults()
-    assert main(command(settings, *flags)) == 0
+    assert heedful("ppo", **settings).status == 0
     assert left(tmp_path / "run") == left(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     ("answered", "when"), [pytest.param(20, "step 0", marks=pytest.mark.exhaustive), (80, "step 1")]
 )
-def test_a_judge_that_dies_before_the_first_whole_step(settings, chat_server, tmp_path, capsys, answered, when):
+def test_a_judge_that_dies_before_the_first_whole_step(heedful, settings, chat_server, tmp_path, answered, when):
     """In the evaluation before it, and in it: exit status 4 as later, and the folder is as it was."""
-    flags = ("--rewards", chat_server.judge, "--reward-retry-minutes", "0")
     chat_server.faults(dies_after=answered)
-    assert main(command(settings, *flags)) == 4
-    said = capsys.readouterr().err
-    assert "gave no verdicts: status 503: 'gone'" in said
-    assert ("step 0: " in said) == (when == "step 1")  # which is evaluated before the first step
+    done = heedful("ppo", **settings, rewards=chat_server.judge, reward_retry_minutes=0)
+    assert done.status == 4
+    assert "gave no verdicts: status 503: 'gone'" in done.err
+    assert ("step 0: " in done.err) == (when == "step 1")  # which is evaluated before the first step
     assert not (tmp_path / "run").exists()
 
 
@@ -152,6 +141,7 @@ def test_comparing_modes_give_the_places_of_the_judges_scores(settings, chat_ser
     assert found == weights
     assert lines == metrics
     requests = [step["judge/requests"] for step in judged(tmp_path / "run")]
+    assert len(requests) == 2
     assert all(0 < count <= 6 * (1 if changes["judge_mode"] == "ranking" else size * (size - 1)) for count in requests)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cases import often
-from heedful import A2CConfig, GRPOConfig, PPOConfig, core
-from heedful.algorithms.ppo import train_ppo
+from heedful import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig, core, train_ppo
+from trainers import TRAIN
 
 LONG_A2C = {"steps": 24, "minibatch_size": 64, "learning_rate": 1e-2, "ppo_epochs": 1}
 LEARNERS = {
@@ -21,6 +21,7 @@ LEARNERS = {
     "rloo": (GRPOConfig, {"advantage": "rloo", "importance_level": "sequence", "kl_in": "reward"}),
     "gspo": (GRPOConfig, {"importance_level": "sequence-mean", "clip_range": 0.02}),
     "reinforce": (GRPOConfig, {"advantage": "reinforce", "importance_level": "sequence", "kl_in": "reward"}),
+    "online-dpo": (OnlineDPOConfig, {"steps": 24, "minibatch_size": 16, "max_new_tokens": 8, "learning_rate": 5e-3}),
 }
 
 
@@ -29,15 +30,10 @@ def settings(config):
     """``settings(Config, **changes)`` of a run that learns a share of a letter."""
 
     def make(kind=PPOConfig, **changes):
-        run = {
-            "steps": 40,
-            "learning_rate": 2e-3,
-            "lr_schedule": "constant",
-            "kl_coef": 0.0,
-            "response_length": "fixed",
-        }
+        run = {"steps": 40, "learning_rate": 2e-3, "lr_schedule": "constant", "response_length": "fixed"}
         run |= {"rollout_batch_size": 64, "samples_per_prompt": 8, "minibatch_size": 32, "micro_batch_size": 32}
-        own = {"ppo_epochs": 2} if kind is GRPOConfig else {"value_learning_rate": 1e-2}
+        run |= {} if kind is OnlineDPOConfig else {"kl_coef": 0.0}
+        own = {GRPOConfig: {"ppo_epochs": 2}, OnlineDPOConfig: {}}.get(kind, {"value_learning_rate": 1e-2})
         return config(kind, **(run | own | changes))
 
     return make
@@ -51,7 +47,7 @@ def gain(summary):
 @pytest.mark.parametrize("name", often(LEARNERS, ["ppo"]))
 def test_raises_the_share_of_a_letter(settings, share_of_a, name):
     kind, changes = LEARNERS[name]
-    assert gain(train_ppo(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
+    assert gain(TRAIN[kind](settings(kind, **changes), rewards=[share_of_a])) >= 0.3
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])

@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import often
-from heedful import (
-    A2CConfig,
-    ConfigError,
-    GRPOConfig,
-    OnlineDPOConfig,
-    PPOConfig,
-    core,
-    make_tiny_model,
-    train_ppo,
-)
+from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, core, make_tiny_model, train_ppo
 from heedful.algorithms import online_dpo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
@@ -28,7 +19,7 @@ from heedful.algorithms.online.update import shuffled
 from heedful.algorithms.ppo import learn, make_experience
 from heedful.core import ScoreNorm
 from jsonl import read_jsonl, read_metrics
-from trainers import TRAIN
+from trainers import TRAIN, varied
 
 
 def lines(run):
@@ -165,11 +156,6 @@ def apart(tmp_path_factory):
     for name, scale in (("policy", 0.02), ("reference", 0.2)):
         make_tiny_model("gpt2", root / name, hidden_size=16, num_layers=1, max_length=128, initializer_range=scale)
     return {name: str(root / name) for name in ("policy", "reference")}
-
-
-def varied(completions, **_):
-    """A number that hardly two responses share."""
-    return [float(sum(map(ord, completion)) % 101) for completion in completions]
 
 
 @pytest.mark.parametrize("name", often(ONE_UPDATE, ["ppo", "grpo"]))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradients import distance, flat_gradient
 from heedful import core
 from heedful.algorithms.online.policy_losses import objective_loss
 from heedful.data.batches import Batch
@@ -87,7 +88,7 @@ CHANGES = {
 
 
 def test_the_gradient_is_that_of_the_formula_whatever_micro_batches_and_padding(
-    variant, variant_name, make_learner, experience_of, moved, gradient, flat_gradient, distance
+    variant, variant_name, make_learner, experience_of, moved, gradient
 ):
     """At a temperature; and before the policy has moved the ratio is 1."""
     settings = variant(temperature=0.7, micro_batch_size=3)

@@ -13,6 +13,7 @@ from heedful.algorithms.online.provenance import ONLY_MEASURED
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from jsonl import timeless
+from trainers import varied
 
 SEPARATE = {"critic": "separate", "ppo_epochs": 1}
 ONE_UPDATE = {
@@ -38,11 +39,6 @@ MORE = {
     "a critic that warms up": (PPOConfig, SEPARATE | {"kl_coef": 0.0, "critic_warmup_steps": 1}),
     "online DPO in two epochs": (OnlineDPOConfig, {"ppo_epochs": 2}),
 }
-
-
-def varied(completions, **_):
-    """A number that hardly two responses share."""
-    return [float(sum(map(ord, completion)) % 101) for completion in completions]
 
 
 def trained(settings, passes):
@@ -77,11 +73,11 @@ def settings(config):
 OFTEN = ["kl-target", "separate critic, KL in the loss", "online DPO, not every response in a pair"]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", often(ONE_UPDATE, OFTEN))
 def test_weights_are_those_of_a_pass_of_its_own_bit_for_bit(settings, passes, reading_first, case):
     """In float32 on one thread: where one micro-batch holds all rows, the two passes see the same products."""
     kind, changes = ONE_UPDATE[case]
-    torch.set_num_threads(1)
     once = trained(settings(kind, **changes), passes)
     twice = trained(settings(reading_first(kind), **changes), passes)
     assert torch.equal(once[0], twice[0])

@@ -1,26 +1,16 @@
-"""Online DPO: pairs of the policy's own responses, the loss of DPO on them, and that it learns."""
-
-import json
+"""Online DPO: pairs of the policy's own responses, and the loss of DPO on them."""
 
 import pytest
 import torch
 
 from cases import often
-from heedful import ConfigError, OnlineDPOConfig, core, train_online_dpo
+from gradients import distance, flat_gradient
+from heedful import ConfigError, OnlineDPOConfig, core
 from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online_dpo import backward_minibatch, best_and_worst, make_experience
-from heedful.models import load_causal_lm
-
-
-def varied(completions, **_):
-    """A number that hardly two responses share."""
-    return [float(sum(map(ord, completion)) % 101) for completion in completions]
-
-
-def nothing(completions, **_):
-    return [0.0] * len(completions)
+from trainers import varied
 
 
 @pytest.fixture
@@ -67,7 +57,7 @@ def ready(config):
 
 
 @pytest.mark.parametrize("loss", often(["sigmoid", "ipo", "ipo-sum", "hinge"], ["ipo", "ipo-sum"]))
-def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, flat_gradient, distance, loss):
+def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
     """Whatever the micro-batches. IPO takes the mean over a response's tokens, as in its authors' runs; ipo-sum does not."""
     sizes = {"micro_batch_size": 1} if loss == "ipo" else {"micro_batch_size": 8, "micro_batch_tokens": 40}
     learner, experience = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, **sizes))
@@ -88,27 +78,6 @@ def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, flat_gradi
     value.backward()
     assert distance(ours, flat_gradient(learner.policy)) < 1e-10
     assert recorder.sums.means(1)["reward/margin"] == pytest.approx(float(expected["reward/margin"]), rel=1e-9)
-
-
-def test_responses_that_all_tie_teach_nothing_and_it_is_said(pairs_config, capsys):
-    settings = pairs_config(steps=3, eval_fraction=0.0)
-    summary = train_online_dpo(settings, rewards=[nothing])
-    assert summary["last_step"]["reward/tied_frac"] == 1
-    before, after = (load_causal_lm(str(f)).state_dict() for f in (settings.model, settings.output / "final"))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert "all responses to each prompt scored equally" in capsys.readouterr().err
-
-
-@pytest.mark.exhaustive
-def test_it_raises_the_share_of_a_letter(pairs_config, share_of_a, tmp_path):
-    sizes = {"rollout_batch_size": 64, "samples_per_prompt": 8, "minibatch_size": 16, "micro_batch_size": 32}
-    settings = pairs_config(**sizes, steps=24, learning_rate=5e-3, lr_schedule="constant", response_length="fixed")
-    summary = train_online_dpo(settings, rewards=[share_of_a])
-    first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
-    assert last - first >= 0.3
-    assert summary["algorithm"] == "online-dpo"
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
-    assert environment["command"] == "heedful online-dpo"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import pairs_often
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, make_tiny_model
 from heedful.algorithms.online.start import start
 from heedful.configs.settings import answering_command
@@ -123,14 +124,16 @@ def sums(completion_ids, **_):
 REWARDS = {"length": length, "dense": dense, "ties": ties, "sums": sums}
 
 
+TEMPORARY = tempfile.TemporaryDirectory()
+
+
 @cache
 def folder():
     """A tiny policy, a reference that differs from it, prompts and demonstrations."""
-    root = Path(tempfile.mkdtemp())
+    root = Path(TEMPORARY.name)
     for name, seed in (("policy", 0), ("reference", 1)):
-        make_tiny_model(
-            "gpt2", root / name, hidden_size=16, num_layers=1, max_length=64, initializer_range=0.2, seed=seed
-        )
+        sizes = {"hidden_size": 16, "num_layers": 1, "max_length": 64, "initializer_range": 0.2}
+        make_tiny_model("gpt2", root / name, **sizes, seed=seed)
     write_jsonl(root / "prompts.jsonl", [{"prompt": f"say {w}"} for w in ("ab", "cd", "ef", "gh", "苹果", "梨")])
     write_jsonl(root / "demonstrations.jsonl", [{"prompt": f"q{i}", "completion": f"answer {i}"} for i in range(8)])
     return root
@@ -146,7 +149,7 @@ def make(preset, settings):
     files = {
         "model": str(folder() / "policy"),
         "data": str(folder() / "prompts.jsonl"),
-        "output": folder() / "never-written",
+        "output": folder() / "unwritten",
     }
     common = {"steps": 2, "eval_fraction": 0.0, "rollout_batch_size": 6, "minibatch_size": 6, "max_new_tokens": 6}
     common |= files | {"learning_rate": 0.02, "lr_schedule": "constant", "dtype": "float32", "device": "cpu"}
@@ -156,14 +159,12 @@ def make(preset, settings):
         common["samples_per_prompt"] = 3
     chosen = common | own
     default = {f.name: f.default for f in dataclasses.fields(config_class)} | chosen
-    is_whole = default.get("importance_level") == "sequence"
+    level = default.get("importance_level")
     others = {
-        "importance_level": "sequence-mean" if is_whole else "sequence",
+        "importance_level": "sequence-mean" if level == "sequence" else "sequence",
         "whiten_advantages": not default.get("whiten_advantages"),
         "loss_reduction": "sequence" if default.get("loss_reduction") != "sequence" else "token",
-        "importance": "sequence-mask"
-        if is_whole or default.get("importance_level") == "sequence-mean"
-        else "token-mask",
+        "importance": "sequence-mask" if level in ("sequence", "sequence-mean") else "token-mask",
         "kl_in": "loss" if default.get("kl_in") == "reward" else "reward",
         "ptx_data": str(folder() / "demonstrations.jsonl"),
         "reference": str(folder() / "reference"),
@@ -205,12 +206,7 @@ def table():
     lines = [line for line in matrix.splitlines() if line.startswith("| ")]
     presets = [cell.strip() for cell in lines[0].split("|")[2:-1]]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[1:]]
-    return {
-        row[0].strip("`-"): dict(zip(presets, row[1:], strict=True)) for row in rows if len(row) == len(presets) + 1
-    }
-
-
-CELLS = [(preset, option) for option in OPTIONS for preset in PRESETS]
+    return {row[0].strip("`-"): dict(zip(presets, row[1:], strict=True)) for row in rows}
 
 
 EFFECTS = {"a reward per token", "target-entropy", "ptx-data", "kl-target"}
@@ -225,9 +221,7 @@ OFTEN |= {(preset, option) for preset, options in REFUSED.items() for option in 
 
 
 @pytest.mark.parametrize(
-    ("preset", "option"),
-    [pytest.param(*cell, marks=() if cell in OFTEN else pytest.mark.exhaustive) for cell in CELLS],
-    ids=lambda name: name.replace(" ", "_"),
+    ("preset", "option"), pairs_often(PRESETS, OPTIONS, OFTEN), ids=lambda name: name.replace(" ", "_")
 )
 def test_a_cell_of_the_page(preset, option):
     said, found = table()[option][preset], outcome(preset, option)
@@ -255,12 +249,8 @@ def write():
     """Write the page. Every cell must have an effect or be refused."""
 
     def flags(settings):
-        return "".join(
-            f" --{name.replace('_', '-')} {value:g}"
-            if isinstance(value, float)
-            else f" --{name.replace('_', '-')} {value}"
-            for name, value in settings.items()
-        )
+        texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
+        return "".join(f" --{name.replace('_', '-')} {text}" for name, text in texts.items())
 
     rows, reasons = [], {}
     for option in OPTIONS:

@@ -1,13 +1,11 @@
 """--max-prompt-tokens: longer prompts are refused, dropped or cut, and it is said."""
 
-import json
-
 import pytest
 
 from cases import often
-from heedful import ConfigError, DataError, Message, OnlineDPOConfig, PPOConfig, train_online_dpo
+from heedful import ConfigError, DataError, Message, OnlineDPOConfig, PPOConfig
 from heedful.algorithms.online.start import start
-from heedful.algorithms.ppo import train_ppo
+from trainers import TRAIN
 
 TALK = [{"role": "system", "content": "有礼"}, {"role": "user", "content": "old " * 30}]
 TALK += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
@@ -15,12 +13,12 @@ KINDS = pytest.mark.parametrize("kind", often([PPOConfig, OnlineDPOConfig], [PPO
 
 
 @pytest.fixture
-def long(config, write):
+def long(config, written):
     """``long(kind, **changes)``: settings with four short prompts and one conversation that is longer than the default."""
 
     def make(kind=PPOConfig, **changes):
-        data = write("长", [*({"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "苹果")), {"prompt": TALK}])
-        return config(kind, data=data, eval_fraction=0.0, **changes)
+        rows = [{"prompt": prompt} for prompt in ("say ab", "say cd", "say ef", "say 苹果", TALK)]
+        return config(kind, data=written("长.jsonl", rows), eval_fraction=0.0, **changes)
 
     return make
 
@@ -28,11 +26,12 @@ def long(config, write):
 @KINDS
 def test_a_prompt_over_the_limit_is_refused_and_named(long, kind, length):
     """Without the option it is what the response leaves of so small a context."""
-    with pytest.raises(
-        DataError, match=r"1 of 5 prompts are longer than 116 tokens: .*长.jsonl:5 \(\d+ tokens\)"
-    ) as error:
+    named, ways_out = (
+        r"长.jsonl:5 \(\d+ tokens\)",
+        "--too-long drop or --too-long truncate, or a model with a longer context",
+    )
+    with pytest.raises(DataError, match=f"1 of 5 prompts are longer than 116 tokens: .*{named}.*{ways_out}"):
         start(long(kind), [length])
-    assert "--too-long drop or --too-long truncate, or a model with a longer context" in str(error.value)
     with pytest.raises(DataError, match=r"1 of 5 prompts are longer than 32 tokens.* --max-prompt-tokens above 32"):
         start(long(kind, max_prompt_tokens=32), [length])
     assert not long().output.exists()
@@ -41,25 +40,22 @@ def test_a_prompt_over_the_limit_is_refused_and_named(long, kind, length):
 
 
 @KINDS
-def test_a_prompt_that_is_cut_is_counted_and_rewards_see_all_of_it(long, kind, tmp_path, capsys):
+def test_a_prompt_that_is_cut_is_counted_and_rewards_see_all_of_it(long, kind, capsys):
     seen = []
 
     def reward(prompts, completions, **_):
         seen.extend(prompts)
         return [float(len(str(completion))) for completion in completions]
 
-    train = train_online_dpo if kind is OnlineDPOConfig else train_ppo
     sizes = {"rollout_batch_size": 10, "minibatch_size": 10, "samples_per_prompt": 2, "steps": 1}
     settings = long(kind, too_long="truncate", max_prompt_tokens=32, **sizes)
     _, learner, _, _ = start(settings, [reward])
     kept = (Message(**TALK[0]), Message(**TALK[-1]))
     assert learner.prompts.prompts[-1].ids == learner.sampler.renderer.prompt_ids(kept)
-    summary = train(settings, rewards=[reward])
+    summary = TRAIN[kind](settings, rewards=[reward])
     assert summary["data"] == {"records": 5, "train": 5, "held_out": 0, "truncated": 1, "max_prompt_tokens": 32}
     assert "truncated 1, max prompt tokens 32" in " ".join(capsys.readouterr().err.split())
     assert TALK in seen
-    written = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert written["data"]["truncated"] == 1
 
 
 def test_one_that_cannot_be_cut_is_named(long, length):
@@ -68,7 +64,5 @@ def test_one_that_cannot_be_cut_is_named(long, length):
 
 
 def test_a_limit_that_leaves_no_room_for_a_response_is_refused(long, length):
-    with pytest.raises(
-        ConfigError, match="--max-prompt-tokens 117 and --max-new-tokens 12 together exceed the 128 tokens"
-    ):
+    with pytest.raises(ConfigError, match="--max-prompt-tokens 117 and --max-new-tokens 12 together exceed the 128"):
         start(long(max_prompt_tokens=117), [length])

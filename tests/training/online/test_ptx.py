@@ -1,12 +1,17 @@
 """PPO-ptx: the mixed-in loss is the mean log-likelihood of the records' tokens, and it keeps their likelihood up."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from gradients import distance, flat_gradient
 from heedful import ConfigError, DataError, train_ppo
 from heedful.algorithms.online import ptx
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.ppo import learn, make_experience
 from heedful.data.chat import Renderer
 from heedful.models import Policy, load_causal_lm, load_tokenizer
 from heedful.models.source import resolve
@@ -33,7 +38,7 @@ def mix_of(config):
 
 @pytest.mark.parametrize(("size", "tokens", "times"), [(3, None, 2), (4, 1, 4)])
 def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibatch(
-    settings, passes, flat_gradient, distance, size, tokens, times
+    settings, passes, size, tokens, times
 ):
     """By plain transformers on single rows, whatever the micro-batches."""
     config = settings(micro_batch_size=size, micro_batch_tokens=tokens, temperature=0.7)
@@ -84,16 +89,28 @@ def test_plain_text_will_do_and_is_written_down(settings, tmp_path, length):
     assert str(text) in json.loads((config.output / "environment.json").read_text(encoding="utf-8"))["data"]
 
 
-def test_columns_are_those_of_the_prompts_alone(settings, write, length):
-    questions = write("问", [{"q": f"问{i}"} for i in range(12)])
+def test_columns_are_those_of_the_prompts_alone(settings, written, length):
+    questions = written("问.jsonl", [{"q": f"问{i}"} for i in range(12)])
     summary = train_ppo(settings(data=questions, columns="prompt=q", steps=1), rewards=[length])
     assert summary["ptx"] == {"records": 5}
 
 
-def test_records_that_cannot_be_used_are_refused(settings, write, length):
+def test_records_that_cannot_be_used_are_refused(settings, written, length):
     few = r"learns 6 records of --ptx-data \(--minibatch-size\), which has 5 records. Set"
     with pytest.raises(ConfigError, match=few):
         train_ppo(settings(rollout_batch_size=6, minibatch_size=6), rewards=[length])
     with pytest.raises(DataError, match=r"坏\.jsonl:1"):
-        train_ppo(settings(ptx_data=write("坏", [{"prompt": "问"}])), rewards=[length])
+        train_ppo(settings(ptx_data=written("坏.jsonl", [{"prompt": "问"}])), rewards=[length])
     assert not settings().output.exists()
+
+
+def test_a_minibatch_that_is_discarded_uses_up_no_records(config, demonstrations, length):
+    """Those of --ptx-data come in their order, each learned from: with approx_kl_limit reached at the second minibatch."""
+    ptx = {"ptx_data": demonstrations, "ptx_coef": 0.5, "minibatch_size": 4, "eval_fraction": 0.0}
+    settings = config(learning_rate=0.1, ppo_epochs=4, **ptx)
+    for limit, records in ((None, 32), (1e-9, 4)):
+        learner = start(replace(settings, approx_kl_limit=limit), [length]).learner
+        done = learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics
+        assert 8 * done.get("policy/update_frac", 1) == records / 4, "four for each update that was made"
+        state = learner.ptx.order.state_dict()
+        assert 5 * state["epoch"] + state["cursor"] == records

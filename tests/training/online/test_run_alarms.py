@@ -1,14 +1,11 @@
-"""What ends an online run or is said about it: KL beyond a limit, alarms. And what a state must have."""
+"""What ends an online run or is said about it: KL beyond a limit, alarms."""
 
-import copy
 from dataclasses import replace
 
 import pytest
-import torch
 
 from cases import often
 from heedful import (
-    CheckpointError,
     ConfigError,
     GRPOConfig,
     OnlineDPOConfig,
@@ -18,9 +15,6 @@ from heedful import (
     train_ppo,
 )
 from heedful.algorithms.online.loop import alarms_of
-from heedful.algorithms.online.rollout import rollout
-from heedful.algorithms.online.start import start
-from heedful.algorithms.ppo import learn, make_experience
 from heedful.training.thresholds import STILL_STEPS
 from jsonl import read_jsonl, read_metrics
 from trainers import ONLINE
@@ -93,7 +87,7 @@ def test_stop_on_ends_a_run_with_a_checkpoint_from_which_it_resumes(config, caps
     assert done["alarms"] == [{"step": 3, "alarm": "scores-tied"}]
 
 
-def test_stop_on_ends_a_run_after_an_evaluation(config, tmp_path):
+def test_stop_on_ends_a_run_after_an_evaluation(config):
     """A judge that falls with every evaluation, while the reward rises with every call, is seen there."""
     calls = {"reward": 0, "judge": 0}
 
@@ -133,41 +127,3 @@ def test_a_run_that_was_killed_has_every_alarm_once(config, killed, tmp_path, ca
     assert [line["step"] for line in before] == [1, 3], "the second is after the checkpoint"
     train_ppo(cut, rewards=[tied])
     assert read_jsonl(cut.output / "alarms.jsonl") == read_jsonl(whole.output / "alarms.jsonl") == before
-
-
-# ---------------------------------------------------------------------------------------------- records and the state
-
-
-def test_a_minibatch_that_is_discarded_uses_up_no_records(config, demonstrations, length):
-    """Those of --ptx-data come in their order, each learned from: with approx_kl_limit reached at the second minibatch."""
-    ptx = {"ptx_data": demonstrations, "ptx_coef": 0.5, "minibatch_size": 4, "eval_fraction": 0.0}
-    settings = config(learning_rate=0.1, ppo_epochs=4, **ptx)
-    found = {}
-    for limit in (None, 1e-9):
-        learner = start(replace(settings, approx_kl_limit=limit), [length]).learner
-        done = learn(learner, make_experience(learner, rollout(learner, next(learner.prompts)))).metrics
-        state = learner.ptx.order.state_dict()
-        found[limit] = 5 * state["epoch"] + state["cursor"]
-        made = 8 * done.get("policy/update_frac", 1)
-        assert found[limit] == 4 * made, "four records for each update that was made"
-    assert found[1e-9] == 4
-    assert found[None] == 32
-
-
-def test_a_state_with_another_set_of_parts_is_refused_and_nothing_is_loaded(config, demonstrations, length):
-    parts = {"critic": {"critic": "separate"}, "average": {"ema_decay": 0.5}}
-    parts["ptx"] = {"ptx_coef": 0.5, "ptx_data": demonstrations, "minibatch_size": 4}
-
-    def begin(seed, **changes):
-        return start(config(eval_fraction=0.0, seed=seed, **changes), [length]).learner
-
-    plain = begin(1)
-    for name, changes in parts.items():
-        more = begin(0, **changes)
-        for one, other, has in ((more, plain, "the saved state"), (plain, more, "this run")):
-            before = copy.deepcopy(other.state_dict())
-            with pytest.raises(CheckpointError, match=rf"{has} has a {name} \(--.* resume with the same settings"):
-                other.load_state_dict(copy.deepcopy(one.state_dict()))
-            after = other.state_dict()
-            assert torch.equal(after["random"]["generator"], before["random"]["generator"])
-            assert all(torch.equal(after["policy"][key], before["policy"][key]) for key in before["policy"])

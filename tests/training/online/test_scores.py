@@ -1,16 +1,14 @@
-"""What training makes of scores: normalisation, clipping, dense scores, several rewards.
-
-The functions themselves are tested in tests/core/test_score_norm.py.
-"""
+"""What training makes of scores: normalisation, clipping, dense scores, several rewards, ties."""
 
 import pytest
-import torch
 
-from cases import often
-from heedful import ConfigError, GRPOConfig, PPOConfig, Reward, RewardError, train_grpo, train_ppo
+from cases import tuples_often
+from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, Reward, RewardError, train_ppo
 from heedful.core import ScoreNorm
 from heedful.models import load_causal_lm
 from jsonl import read_metrics
+from trainers import TRAIN
+from trees import differing
 
 SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
 
@@ -33,15 +31,8 @@ def weights(config):
     return load_causal_lm(str(config.output / "final")).state_dict()
 
 
-def differ(a, b):
-    return any(not torch.equal(a[name], b[name]) for name in a)
-
-
 def letters(completions, **_):
     return [float(sum(x.isalpha() for x in c)) for c in completions]
-
-
-# Clipping -------------------------------------------------------------------------------------------------------------
 
 
 def test_clipping_is_counted_and_reaches_training(config, make_learner, experience_of):
@@ -56,9 +47,6 @@ def test_clipping_is_counted_and_reaches_training(config, make_learner, experien
         assert found.returns[:, 0].tolist() == pytest.approx(shaped, abs=1e-6)
         assert found.metrics["reward/shaped_mean"] == pytest.approx(sum(shaped) / 4)
         assert {name: value for name, value in found.metrics.items() if "clip" in name} == counted
-
-
-# Dense scores ---------------------------------------------------------------------------------------------------------
 
 
 def early(completion_ids, **_):
@@ -83,9 +71,6 @@ def test_a_dense_reward_of_the_wrong_length_stops_before_anything_is_written(set
     assert not config.output.exists()
 
 
-# Several rewards ------------------------------------------------------------------------------------------------------
-
-
 def test_weights_and_combination_reach_training(settings, length):
     """Means of the rewards are their own, the score is the combined one, in the order in which strings and functions are
     given. They are written down, strings so that the file of settings repeats the run."""
@@ -99,7 +84,7 @@ def test_weights_and_combination_reach_training(settings, length):
     assert one["reward/score_mean"] == pytest.approx(2 * one["reward/length"] - one["reward/letters"])
     assert two["reward/score_mean"] == pytest.approx(two["reward/rule:digits"])
     assert two["reward/rule:digits"] < two["reward/letters"]
-    assert differ(weights(weighted), weights(smallest))
+    assert differing(weights(weighted), weights(smallest))
     assert summary["rewards"] == ["rule:digits", "length", "letters", "rule:digits#2"]
     saved = (weighted.output / "config.yaml").read_text(encoding="utf-8")
     assert "rewards:\n- rule:digits\n- rule:digits\n" in saved
@@ -111,18 +96,19 @@ def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, le
         train_ppo(config, rewards=[length, Reward("l", letters)])
 
 
-# A step in which nothing is learned -----------------------------------------------------------------------------------
+COMPARE = [(GRPOConfig, {"kl_coef": 0.0, "advantage": advantage}) for advantage in ("grpo", "dr_grpo", "rloo")]
+COMPARE += [(OnlineDPOConfig, {})]
 
 
-@pytest.mark.parametrize("advantage", often(["grpo", "dr_grpo", "rloo"], ["grpo"]))
-def test_steps_of_ties_are_told_once(settings, capfd, advantage):
+@pytest.mark.parametrize(("kind", "changes"), tuples_often(COMPARE, [COMPARE[0], COMPARE[-1]]))
+def test_steps_of_ties_teach_nothing_and_are_told_once(settings, capfd, kind, changes):
     """With a score that rounding could tell apart (0.1 is no binary number), three to a group."""
     sizes = {"samples_per_prompt": 3, "rollout_batch_size": 9, "minibatch_size": 9, "steps": 4, "eval_fraction": 0.0}
-    config = settings(GRPOConfig, advantage=advantage, kl_coef=0.0, **sizes)
-    train_grpo(config, rewards=[lambda completions, **_: [0.1] * len(completions)])
+    config = settings(kind, **changes, **sizes)
+    TRAIN[kind](config, rewards=[lambda completions, **_: [0.1] * len(completions)])
     assert [line["reward/tied_frac"] for line in lines(config)] == [1.0] * 4
     said = capfd.readouterr().err
     assert said.count("all responses to each prompt scored equally") == 1
     assert "step 3: scores-tied: all responses" in said
     assert "--samples-per-prompt or --temperature" in said
-    assert not differ(weights(config), load_causal_lm(config.model).state_dict())
+    assert differing(weights(config), load_causal_lm(config.model).state_dict()) == []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cases import often, pairs_often
+from gradients import distance, flat_gradient
 from heedful import GRPOConfig, PPOConfig, core
 from heedful.algorithms import ppo
 from heedful.algorithms.online import update
@@ -19,9 +20,7 @@ LEVELS = pytest.mark.parametrize("level", often(["token", "sequence"], ["token"]
 
 
 @pytest.mark.exhaustive
-def test_a_limit_of_tokens_does_not_change_the_gradient(
-    variant, make_learner, experience_of, moved, gradient, distance, passes
-):
+def test_a_limit_of_tokens_does_not_change_the_gradient(variant, make_learner, experience_of, moved, gradient, passes):
     """Nor what the losses hold constant; the limit holds for every pass of every model."""
     learner = make_learner(variant(micro_batch_size=16), noise=0.05)
     as_sampled = experience_of(learner)
@@ -47,9 +46,7 @@ def test_a_limit_of_tokens_does_not_change_the_gradient(
 
 
 @LEVELS
-def test_the_gradient_of_a_critic_of_its_own(
-    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, level
-):
+def test_the_gradient_of_a_critic_of_its_own(config, make_learner, experience_of, moved, gradient, level):
     """That of the value loss alone, whatever the micro-batch size."""
     learner = make_learner(config(critic="separate", importance_level=level), noise=0.05)
     experience = moved(experience_of(learner))
@@ -69,9 +66,7 @@ def test_the_gradient_of_a_critic_of_its_own(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_value_heads_gradient(
-    config, make_learner, experience_of, moved, flat_gradient, distance, monkeypatch, level
-):
+def test_a_value_heads_gradient(config, make_learner, experience_of, moved, monkeypatch, level):
     """That of the value loss of a pass through the whole policy, at each minibatch; the trunk has none."""
     learner = make_learner(config(importance_level=level, value_epochs=3), noise=0.05)
     e, found = moved(experience_of(learner)), []

@@ -1,6 +1,5 @@
-"""Ways to lose a run, or to go on as another, that were there once. See also test_output_folder.py and test_resume.py."""
+"""Ways to lose a run, or to go on as another. See also test_output_folder.py and test_resume.py."""
 
-import dataclasses
 import errno
 import fcntl
 import json
@@ -13,27 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig
-from heedful.algorithms import sft as sft_module
+from folders import contents
+from heedful import CheckpointError, ConfigError, DemoConfig, PPOConfig, SFTConfig, faults
 from heedful.apps.demo import folder as demo_folder
 from heedful.configs.parse import parse
 from heedful.configs.tools import TinyConfig
 from heedful.errors import Terminated
-from heedful.files import complete_or_absent
 from heedful.lock import FolderLock, is_locked
 from heedful.signals import Stops
-from heedful.training.checkpoints import check_space
 from heedful.training.output_folder import check_output
 from heedful.training.provenance import differences, saved_settings, settings_of
-from heedful.training.run_folder import RunFolder, cut_logs
+from heedful.training.run_folder import cut_logs
 from heedful.training.runs import state_of
 from jsonl import read_metrics
-
-
-def files(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_what_is_hidden_is_still_yaml_and_compared_with_the_run(sft, demonstrations, tmp_path, monkeypatch, killed):
@@ -109,25 +101,17 @@ def limits():
 
 @pytest.mark.usefixtures("limits")
 def test_files_that_the_system_refuses_are_no_traceback(heedful, tiny, demonstrations, tmp_path, monkeypatch):
-    """Fault D1 with the error of the library that writes: a checkpoint that is due ends no run, the last model does."""
-
-    def learn(*arguments, right=sft_module.learn, **options):
-        """No file may have more bytes once a step was made: what safetensors then raises is real."""
-        done = right(*arguments, **options)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-        return done
-
-    monkeypatch.setattr(sft_module, "learn", learn)
+    """With the error of the library that writes: a checkpoint that is due ends no run, the last model does."""
+    limit = resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY)  # what safetensors then raises is real
+    monkeypatch.setitem(faults.ACTIONS, "limit", lambda: resource.setrlimit(*limit))
+    faults.plan("step.learned:limit")
     done = heedful(
         "sft", model=tiny("gpt2"), data=demonstrations, output=tmp_path / "run", max_steps=2, batch_size=2, save_every=1,
         eval_fraction=0, device="cpu",
     )  # fmt: skip
     assert done.status == 3
-    path = tmp_path / "run" / "checkpoints" / "step-000001"
-    assert (
-        f"step 1: the checkpoint could not be written: [Errno 27] File too large: '{path}'; the run continues"
-        in done.err
-    )
+    said = f"[Errno 27] File too large: '{tmp_path / 'run' / 'checkpoints' / 'step-000001'}'; the run continues"
+    assert f"step 1: the checkpoint could not be written: {said}" in done.err
     assert "heedful: File too large" in done.err
     assert not list((tmp_path / "run").rglob(".*partial"))
 
@@ -149,36 +133,6 @@ def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
         os.umask(before)
     models = [*(run / "final").iterdir(), *run.rglob("*.safetensors")]  # safetensors' own are for their owner only
     assert {stat.S_IMODE(path.stat().st_mode) for path in models} == {0o640}, "as readable as other files"
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_what_a_run_has_on_the_disk_is_not_asked_for_again(tmp_path, monkeypatch):
-    """A run that found room when it began does not fail for it when it goes on."""
-    settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
-
-    class Learner:
-        weight = torch.nn.Parameter(torch.zeros(2_500_000_000, device="meta"))
-        optimizer = torch.optim.AdamW([weight])
-
-        def state_dict(self):
-            return {"weights": self.weight}
-
-    for folder in ("step-000001", "step-000002"):
-        with (tmp_path / "run" / "checkpoints" / folder / "weights").open("wb") as file:
-            file.truncate(40 * 10**9)  # sparse
-    aside = tmp_path / "run" / "checkpoints" / "step-000003-partial"
-    aside.mkdir()
-    with (aside / "weights").open("wb") as file:  # nothing replaces it, so it is no room for a checkpoint
-        file.truncate(80 * 10**9)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
-    check_space(settings, Learner())  # of 140 GB, 80 are there
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=50 * 10**9))
-    with pytest.raises(OSError, match=r"needs 140.1 GB"):
-        check_space(settings, Learner())
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
-    with pytest.raises(OSError, match=r"needs 140.1 GB"):
-        check_space(dataclasses.replace(settings, overwrite=True), Learner())
 
 
 def test_a_demo_that_runs_is_not_replaced(tmp_path):
@@ -210,13 +164,12 @@ def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
 def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.truncate(5)
-    before = files(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl is missing or shorter than at the checkpoint"):
-        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
-    assert files(tmp_path / "run") == before
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl is missing or shorter than at the checkpoint"):
-        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
+    for change in (lambda: None, (tmp_path / "run" / "metrics.jsonl").unlink):
+        change()
+        before = contents(tmp_path / "run")
+        with pytest.raises(CheckpointError, match=r"metrics.jsonl is missing or shorter than at the checkpoint"):
+            sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
+        assert contents(tmp_path / "run") == before
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -245,17 +198,18 @@ def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path, kille
 
 @pytest.mark.usefixtures("unfinished")
 def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path):
-    for name, content in (
-        ("environment.json", "{}"),
-        ("environment.json", "[1]"),
-        ("run.json", "{}"),
-        ("run.json", "[]"),
+    for name, content, said in (
+        ("environment.json", "{}", "has no versions"),
+        ("environment.json", "[1]", "holds a list"),
+        ("run.json", "{}", "has no run"),
+        ("run.json", "[]", "holds a list"),
     ):
-        (tmp_path / "run" / name).write_text(content)
-        with pytest.raises(
-            (CheckpointError, ConfigError), match=r"json: it has no (run|versions)|json: it holds a list"
-        ):
+        path = tmp_path / "run" / name
+        whole = path.read_text("utf-8")
+        path.write_text(content)
+        with pytest.raises((CheckpointError, ConfigError), match=rf"{name}: it {said}"):
             sft()
+        path.write_text(whole, encoding="utf-8")
 
 
 @pytest.mark.parametrize("what", ["partial", "no manifest", "of another run"])
@@ -280,17 +234,16 @@ def test_nobody_starts_in_a_folder_whose_run_moves_aside(sft, tmp_path, monkeypa
     """Neither in the middle, which looks like a kill, nor while there is nothing in its place."""
     refused = []
 
-    def other(point):
-        if point in refused:
-            return
+    def other():
         for overwrite in (True, False):
             with pytest.raises(ConfigError, match="is being written by another run"):
                 check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=overwrite))
-        refused.append(point)
+            refused.append(overwrite)
 
-    monkeypatch.setattr("heedful.training.output_folder.hit", other)
+    monkeypatch.setitem(faults.ACTIONS, "other", other)
+    faults.plan("run.moving:other,run.aside:other")
     sft(overwrite=True, max_steps=1)
-    assert refused == ["run.moving", "run.aside"]
+    assert refused == [True, False] * 2
     assert (tmp_path / "run" / "summary.json").exists()
     assert not list((tmp_path / "run").glob(".*"))
 
@@ -314,12 +267,8 @@ def test_a_log_that_is_gone_is_named_for_what_it_is(tmp_path):
     assert "TensorBoard will not show the earlier steps" in said[1]
 
 
-def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, monkeypatch):
-    def fails(folder, step, *_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(RunFolder, "save_checkpoint", fails)
+def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path):
+    faults.plan("save.state:term,save.state:enospc")
     handler = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with pytest.raises(Terminated):
@@ -347,14 +296,3 @@ def test_a_second_signal_counts_however_often_it_comes(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         press()
     assert seen == [0.0, 0.8, 1.6]
-
-
-def test_what_is_complete_raises_the_systems_error(tmp_path):
-    class SafetensorError(Exception):
-        """Named as that of safetensors, which cannot be made to fail here."""
-
-    with pytest.raises(OSError, match=r"\[Errno 28\]"), complete_or_absent(tmp_path / "模型"):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-    with pytest.raises(SafetensorError), complete_or_absent(tmp_path / "模型"):
-        raise SafetensorError("Error while deserializing header: InvalidHeader")
-    assert list(tmp_path.iterdir()) == []
