@@ -19,6 +19,7 @@ from heedful.algorithms.critic import GROUP, evaluate
 from heedful.algorithms.online.start import start
 from heedful.models import load_causal_lm, load_tokenizer, load_value_model
 from heedful.models.save import VALUE_HEAD, load_tensors
+from jsonl import write_jsonl
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 
@@ -229,11 +230,11 @@ def test_the_positive_example_loss_is_of_correct_responses(config, length, numbe
     assert everything["loss/positive"] > 0
 
 
-def test_the_command(config, first, write, tmp_path, tiny):
+def test_the_command(tmp_path, tiny):
     """From the command line, with a reward by name; the folder says what it is."""
     from heedful.cli.main import main
 
-    data = write("题", [{"prompt": f"第{i}题 say {i}"} for i in range(24)])
+    data = write_jsonl(tmp_path / "题.jsonl", [{"prompt": f"第{i}题 say {i}"} for i in range(24)])
     words = [
         "critic",
         "--model",
