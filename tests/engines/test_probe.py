@@ -20,7 +20,6 @@ from transformers import (
 from cases import often, pairs_often
 from heedful import CheckpointError, SFTConfig, train_sft
 from heedful.engines import probe
-from heedful.engines.decoder import Decoder, SamplingModel
 from heedful.engines.probe import PROVEN, check_sampling
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.attention import use_attention
@@ -78,17 +77,6 @@ def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
     assert len(set(rollouts.lengths.tolist())) > 1
     again = token_outputs(with_states, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(4, 1000)).logprobs
     torch.testing.assert_close(rollouts.logprobs, again, rtol=0, atol=1e-4)
-
-
-def test_padding_leaves_no_trace_in_a_state(with_states):
-    """A row beside a longer one, and by itself: the same logits, first and later."""
-    batch, alone = (Decoder(SamplingModel(with_states), num_rows=5, longest=64, pad_id=0) for _ in range(2))
-    token, shortest = torch.tensor([77]), PROMPTS[2:3]
-    found, expected = batch.read_prompts(PROMPTS)[2:3], alone.read_prompts(shortest)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    for _ in range(6):
-        found = batch.read_tokens(token.expand(len(PROMPTS)))[2:3]
-        torch.testing.assert_close(found, alone.read_tokens(token), rtol=0, atol=1e-4)
 
 
 def test_padding_behind_leaves_no_trace_in_training(with_states):
