@@ -1,16 +1,14 @@
 """Properties of reading: any valid record comes back as it was written, and no bytes at all give a traceback."""
 
 import gzip
-import json
 
-import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from heedful import DataError
 from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.messages import as_dict
+from record_files import write_records
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip() != "")
 NO_THOUGHT = TEXTS.filter(lambda text: "<think>" not in text and "</think>" not in text)
@@ -27,41 +25,29 @@ def messages(texts):
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def written(folder, rows, ending):
-    path = folder / f"a.{ending}"
-    if ending == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        return str(path)
-    text = json.dumps(rows, ensure_ascii=False) if ending == "json" else "\n".join(map(json.dumps, rows))
-    path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
-    return str(path)
+def rows_of(*columns):
+    return st.lists(st.tuples(*columns), min_size=1, max_size=4)
 
 
-@given(rows=st.lists(st.tuples(CONVERSATIONS, NO_THOUGHT), min_size=1, max_size=4), ending=FORMATS)
+@given(rows=rows_of(CONVERSATIONS, NO_THOUGHT), ending=FORMATS)
 def test_demonstrations_round_trip(tmp_path_factory, rows, ending):
     records = [{"prompt": messages(before), "completion": answer} for before, answer in rows]
-    found = read_demonstrations(written(tmp_path_factory.mktemp("d"), records, ending))
-    assert [([as_dict(m) for m in d.prompt], d.response) for d in found] == [
-        (r["prompt"], r["completion"]) for r in records
-    ]
+    found = read_demonstrations(write_records(tmp_path_factory.mktemp("d") / f"a.{ending}", records))
+    assert [{"prompt": [as_dict(m) for m in d.prompt], "completion": d.response} for d in found] == records
 
 
-@given(
-    rows=st.lists(st.tuples(TEXTS, NO_THOUGHT, NO_THOUGHT), min_size=1, max_size=4), ending=FORMATS | st.just("parquet")
-)
+@given(rows=rows_of(TEXTS, NO_THOUGHT, NO_THOUGHT), ending=FORMATS | st.just("parquet"))
 def test_pairs_round_trip(tmp_path_factory, rows, ending):
     records = [{"prompt": p, "chosen": a, "rejected": b} for p, a, b in rows]
-    found = read_rankings(written(tmp_path_factory.mktemp("d"), records, ending))
+    found = read_rankings(write_records(tmp_path_factory.mktemp("d") / f"a.{ending}", records))
     assert [(r.prompt, *r.responses) for r in found] == rows
 
 
-@given(
-    rows=st.lists(st.tuples(TEXTS, st.dictionaries(TEXTS, JSON, max_size=3)), min_size=1, max_size=4), ending=FORMATS
-)
+@given(rows=rows_of(TEXTS, st.dictionaries(TEXTS, JSON, max_size=3)), ending=FORMATS)
 def test_prompts_round_trip_with_every_column(tmp_path_factory, rows, ending):
     known = ("prompt", "messages", "tools")
     records = [{k: v for k, v in columns.items() if k not in known} | {"prompt": prompt} for prompt, columns in rows]
-    found = read_prompts(written(tmp_path_factory.mktemp("d"), records, ending))
+    found = read_prompts(write_records(tmp_path_factory.mktemp("d") / f"a.{ending}", records))
     assert [{**p.columns, "prompt": p.prompt} for p in found] == records
 
 
@@ -75,9 +61,7 @@ def test_no_bytes_give_a_traceback(tmp_path_factory, data, ending, packed):
     path.write_bytes(gzip.compress(data) if packed and ending.endswith("gz") else data)
     for read in (read_demonstrations, read_rankings, read_prompts):
         try:
-            items = read(str(path))
+            said = str(path) if read(str(path)) else "nothing"
         except DataError as error:
             said = str(error)
-        else:
-            said = str(path) if items else "nothing"
         assert str(path) in said

@@ -93,8 +93,9 @@ def of_lengths(lengths, *limit):
     return list(in_micro_batches(lengths, MicroBatch(*limit), lambda length: (1, length)))
 
 
-def test_by_hand():
-    """Tokens count padding: three rows, the longest of 4, are 12. A row of 30 is alone where 12 is the most."""
+def test_micro_batches_by_hand():
+    """Tokens count padding: three rows, the longest of 4, are 12. A row of 30 is alone where 12 is the most. The order is the
+    caller's: with the longest first, 4 rows of at most 9 are 36."""
     for limit, expected in (
         ((4,), [[3, 3, 4, 5], [9, 30]]),
         ((6,), [LENGTHS]),
@@ -107,30 +108,17 @@ def test_by_hand():
         ((100, 179), [LENGTHS[:5], [30]]),
     ):
         assert of_lengths(LENGTHS, *limit) == expected
-
-
-def test_the_order_is_the_callers():
-    """The longest first: 4 rows of at most 9 are 36."""
     assert of_lengths(LENGTHS[::-1], 100, 36) == [[30], [9, 5, 4, 3], [3]]
     assert of_lengths([2, 9, 2, 2], 100, 18) == [[2, 9], [2, 2]]
+    assert of_lengths([], 4, 10) == []
 
 
 def test_items_of_several_rows_stay_whole():
+    """The first three are 7 rows of 6 tokens. A pair is two rows."""
     items = [(2, 4), (3, 4), (2, 6), (7, 5), (2, 2)]
-    assert list(in_micro_batches(items, MicroBatch(5), lambda item: item)) == [[*items[:2]], *([i] for i in items[2:])]
-    assert (
-        list(in_micro_batches(items, MicroBatch(100, 42), lambda item: item))
-        == [
-            items[:3],  # 7 rows of 6
-            items[3:4],
-            items[4:],
-        ]
+    by_rows, by_tokens = (
+        list(in_micro_batches(items, limit, lambda item: item)) for limit in (MicroBatch(5), MicroBatch(100, 42))
     )
-
-
-def test_pairs_are_two_rows():
+    assert by_rows == [items[:2], *([item] for item in items[2:])]
+    assert by_tokens == [items[:3], items[3:4], items[4:]]
     assert MicroBatch(8, 100).of_pairs == MicroBatch(16, 100)
-
-
-def test_nothing_makes_no_micro_batch():
-    assert of_lengths([], 4, 10) == []

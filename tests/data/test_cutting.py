@@ -5,28 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import processors
 
+from byte_tokenizers import with_bos
 from heedful import ConfigError, DataError, Message
 from heedful.data.chat import Renderer
 from heedful.data.fitting import max_length, prompt_limit
 from heedful.data.loading import cut_prompt
-from heedful.models import byte_tokenizer
-from heedful.models.tiny import CLS
 
-
-def renderer_with_bos():
-    """Of a llama-like tokenizer, one token per byte: BOS comes first, in raw text and in the template's rendering."""
-    tokenizer = byte_tokenizer()
-    tokenizer.bos_token = CLS
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A", pair=f"{CLS} $A $B", special_tokens=[(CLS, tokenizer.bos_token_id)]
-    )
-    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
-    return Renderer(tokenizer)
-
-
-RENDERER = renderer_with_bos()
+RENDERER = Renderer(with_bos("{{ bos_token }}"))
+"""One token per byte: BOS comes first, in raw text and in the template's rendering."""
 BOS = RENDERER.tokenizer.bos_token_id
 SYSTEM, OLD, REPLY = (
     Message("system", "你要有礼貌。"),
@@ -86,12 +73,7 @@ def test_what_follows_the_last_question_stays():
 
 def test_tools_stay_and_count():
     """They stand on the first message, whichever that is, and a template writes them out."""
-    tokenizer = renderer_with_bos().tokenizer
-    tokenizer.chat_template = (
-        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
-        + RENDERER.tokenizer.chat_template.replace("{{ bos_token }}", "")
-    )
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(with_bos("{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"))
     tools = '[{"type": "function", "function": {"name": "add"}}]'
 
     def count(prompt):
@@ -108,7 +90,7 @@ def test_tools_stay_and_count():
         found = cut_prompt(prompt, renderer, limit=limit, source="")
         assert found == expected
         assert count(found) <= limit
-        assert "add" in tokenizer.decode(renderer.prompt_ids(found))
+        assert "add" in renderer.decode(renderer.prompt_ids(found))
 
 
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), limit=st.integers(2, 40))
@@ -129,18 +111,12 @@ def test_a_prompt_that_cannot_be_cut_is_named():
         (TALK, length((SYSTEM, Message("user", "."))) - 1),
         ((SYSTEM, Message("tool", "x" * 99)), 20),
     ):
-        message = (
-            rf"题.jsonl:7: the prompt has \d+ tokens and cannot be cut to {limit}: the system message.*--max-prompt"
-        )
-        with pytest.raises(DataError, match=message):
+        said = rf"题.jsonl:7: the prompt has \d+ tokens and cannot be cut to {limit}: the system message.*--max-prompt"
+        with pytest.raises(DataError, match=said):
             cut(prompt, limit)
-
-
-def test_text_of_which_nothing_would_be_left_is_named():
-    with pytest.raises(DataError, match=r"题.jsonl:7: the prompt cannot be cut to 2 tokens"):
-        cut("一二三", 2)
-    with pytest.raises(DataError, match="cannot be cut to 4 tokens"):
-        cut("abc   ", 4)
+    for text, limit in (("一二三", 2), ("abc   ", 4)):  # of which nothing would be left
+        with pytest.raises(DataError, match=rf"题.jsonl:7: the prompt cannot be cut to {limit} tokens"):
+            cut(text, limit)
 
 
 def test_the_default_limit_is_a_quarter_of_the_context_within_256_and_1024():

@@ -43,8 +43,8 @@ RECORDS = {
 def train(heedful, thinker, tmp_path):
     """``train(command, path, *flags)`` runs a trainer for a step; its counts, if it ends well."""
 
-    def run(command, path, *flags, model=None):
-        words = ["--model", model or thinker(NO_SYSTEM), "--data", path, "--output", tmp_path / "运行", "--overwrite"]
+    def run(command, path, *flags):
+        words = ["--model", thinker(NO_SYSTEM), "--data", path, "--output", tmp_path / "运行", "--overwrite"]
         done = heedful(command, *words, *SHORT, *TRAIN[command], *flags)
         summary = tmp_path / "运行" / "summary.json"
         return done, json.loads(summary.read_text())["data"] if done.status == 0 else None
@@ -71,13 +71,13 @@ def test_a_record_that_the_template_refuses(command, train, written):
 
 def test_what_dropping_does_not_solve_does_not_name_it(train, written):
     """Every record is refused, by the reader or by the template; or a fault that is always an error."""
-    bad = [{"prompt": "问", "completion": ""}] * 5
-    for path in (written("一.jsonl", bad), written("二.jsonl", [RECORDS["sft"](i, SYSTEM) for i in range(5)])):
+    for path in (
+        written("一.jsonl", [{"prompt": "问", "completion": ""}] * 5),
+        written("二.jsonl", [RECORDS["sft"](i, SYSTEM) for i in range(5)]),
+        written("三.jsonl", '{"prompt": "问", "completion": "答"}\n{"prompt": }\n'),
+    ):
         done, _ = train("sft", path)
-        assert done.status == 2
-        assert "--unusable" not in done.err
-    done, _ = train("sft", written("三.jsonl", '{"prompt": "问", "completion": "答"}\n{"prompt": }\n'))
-    assert (done.status, "--unusable" in done.err) == (2, False)
+        assert (done.status, f"{path}:" in done.message, "--unusable" in done.err) == (2, True, False), done.err
 
 
 def test_more_than_may_be_dropped_is_said_with_the_flag(train, written):

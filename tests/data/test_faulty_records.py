@@ -4,13 +4,13 @@ import gzip
 import json
 import os
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from heedful import DataError
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
 from heedful.types import plain_response
+from record_files import write_records
+from refusals import refused
 
 READERS = {"demonstrations": read_demonstrations, "rankings": read_rankings, "prompts": read_prompts}
 GOOD = {
@@ -22,25 +22,7 @@ FORMATS = ("jsonl", "jsonl.gz", "json", "parquet")
 
 
 def write(folder, ending, rows):
-    """A file with these records, in one of the formats."""
-    path = folder / f"数据.{ending}"
-    if ending == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif ending == "json":
-        path.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-    else:
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    return str(path)
-
-
-def fault(read, path, **options):
-    """What reading a file says of it; in a table of cases that of an accepted one is told."""
-    try:
-        read(str(path), **options)
-    except DataError as error:
-        return str(error)
-    return "accepted"
+    return write_records(folder / f"数据.{ending}", rows)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -62,13 +44,14 @@ def fault(read, path, **options):
 def test_files_that_hold_no_records(tmp_path, make, fragments):
     path = tmp_path / "数据.jsonl"
     make(path)
-    said = fault(read_prompts, path)
-    assert not [fragment for fragment in [str(path), *fragments] if fragment not in said], said
+    with refused(DataError, str(path), *fragments):
+        read_prompts(str(path))
 
 
 def test_names_that_no_file_can_have():
     for path in ("x" * 300 + ".jsonl", "a\0b.jsonl", "~nosuchuser7/a.jsonl", "/" + "x/" * 3000 + "a.jsonl"):
-        assert fault(read_prompts, path) != "accepted"
+        with refused(DataError, f"{path}: "):
+            read_prompts(path)
 
 
 def test_a_link_to_a_file_is_the_file(tmp_path):
@@ -118,16 +101,9 @@ def test_a_bad_line_is_named(tmp_path, ending):
     for line, fragments in BAD_LINES:
         data = b"\xef\xbb\xbf" + good + b"\r\n\r\n" + line + b"\n" + good
         path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-        for said in (fault(read_prompts, path), fault(read_prompts, path, refused=[])):
-            assert not [one for one in [f"{path}:3: ", *fragments] if one not in said], (line[:99], said)
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n\r\n \n"], ids=["LF", "CRLF", "blank lines"])
-@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["no BOM", "BOM"])
-def test_ends_of_lines_change_nothing(tmp_path, end, bom):
-    path = tmp_path / "数据.jsonl"
-    path.write_bytes(bom + end.join([json.dumps(GOOD["prompts"], ensure_ascii=False).encode()] * 3))
-    assert len(read_prompts(str(path))) == 3
+        for options in ({}, {"refused": []}):
+            with refused(DataError, f"{path}:3: ", *fragments):
+                read_prompts(str(path), **options)
 
 
 # Records --------------------------------------------------------------------------------------------------------------
@@ -154,13 +130,12 @@ def test_a_record_that_does_not_fit_is_named_or_counted(tmp_path, ending):
     for kind, wrong, fragments in RECORDS:
         asked = {"prompt": [{"role": "user", "content": "a"}]} if "tools" in wrong else {}
         path = write(tmp_path, ending, [GOOD[kind], asked | wrong, GOOD[kind]])
-        said = fault(READERS[kind], path)
-        place = f"{path}:2: " if ending == "jsonl" else f"{path}: row 2: "
-        assert not [fragment for fragment in [place, *fragments] if fragment not in said], (wrong, said)
-        assert "\x1b" not in said
-        refused = []
-        assert len(READERS[kind](path, refused=refused)) == 2
-        assert [str(error) for error in refused] == [said]
+        with refused(DataError, f"{path}:2: " if ending == "jsonl" else f"{path}: row 2: ", *fragments) as caught:
+            READERS[kind](path)
+        assert "\x1b" not in str(caught.value)
+        counted = []
+        assert len(READERS[kind](path, refused=counted)) == 2
+        assert [str(error) for error in counted] == [str(caught.value)]
 
 
 def test_more_columns_than_needed_are_no_fault(tmp_path):
@@ -174,15 +149,15 @@ def test_names_of_columns_cannot_reach_the_terminal(tmp_path):
     for name in ("\x1b]52;c;AAAA\x07", "\u202egnp.exe", "\x9b31m", "n" * 100_000):
         path = write(tmp_path, "jsonl", [{name: 1}])
         for read in (*READERS.values(), lambda p: read_records(p, columns={"prompt": "x"})):
-            said = fault(read, path)
-            assert said != "accepted"
+            with refused(DataError, path) as caught:
+                read(path)
+            said = str(caught.value)
             assert name not in said
-            assert all(c.isprintable() for c in said)
+            assert said.isprintable()
             assert len(said) < 1500
 
 
 # Characters -----------------------------------------------------------------------------------------------------------
-
 
 CHARACTERS = {
     "line separator": "一\u2028二",

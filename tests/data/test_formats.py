@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings, encode_responses
+from jsonl import read_jsonl
 
 CHATML = """
 {%- set start, end, first = '<|im_start|>', '<|im_end|>\\n', messages[0] %}
@@ -75,10 +77,8 @@ def sharegpt(rng):
             call = {"name": "查询", "arguments": arguments}
             text = json.dumps(rng.choice([call, [call]]), ensure_ascii=False)
             turns += [{"from": "function_call", "value": text}, {"from": "observation", "value": result}]
-            expected += [
-                assistant("", tool_calls=[{"type": "function", "function": call}]),
-                {"role": "tool", "content": result},
-            ]
+            called = assistant("", tool_calls=[{"type": "function", "function": call}])
+            expected += [called, {"role": "tool", "content": result}]
         turns.append({"from": "gpt", "value": answer})
         expected.append(assistant(answer))
     record = {"id": f"分享_{rng.random()}", "conversations": turns}
@@ -123,12 +123,7 @@ def alpaca(rng):
 def alpaca_published(rng):
     """With the column ``text``, a rendering of the others, as Stanford published it."""
     question, more, answer = said(rng), rng.choice(["", said(rng)]), said(rng)
-    record = {
-        "instruction": question,
-        "input": more,
-        "output": answer,
-        "text": f"Below is ... {question}\n{more}\n{answer}",
-    }
+    record = {"instruction": question, "input": more, "output": answer, "text": f"Below: {question}\n{more}\n{answer}"}
     return record, answers([user(question + ("\n" + more if more else "")), assistant(answer)])
 
 
@@ -161,31 +156,23 @@ def openai(rng):
         question, answer = said(rng), said(rng)
         parts = [{"type": "text", "text": question[:3]}, {"type": "text", "text": question[3:]}]
         named = {"name": "小明"} if rng.random() < 0.3 else {}
-        turns.append(
-            {"role": "user", "content": parts if rng.random() < 0.4 and len(question) > 3 else question, **named}
-        )
+        turns.append(user(parts if rng.random() < 0.4 and len(question) > 3 else question, **named))
         expected.append(user(question, **named))
         if kind != "none":
             arguments, result = {"x": said(rng)}, said(rng)
             call = {"name": "加", "arguments": json.dumps(arguments, ensure_ascii=False)}
             if kind == "functions":
-                turns += [
-                    {"role": "assistant", "content": None, "function_call": call},
-                    {"role": "function", "name": "加", "content": result},
-                ]
+                turns.append(assistant(None, function_call=call))
+                turns.append({"role": "function", "name": "加", "content": result})
             else:
-                turns += [
-                    {"role": "assistant", "tool_calls": [{"id": f"call_{i}", "type": "function", "function": call}]},
-                    {"role": "tool", "tool_call_id": f"call_{i}", "content": result},
-                ]
-            expected += [
-                assistant("", tool_calls=[{"type": "function", "function": {"name": "加", "arguments": arguments}}]),
-                {"role": "tool", "name": "加", "content": result},
-            ]
-        turn = {"role": "assistant", "content": answer, "refusal": None, "annotations": [], "audio": None}
-        turn |= (
-            {"id": f"msg_{i}", "timestamp": 1_700_000_000 + i, "created_at": "2025-01-01"} if rng.random() < 0.3 else {}
-        )
+                calls = [{"id": f"call_{i}", "type": "function", "function": call}]
+                turns.append({"role": "assistant", "tool_calls": calls})
+                turns.append({"role": "tool", "tool_call_id": f"call_{i}", "content": result})
+            called = {"type": "function", "function": {"name": "加", "arguments": arguments}}
+            expected += [assistant("", tool_calls=[called]), {"role": "tool", "name": "加", "content": result}]
+        turn = assistant(answer, refusal=None, annotations=[], audio=None)
+        if rng.random() < 0.3:
+            turn |= {"id": f"msg_{i}", "timestamp": 1_700_000_000 + i, "created_at": "2025-01-01"}
         if rng.random() < 0.3 and i == 0:
             turn["weight"] = 0
             masked.add(len(expected))
@@ -193,11 +180,10 @@ def openai(rng):
             turn["weight"] = 1
         turns.append(turn)
         expected.append(assistant(answer))
-    if masked and len(expected) - 1 in masked and kind == "none":
+    if masked and len(expected) - 1 in masked and kind == "none":  # the only answer
         turns[-1]["weight"] = 1
         masked = set()
-    learned = [one for one in answers(expected, tools) if len(one[0]) not in masked]
-    return record, learned
+    return record, [one for one in answers(expected, tools) if len(one[0]) not in masked]
 
 
 def ultrafeedback_sft(rng):
@@ -322,15 +308,8 @@ def prompts_openai(rng):
 
 SFT = [sharegpt, alpaca, alpaca_published, dolly, orca, openai, ultrafeedback_sft]
 PAIRS = [
-    ultrafeedback,
-    sharegpt_pairs,
-    messages_pairs,
-    alpaca_pairs,
-    alpaca_lists,
-    orca_pairs,
-    openai_preferences,
-    anthropic,
-]
+    ultrafeedback, sharegpt_pairs, messages_pairs, alpaca_pairs, alpaca_lists, orca_pairs, openai_preferences, anthropic,
+]  # fmt: skip
 KTO = [kto_numbers, kto_alpaca, kto_sharegpt, kto_messages]
 PROMPTS = [prompts_alpaca, prompts_pairs, prompts_openai]
 of_each = lambda formats: pytest.mark.parametrize("make", formats, ids=lambda make: make.__name__)  # noqa: E731
@@ -428,10 +407,10 @@ def test_prompts(make, made, tokenizer):
     prompts = read_prompts(path)
     found, _ = encode_prompts(prompts, Renderer(tokenizer), max_length=10**6, action="error")
     assert [one.ids for one in found] == [rendered(tokenizer, before, ask=True) for before in expected]
-    record = make(random.Random(make.__name__))[0]
-    given = {"chosen", "rejected"} - record.keys()
-    assert record.items() >= {n: v for n, v in prompts[0].columns.items() if n not in ("completion", *given)}.items()
-    assert record.keys() - prompts[0].columns.keys() <= {"prompt"}
+    for record, prompt in zip(read_jsonl(Path(path)), prompts, strict=True):
+        added = {"completion"} | ({"chosen", "rejected"} - record.keys())
+        assert record.items() >= {n: v for n, v in prompt.columns.items() if n not in added}.items()
+        assert record.keys() - prompt.columns.keys() <= {"prompt"}
 
 
 # From the command line -------------------------------------------------------------------------------------------------
@@ -444,19 +423,8 @@ def test_one_command(command, made, model, heedful, tmp_path):
     """No flag says what the file is; one line at the start does, and all records are counted."""
     make, size = COMMANDS[command]
     path, expected = made(make, 12)
-    words = [
-        "--model",
-        model,
-        "--data",
-        path,
-        "--output",
-        tmp_path / "运行",
-        "--eval-fraction",
-        "0",
-        "--dtype",
-        "float32",
-    ]
-    done = heedful(command, *words, "--sample-every", "0", "--max-steps", "1", "--batch-size", size)
+    files = {"model": model, "data": path, "output": tmp_path / "运行"}
+    done = heedful(command, **files, eval_fraction=0, dtype="float32", sample_every=0, max_steps=1, batch_size=size)
     assert done.status == 0, done.err
     counts = json.loads((tmp_path / "运行" / "summary.json").read_text())["data"]
     assert counts["records"] == counts["train"] == (sum(map(len, expected)) if command == "sft" else 12)

@@ -133,5 +133,3 @@ def test_only_what_is_asked_for_is_read(tmp_path):
     """The rest of a damaged file is not looked at."""
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(RECORDS * 4000)[:-100])
     assert len(read_records(str(tmp_path / "a.jsonl.gz"), columns={}, max_samples=3)) == 3
-    with pytest.raises(DataError, match="truncated or corrupt"):
-        read_records(str(tmp_path / "a.jsonl.gz"), columns={})

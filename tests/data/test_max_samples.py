@@ -12,12 +12,9 @@ from heedful import DataError, PerplexityConfig, SFTConfig
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
 from heedful.data.loading import load_split
 from heedful.evaluate.measuring import held_out, left_out
+from jsonl import lines, write_jsonl
 
 ROWS = [{"prompt": f"问题{i}", "n": i} for i in range(4)]
-
-
-def lines(rows):
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def hub(tmp_path, monkeypatch):
     folder, calls, load = tmp_path / "hub", [], datasets.load_dataset
     folder.mkdir()
     for shard in range(2):
-        (folder / f"train-0000{shard}.jsonl").write_text(lines(ROWS[2 * shard : 2 * shard + 2]), encoding="utf-8")
+        write_jsonl(folder / f"train-0000{shard}.jsonl", ROWS[2 * shard : 2 * shard + 2])
     (folder / "train-00002.jsonl").write_text("no JSON\n", encoding="utf-8")
 
     def from_folder(name, **options):
@@ -92,36 +89,33 @@ def test_a_slice_is_loaded_whole(tmp_path, hub):
     assert hub == [("org/name", {"split": "train[1:]", "streaming": False})]
 
 
-def test_records_are_counted_not_what_is_made_of_them(tmp_path):
+def test_records_are_counted_not_what_is_made_of_them(written):
     """A conversation of two answers is one record and two demonstrations."""
     turns = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
-    (tmp_path / "a.jsonl").write_text(lines([{"messages": turns}] * 3), encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text(lines([{"prompt": "p", "chosen": "c", "rejected": "r"}] * 3), encoding="utf-8")
-    assert len(read_demonstrations(str(tmp_path / "a.jsonl"), max_samples=2)) == 4
-    assert len(read_prompts(str(tmp_path / "a.jsonl"), max_samples=2)) == 2
-    assert len(read_rankings(str(tmp_path / "b.jsonl"), max_samples=2)) == 2
-    assert len(read_rankings(str(tmp_path / "b.jsonl"), max_samples=100)) == 3
+    talks = written("a.jsonl", [{"messages": turns}] * 3)
+    pairs = written("b.jsonl", [{"prompt": "p", "chosen": "c", "rejected": "r"}] * 3)
+    assert len(read_demonstrations(talks, max_samples=2)) == 4
+    assert len(read_prompts(talks, max_samples=2)) == 2
+    assert len(read_rankings(pairs, max_samples=2)) == 2
+    assert len(read_rankings(pairs, max_samples=100)) == 3
 
 
-def test_trainers_read_the_first_of_both_files_and_say_so(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(lines([{"prompt": f"{name}{i}"} for i in range(9)]), encoding="utf-8")
-    paths = {"data": str(tmp_path / "a.jsonl"), "eval_data": str(tmp_path / "b.jsonl")}
-    train, eval_half, counts = load_split(read_prompts, SFTConfig(model="m", output="o", max_samples=2, **paths))
+def test_trainers_read_the_first_of_both_files_and_say_so(written):
+    ours, others = (written(f"{name}.jsonl", [{"prompt": f"{name}{i}"} for i in range(9)]) for name in "ab")
+    config = SFTConfig(model="m", output="o", data=ours, eval_data=others, max_samples=2)
+    train, eval_half, counts = load_split(read_prompts, config)
     assert ([item.prompt for item in train], [item.prompt for item in eval_half]) == (["a0", "a1"], ["b0", "b1"])
     assert counts == {"records": 4, "train": 2, "held_out": 2, "max_samples": 2}
-    del paths["eval_data"]
-    config = SFTConfig(model="m", output="o", max_samples=5, eval_fraction=0.0, **paths)
+    config = SFTConfig(model="m", output="o", data=ours, max_samples=5, eval_fraction=0.0)
     assert load_split(read_prompts, config)[2] == {"records": 5, "train": 5, "held_out": 0, "max_samples": 5}
-    config = SFTConfig(model="m", output="o", eval_fraction=0.0, **paths)
+    config = SFTConfig(model="m", output="o", data=ours, eval_fraction=0.0)
     assert load_split(read_prompts, config)[2] == {"records": 9, "train": 9, "held_out": 0}
 
 
-def test_measures_read_the_first_and_say_so(tmp_path):
+def test_measures_read_the_first_and_say_so(written):
     """An unusable record among them is one of them."""
-    rows = [{"prompt": "a"}, {"prompt": " "}, {"prompt": "b"}, {"prompt": "c"}]
-    (tmp_path / "a.jsonl").write_text(lines(rows), encoding="utf-8")
-    options = {"model": "m", "data": str(tmp_path / "a.jsonl"), "unusable": "drop", "max_dropped": 0.5}
+    data = written("a.jsonl", [{"prompt": "a"}, {"prompt": " "}, {"prompt": "b"}, {"prompt": "c"}])
+    options = {"model": "m", "data": data, "unusable": "drop", "max_dropped": 0.5}
     items, counts = held_out(read_prompts, PerplexityConfig(max_samples=3, **options))
     assert [item.prompt for item in items] == ["a", "b"]
     assert left_out(counts) == {"dropped_unusable": 1, "unusable/empty prompt": 1, "max_samples": 3}

@@ -12,6 +12,7 @@ from heedful.data.loading import encode_demonstrations, encode_prompts, encode_r
 from heedful.data.messages import as_dict, from_dict
 from heedful.data.template_check import Sample, check_rendering
 from heedful.types import ToolCall
+from refusals import refused
 
 TOOLS = [{"type": "function", "function": {"name": "加", "parameters": {"type": "object"}}}]
 CALL = {"type": "function", "id": "c1", "function": {"name": "加", "arguments": {"x": 1, "y": [2]}}}
@@ -24,23 +25,6 @@ NO_TOOLS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-
-@pytest.fixture
-def write(tmp_path):
-    """``write(*records)`` is the path of a file with these records, from line 2 on."""
-
-    def to_file(*records):
-        path = tmp_path / "数据.jsonl"
-        path.write_text("".join("\n" + json.dumps(r, ensure_ascii=False) for r in records), encoding="utf-8")
-        return str(path)
-
-    return to_file
-
-
-@pytest.fixture
-def renderer(thinker):
-    return Renderer(AutoTokenizer.from_pretrained(thinker()))
 
 
 def test_what_is_read(write):
@@ -109,32 +93,20 @@ def test_arguments_that_a_template_wants_as_text(write, thinker):
     assert renderer.decode(renderer.response_ids(one.response, prompt=one.prompt)) == '加{"x": 1, "y": [2]}<|im_end|>'
 
 
-def test_a_masked_message_is_not_learned(write):
-    """It stays in the conversation, as a question would."""
+def test_a_masked_message_is_not_learned(write, renderer):
+    """It stays in the conversation, as a question would. It cannot stay where all of a conversation is learned."""
+    learned = {"role": "assistant", "content": "二", "weight": 1, "loss": True}
+    sharegpt = {"role": "from", "content": "value"}
     for mask in ({"weight": 0}, {"train": False}, {"loss": False}, {"weight": 0.0, "train": False}):
-        turns = [
-            USER,
-            {"role": "assistant", "content": "三", **mask},
-            USER,
-            {"role": "assistant", "content": "二", "weight": 1, "loss": True},
-        ]
+        turns = [USER, {"role": "assistant", "content": "三", **mask}, USER, learned]
         (one,) = read_demonstrations(write({"messages": turns}))
-        shared = [{"from": turn["role"], "value": turn["content"], **turn} for turn in turns]
-        shared = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in shared]
+        shared = [{sharegpt.get(key, key): value for key, value in turn.items()} for turn in turns]
         assert read_demonstrations(write({"conversations": shared})) == [one]
         assert [message.content for message in one.prompt] == ["1+1？", "三", "1+1？"]
         assert one.response == "二"
-
-
-def test_a_masked_message_and_loss_on_all(write, renderer):
-    turns = [USER, {"role": "assistant", "content": "三", "weight": 0}, USER, {"role": "assistant", "content": "二"}]
-    path = write({"messages": turns})
-    records = read_demonstrations(path)
-    with pytest.raises(
-        DataError,
-        match=rf"{path}:2: a message has weight 0, train false or loss false, but --loss-on all also trains on prompts",
-    ):
-        encode_demonstrations(records, renderer, max_length=512, action="error", learn_prompt=True)
+    said = ":2: a message has weight 0, train false or loss false, but --loss-on all also trains on prompts"
+    with refused(DataError, said):
+        encode_demonstrations([one], renderer, max_length=512, action="error", learn_prompt=True)
 
 
 def test_what_the_assistant_wrote_is_learned_and_nothing_else(write, renderer):
@@ -236,10 +208,8 @@ WRONG_SHAPES = [
 def test_wrong_shapes_are_refused_with_their_line(write):
     for record, fragments in WRONG_SHAPES:
         path = write(record)
-        with pytest.raises(DataError) as refused:
+        with refused(DataError, f"{path}:2: ", *fragments):
             read_demonstrations(path)
-        for fragment in (f"{path}:2: ", *fragments):
-            assert fragment in str(refused.value), str(refused.value)
 
 
 def test_a_thought_without_an_end_may_be_learned_if_it_was_cut_off(write):

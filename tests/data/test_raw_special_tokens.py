@@ -1,12 +1,9 @@
 """Raw text that a chat template has already rendered: a warning, and the option that reads its special tokens."""
 
-import json
-
 import pytest
-from tokenizers import processors
 
+from byte_tokenizers import with_bos
 from heedful import Message
-from heedful.cli.main import main
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.models import byte_tokenizer
 from heedful.models.tiny import END_OF_TEXT, TURN_END
@@ -36,13 +33,8 @@ def test_rendered_text_has_the_ids_of_the_messages():
 
 
 def test_rendered_text_that_begins_with_bos_gets_no_second_one():
-    tokenizer = byte_tokenizer()
-    tokenizer.bos_token = "<|cls|>"
-    bos = tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|cls|> $A", pair="<|cls|> $A $B", special_tokens=[("<|cls|>", bos)]
-    )
-    renderer = Renderer(tokenizer, "read")
+    renderer = Renderer(with_bos(), "read")
+    bos = renderer.tokenizer.bos_token_id
     assert renderer.prompt_ids("<|cls|>a") == renderer.prompt_ids("a") == [bos, *renderer.encoder.literal("a")]
     for prompt, response in (("", "<|cls|>ab"), ("<|cls|>a", "b"), ("a", "b"), ("", "ab")):
         asked, answer, _ = renderer.written(prompt, response)
@@ -50,19 +42,16 @@ def test_rendered_text_that_begins_with_bos_gets_no_second_one():
 
 
 @pytest.fixture
-def run(tiny, tmp_path, capsys, monkeypatch):
+def run(tiny, tmp_path, written, heedful):
     """``run(records, *flags)`` trains one step, and returns what was said and the folder."""
 
     def train(records, *flags):
-        data, output = tmp_path / "sft.jsonl", tmp_path / f"runs {len(flags)}"
-        data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-        words = ["--model", tiny("gpt2"), "--data", data, "--output", output, "--eval-fraction=0", "--device=cpu"]
-        words += ["--sample-every=0", "--max-steps=1", "--batch-size=4", *flags]
-        monkeypatch.setattr("sys.argv", ["heedful", "sft", *map(str, words)])
-        status = main()
-        said = capsys.readouterr().err
-        assert not status, said
-        return said, output
+        output = tmp_path / f"runs {len(flags)}"
+        words = ["--model", tiny("gpt2"), "--data", written("sft.jsonl", records), "--output", output]
+        words += ["--eval-fraction=0", "--device=cpu", "--sample-every=0", "--max-steps=1", "--batch-size=4"]
+        done = heedful("sft", *words, *flags)
+        assert done.status == 0, done.err
+        return done.err, output
 
     return train
 

@@ -1,7 +1,6 @@
 """Reading records: every format gives the same ones, and every fault says where, what was found, and what to do."""
 
 import gzip
-import json
 
 import pyarrow
 import pytest
@@ -10,6 +9,8 @@ from pyarrow import parquet
 from heedful import ConfigError, DataError
 from heedful.data import Record, parse_columns, read_records
 from heedful.data.readers import ANSWERS, CANONICAL_NAMES
+from jsonl import lines
+from refusals import refused
 
 ROWS = [
     {"prompt": "你好，世界\u2028第二行 🐎", "n": 1, "tags": ["甲", None]},
@@ -17,20 +18,10 @@ ROWS = [
 ]
 
 
-def lines(rows):
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
-
-
-def fault(path, columns=None):
-    """The message of the DataError that reading gives."""
-    with pytest.raises(DataError) as caught:
+def fault(path, *parts, columns=None):
+    """Reading a file says all of this, and names it."""
+    with refused(DataError, str(path), *parts):
         read_records(str(path), columns=columns or {})
-    return str(caught.value)
-
-
-def mentions(message, *parts):
-    missing = [part for part in parts if part not in message]
-    assert not missing, f"{missing} not in: {message}"
 
 
 # ------------------------------------------------------------------------------------------------------------- formats
@@ -39,7 +30,7 @@ def mentions(message, *parts):
 def test_json_lines_number_their_sources_from_one_and_count_blank_lines(tmp_path):
     """Line 2 is blank, U+2028 inside a string ends no line, and CRLF is a line's end."""
     file = tmp_path / "a.jsonl"
-    file.write_bytes(lines(ROWS[:1]) + b"  \r\n" + lines(ROWS[1:]).replace(b"\n", b"\r\n"))
+    file.write_bytes((lines(ROWS[:1]) + "  \r\n" + lines(ROWS[1:]).replace("\n", "\r\n")).encode())
     assert read_records(str(file), columns={}) == [Record(f"{file}:1", ROWS[0]), Record(f"{file}:3", ROWS[1])]
 
 
@@ -73,8 +64,8 @@ def test_hub_failures_say_what_to_do(monkeypatch):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    mentions(
-        fault("org/name:validation"),
+    fault(
+        "org/name:validation",
         "org/name:validation: the Hub data set 'org/name', split 'validation'",
         "ConnectionError: no route to host",
         "Check the name, the split",
@@ -87,16 +78,17 @@ def test_hub_failures_say_what_to_do(monkeypatch):
 
 
 def test_files_that_are_not_there(tmp_path):
-    (tmp_path / "train.jsonl").write_bytes(lines(ROWS))
-    missing = tmp_path / "trian.jsonl"
-    mentions(fault(missing), f"{missing}: no such file", "Perhaps you meant 'train.jsonl'", ".parquet", "org/name")
-    mentions(fault(tmp_path / "gone" / "a.jsonl"), "no such file", "there is no folder", "gone")
+    (tmp_path / "train.jsonl").touch()
+    fault(
+        tmp_path / "trian.jsonl", "trian.jsonl: no such file. Perhaps you meant 'train.jsonl'", ".parquet", "org/name"
+    )
+    fault(tmp_path / "gone" / "a.jsonl", "no such file: there is no folder", "gone")
     (tmp_path / "a.xlsx").write_text("prompt\nhello\n")
-    mentions(fault(tmp_path / "a.xlsx"), "the ending '.xlsx' is not a known format", "Accepted: a .jsonl")
+    fault(tmp_path / "a.xlsx", "the ending '.xlsx' is not a known format", "Accepted: a .jsonl")
     (tmp_path / "a.json").write_bytes(b"[]")
-    mentions(fault(tmp_path / "a.json"), f"{tmp_path / 'a.json'}: the data set is empty", "at least one record")
+    fault(tmp_path / "a.json", "a.json: the data set is empty", "at least one record")
     parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
-    mentions(fault(tmp_path / "a.parquet"), "the data set is empty")
+    fault(tmp_path / "a.parquet", "the data set is empty")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +100,7 @@ def test_missing_files_are_not_taken_for_hub_names(path, monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the Hub"))
-    mentions(fault(path), f"{path}: no such file", "Accepted:", "org/name:split")
+    fault(path, f"{path}: no such file", "Accepted:", "org/name:split")
 
 
 # ----------------------------------------------------------------------------------------------------- lines and lists
@@ -136,7 +128,7 @@ def test_bad_json_lists(tmp_path):
     path = tmp_path / "a.json"
     for data, parts in BAD_LISTS:
         path.write_bytes(data)
-        mentions(fault(path), str(path) + parts[0] if parts[0][0] == ":" else parts[0], *parts)
+        fault(path, str(path) + parts[0] if parts[0][0] == ":" else parts[0], *parts[1:])
 
 
 # -------------------------------------------------------------------------------------------------------- broken packings
@@ -144,53 +136,44 @@ def test_bad_json_lists(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip"])
 def test_broken_gzip(tmp_path, damage):
-    packed = bytearray(gzip.compress(lines([{"n": i, "text": f"第{i * i}行"} for i in range(5000)])))
+    packed = bytearray(gzip.compress(lines({"n": i, "text": f"第{i * i}行"} for i in range(5000)).encode()))
     if damage == "cut":
         packed = packed[: len(packed) // 2]
     elif damage == "flipped":
         packed[len(packed) // 2] ^= 255
     else:
-        packed = bytearray(lines(ROWS))
+        packed = lines(ROWS).encode()
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
-    message = fault(tmp_path / "a.jsonl.gz")
-    mentions(
-        message, f"{tmp_path / 'a.jsonl.gz'}", "Copy or download the file again", "gzip -t", "truncated or corrupt"
-    )
+    fault(tmp_path / "a.jsonl.gz", "truncated or corrupt", "Copy or download the file again", "gzip -t")
 
 
 def test_parquet_is_checked_as_json_is(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
-    mentions(fault(path), f"{path}: cannot be read as Parquet", "Write it again")
+    fault(path, f"{path}: cannot be read as Parquet", "Write it again")
     parquet.write_table(pyarrow.table({"margin": [1.0, float("nan")]}), path)
-    mentions(fault(path), ": row 2: margin is nan", "Numbers must be finite")
+    fault(path, ": row 2: margin is nan", "Numbers must be finite")
     table = pyarrow.Table.from_arrays([pyarrow.array(["甲"]), pyarrow.array(["乙"])], names=["prompt", "prompt"])
     parquet.write_table(table, path)
-    mentions(fault(path), "the column 'prompt' appears twice", "Keep one")
+    fault(path, "the column 'prompt' appears twice", "Keep one")
 
 
 # ---------------------------------------------------------------------------------------------------------------- columns
 
 
-def test_columns_are_renamed_and_can_be_swapped(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines([{"问": "q", "chosen": "bad", "rejected": "good", "id": 7}]))
-    columns = parse_columns("prompt=问, chosen=rejected, rejected = chosen")
-    (record,) = read_records(str(tmp_path / "a.jsonl"), columns=columns)
+def test_columns_are_renamed_and_can_be_swapped(written):
+    path = written("a.jsonl", [{"问": "q", "chosen": "bad", "rejected": "good", "id": 7}])
+    (record,) = read_records(path, columns=parse_columns("prompt=问, chosen=rejected, rejected = chosen"))
     assert record.fields == {"prompt": "q", "chosen": "good", "rejected": "bad", "id": 7}
-    (tmp_path / "b.jsonl").write_bytes(lines([{"prompt": "old", "question": "new"}]))
-    (record,) = read_records(str(tmp_path / "b.jsonl"), columns={"prompt": "question"})
+    path = written("a.jsonl", [{"prompt": "old", "question": "new"}])
+    (record,) = read_records(path, columns={"prompt": "question"})
     assert record.fields == {"prompt": "new"}
 
 
-def test_a_mapped_column_that_a_record_lacks(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines([{"question": "a", "n": 1}, {"questions": "b", "n": 1}]))
-    mentions(
-        fault(tmp_path / "a.jsonl", {"prompt": "question"}),
-        f"{tmp_path / 'a.jsonl'}:2: no column 'question'",
-        "--columns prompt=question",
-        "perhaps 'questions'",
-        "This record has questions, n",
-    )
+def test_a_mapped_column_that_a_record_lacks(written):
+    path = written("a.jsonl", [{"question": "a", "n": 1}, {"questions": "b", "n": 1}])
+    parts = [f"{path}:2: no column 'question'", "--columns prompt=question", "perhaps 'questions'"]
+    fault(path, *parts, "This record has questions, n", columns={"prompt": "question"})
 
 
 def test_parse_columns_takes_every_canonical_name():
@@ -199,26 +182,21 @@ def test_parse_columns_takes_every_canonical_name():
     assert parse_columns(",".join(f"{name}=x y={name}" for name in names)) == {name: f"x y={name}" for name in names}
 
 
-def test_answers_of_another_column(tmp_path):
+def test_answers_of_another_column(written):
     """An empty cell is none: CSV has no null. Spaces behind the commas of the first line are no part of names or cells."""
     for name, content, answers in (
         ("题.csv", "prompt,ground_truth\n一,1\n二,\n三,007\n", ["1", None, "007"]),
         ("题.csv", 'prompt, ground_truth\n"一", "1, 2"\n二, 3\n', ["1, 2", "3"]),
         ("题.jsonl", '{"prompt": "一", "ground_truth": "1"}\n', ["1"]),
     ):
-        path = tmp_path / name
-        path.write_text(content, encoding="utf-8")
-        found = read_records(str(path), columns=parse_columns("answer=ground_truth"))
-        assert [one.fields for one in found] == [
-            {"prompt": "一二三"[i], "answer": answer} for i, answer in enumerate(answers)
-        ]
+        found = read_records(written(name, content), columns=parse_columns("answer=ground_truth"))
+        expected = [{"prompt": prompt, "answer": one} for prompt, one in zip("一二三", answers, strict=False)]
+        assert [one.fields for one in found] == expected
 
 
-def test_columns_as_pandas_writes_them_by_default(tmp_path):
-    path = tmp_path / "题.json"
-    path.write_text('{"prompt": {"0": "一", "1": "二"}, "answer": {"0": 1, "1": 2}}', encoding="utf-8")
-    with pytest.raises(DataError, match=r"an object of columns, .*orient='records', lines=True"):
-        read_records(str(path), columns={})
+def test_columns_as_pandas_writes_them_by_default(written):
+    path = written("题.json", '{"prompt": {"0": "一", "1": "二"}, "answer": {"0": 1, "1": 2}}')
+    fault(path, "an object of columns, ", "orient='records', lines=True")
 
 
 BAD_COLUMNS = [
@@ -235,9 +213,8 @@ BAD_COLUMNS = [
 
 def test_parse_columns_refuses():
     for columns, parts in BAD_COLUMNS:
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError, "--columns", *parts):
             parse_columns(columns)
-        mentions(str(caught.value), "--columns", *parts)
 
 
 def test_a_text_file_is_one_text_to_the_last_character(tmp_path):
@@ -248,8 +225,6 @@ def test_a_text_file_is_one_text_to_the_last_character(tmp_path):
     assert record.fields == {"text": "从前\r\n有座山。\u2028\n\n 完"}
     assert record.source == f"{path}:1"
     path.write_bytes(b"a\n\xff")
-    with pytest.raises(DataError, match=r"故事\.txt:2: not UTF-8"):
-        read_records(str(path), columns={})
+    fault(path, f"{path}:2: not UTF-8")
     path.write_bytes(b" \n")
-    with pytest.raises(DataError, match=r"no records|empty"):
-        read_records(str(path), columns={})
+    fault(path, "the data set is empty")

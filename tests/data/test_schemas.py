@@ -5,12 +5,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from heedful import ConfigError, DataError, Demonstration, Labelled, Message, Prompt, Ranking
 from heedful.data import (
+    prompt_key,
     read_demonstrations,
     read_labelled,
     read_prompts,
@@ -18,6 +17,8 @@ from heedful.data import (
     read_records,
     split_by_prompt,
 )
+from record_files import write_records
+from refusals import refused
 
 QUESTION, ANSWER, WORSE = "1加1等于几？", "等于2。", "我不知道。"
 
@@ -56,25 +57,10 @@ def hh(*turns):
     return "".join(f"\n\n{names[i % 2]}: {text}" for i, text in enumerate(turns))
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a record into line 2 of a file (line 1 is blank) and gives the file's name."""
-
-    def to_file(*records):
-        text = "\n" + "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        (tmp_path / "数据.jsonl").write_text(text, encoding="utf-8")
-        return str(tmp_path / "数据.jsonl")
-
-    return to_file
-
-
-def refused(read, path, *parts, error=DataError, **options):
-    """``read`` refuses line 2 of ``path`` in a message that has all ``parts``."""
-    try:
-        said = f"accepted: {read(path, **options)}"
-    except error as caught:
-        said = str(caught)
-    assert not [part for part in (f"{path}:2", *parts) if part not in said], said
+def fault(read, path, *parts, error=DataError, **options):
+    """Line 2 of the file is refused in a message that has all of the parts."""
+    with refused(error, f"{path}:2", *parts):
+        read(path, **options)
 
 
 # -------------------------------------------------------------------------------------------------------- demonstrations
@@ -174,22 +160,12 @@ NO_DEMONSTRATIONS = [
 
 def test_what_is_no_demonstration(write):
     for record, parts in NO_DEMONSTRATIONS:
-        refused(read_demonstrations, write(record), *parts)
+        fault(read_demonstrations, write(record), *parts)
 
 
 # --------------------------------------------------------------------------------------------------------------- rankings
 
 HH_PROMPT = hh("你好", "你好！", "How?") + "\n\nAssistant:"
-RANKED = [
-    pair(QUESTION, ANSWER, WORSE),
-    pair("", ANSWER, WORSE, margin=0.5),
-    pair([user()], [assistant()], [assistant(WORSE)]),
-    {"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]},
-    {"chosen": HH_PROMPT + " Good", "rejected": HH_PROMPT + " Bad"},
-    k_wise(["甲", "乙", "丙"], [0, 1, 1]),
-]
-
-
 RANKINGS = [
     (pair(QUESTION, ANSWER, WORSE), QUESTION),
     (pair([user()], ANSWER, WORSE), conversation(user())),
@@ -230,13 +206,14 @@ def test_margin_is_a_float_or_none(write):
 
 
 def test_rankings_are_truncated_as_a_whole_or_not(write):
-    for shape in RANKED:
+    hh_pair = {"chosen": HH_PROMPT + " Good", "rejected": HH_PROMPT + " Bad"}
+    for shape in (*(record for record, _ in RANKINGS), hh_pair):
         for truncated in (True, False, None):
             (ranking,) = read_rankings(write({**shape, "truncated": truncated}))
             assert ranking.truncated is (truncated is True)
             assert read_rankings(write(shape)) == [replace(ranking, truncated=False)]
-        refused(read_rankings, write({**shape, "truncated": 1}), "`truncated` is 1 (integer)", "true or false")
-    refused(read_rankings, write({**shape, "truncated": [True, False]}), "`truncated` is [True, False] (list")
+        fault(read_rankings, write({**shape, "truncated": 1}), "`truncated` is 1 (integer)", "true or false")
+    fault(read_rankings, write({**shape, "truncated": [True, False]}), "`truncated` is [True, False] (list")
 
 
 def test_equal_responses_are_left_to_the_caller(write):
@@ -294,7 +271,7 @@ NO_RANKINGS = [
 
 def test_what_is_no_ranking(write):
     for record, parts in NO_RANKINGS:
-        refused(read_rankings, write(record), *parts)
+        fault(read_rankings, write(record), *parts)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prompts
@@ -338,10 +315,10 @@ NO_PROMPTS = [
 
 def test_what_is_no_prompt(write):
     for record, parts in NO_PROMPTS:
-        refused(read_prompts, write(record), *parts)
+        fault(read_prompts, write(record), *parts)
 
 
-# ---------------------------------------------------------------------------------------------------------- system prompt
+# ------------------------------------------------------------------------------------------------------ labelled responses
 
 
 def test_labelled_shapes(write):
@@ -381,8 +358,10 @@ NO_LABELS = [
 
 def test_what_is_no_labelled_response(write):
     for record, parts in NO_LABELS:
-        refused(read_labelled, write(record), *parts)
+        fault(read_labelled, write(record), *parts)
 
+
+# ---------------------------------------------------------------------------------------------------------- system prompt
 
 READERS = [
     (read_labelled, {"prompt": [user()], "completion": ANSWER, "label": True}),
@@ -421,7 +400,7 @@ RAW = [
 def test_raw_text_has_no_place_for_a_system_prompt(write):
     for read, record in RAW:
         parts = ["--system-prompt is set", "raw text", "Leave --system-prompt out, or write the prompt as messages"]
-        refused(read, write(record), *parts, error=ConfigError, system_prompt="礼貌")
+        fault(read, write(record), *parts, error=ConfigError, system_prompt="礼貌")
 
 
 # ----------------------------------------------------------------------------------------------------------- whole files
@@ -441,8 +420,7 @@ def test_parquet_nulls_are_absent(tmp_path):
         {"messages": [{**user(), "name": None}, {**assistant(), "name": None}], "text": None, "truncated": None},
         {"messages": None, "text": "句子", "truncated": True},
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    path = str(tmp_path / "a.parquet")
+    path = write_records(tmp_path / "a.parquet", rows)
     assert read_demonstrations(path) == [
         Demonstration(conversation(user()), ANSWER, f"{path}: row 1"),
         Demonstration("", "句子", f"{path}: row 2", truncated=True),
@@ -475,15 +453,16 @@ def test_real_files(read, name, records, items):
     train, held_out = split_by_prompt(found, 0.1)
     assert len(train) + len(held_out) == items
     assert 0.05 < len(held_out) / items < 0.15
+    assert {prompt_key(one.prompt) for one in train}.isdisjoint(prompt_key(one.prompt) for one in held_out)
 
 
 def test_real_anthropic_strings():
     """Of 4002 records 20 are unusable, and each is refused by its line; the other 3982 are read to the character."""
-    path, refused = real("preferences/hh_rlhf/hh_train.jsonl.gz"), []
+    path, unusable = real("preferences/hh_rlhf/hh_train.jsonl.gz"), []
     texts = gzip.decompress(Path(path).read_bytes()).decode("utf-8").split("\n")[:-1]
     assert len(texts) == 4002
-    rankings = read_rankings(path, refused=refused)
-    lines = [int(str(error).removeprefix(f"{path}:").split(":")[0]) for error in refused]
+    rankings = read_rankings(path, refused=unusable)
+    lines = [int(str(error).removeprefix(f"{path}:").split(":")[0]) for error in unusable]
     empty = [109, 649, 1055, 1773, 2094, 2459, 2970]
     forked = [154, 316, 503, 651, 877, 1010, 1131, 1249, 3101, 3478, 3694, 3695, 3769]
     assert lines == sorted(empty + forked)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from heedful import ConfigError, DataError, Demonstration, Message, Prompt, Ranking
 from heedful.data import prompt_key, split_by_prompt
+from refusals import refused
 
 SYSTEM = Message("system", "你是一个礼貌的助手。")
 
@@ -116,11 +117,8 @@ def test_an_empty_side_is_an_error():
             split_by_prompt([as_prompt("a")], fraction)
     for fraction, train, held_out in ((1e-9, 6, 0), (1 - 1e-9, 0, 6)):
         items = [as_prompt(text) for text in TEXTS[:3]] * 2
-        with pytest.raises(DataError) as caught:
-            split_by_prompt(items, fraction)
-        for part in (
-            f"--eval-fraction {fraction} leaves {train} records to train on and {held_out} to evaluate on",
-            "the data have 3 different prompts",
-            "Give more prompts, another --eval-fraction",
+        said = f"--eval-fraction {fraction} leaves {train} records to train on and {held_out} to evaluate on"
+        with refused(
+            DataError, said, "the data have 3 different prompts", "Give more prompts, another --eval-fraction"
         ):
-            assert part in str(caught.value)
+            split_by_prompt(items, fraction)

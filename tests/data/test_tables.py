@@ -13,6 +13,7 @@ from heedful import DataError
 from heedful.data import read_prompts
 from heedful.data.in_memory import write_records
 from heedful.data.messages import as_dict
+from jsonl import write_jsonl
 
 
 def tool(name, parameters):
@@ -47,8 +48,7 @@ def of(rows, features=None):
 
 
 def jsonl(rows, folder):
-    (folder / "数据.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-    return str(folder / "数据.jsonl")
+    return write_jsonl(folder / "数据.jsonl", rows)
 
 
 def in_parquet(data, folder):

@@ -10,6 +10,7 @@ from heedful.models import byte_tokenizer
 from heedful.models.tokenizer import set_defaults
 from heedful.rewards import Completion
 from heedful.types import plain_response, split_thinking
+from refusals import refused
 
 QUESTION = (Message("user", "一加一？"),)
 ASKED = "<|im_start|>user\n一加一？<|im_end|>\n<|im_start|>assistant\n"
@@ -253,21 +254,17 @@ def test_a_token_of_prompt_and_response_belongs_to_the_response(renderer):
 def test_a_template_that_renders_apart(renderer, name, response, fragments):
     """The report shows both sides token by token around the place where they part, which is marked."""
     own = renderer(name)
-    with pytest.raises(CheckpointError) as refused:
+    with refused(CheckpointError, "d:7: the chat template of ", *fragments) as error:
         check_rendering(own, [Sample(QUESTION, response, "d:7")])
-    message = str(refused.value)
-    assert message.startswith("d:7: the chat template of ")
-    for fragment in fragments:
-        assert fragment in message
+    message = str(error.value)
     rows = message.splitlines()[1:-1]
     parted = [row for row in rows if row.startswith(">")]
     assert len(parted) == 1
     ours, theirs = own.written_ids(QUESTION, response), own.whole_ids(QUESTION, response)
     index = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
     assert parted[0].split()[1:] == [str(index), *(repr(own.decode(ids[index : index + 1])) for ids in (ours, theirs))]
-    assert all(
-        repr(own.decode(ours[i : i + 1])) in message for i in range(max(0, index - 4), min(index + 5, len(ours)))
-    )
+    around = ours[max(0, index - 4) : index + 5]
+    assert [token for token in around if repr(own.decode([token])) not in message] == []
 
 
 def test_all_that_is_read_of_a_strange_template_is_its_own_rendering(renderer):

@@ -1,5 +1,7 @@
 """Responses of several turns, given beginnings of an answer, and conversations in an order of their own."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,26 +20,17 @@ ANSWER = {"role": "assistant", "content": "二"}
 SYSTEM = {"role": "system", "content": "简短"}
 
 
-@pytest.fixture
-def renderer(thinker):
-    return Renderer(AutoTokenizer.from_pretrained(thinker()))
-
-
-def span(renderer, ids, own):
-    """The texts of the runs of tokens that are learned."""
-    runs, current = [], []
-    for token, is_own in zip(ids, own, strict=True):
-        if is_own:
-            current.append(token)
-        elif current:
-            runs.append(renderer.decode(current))
-            current = []
-    return [*runs, renderer.decode(current)] if current else runs
-
-
 def spans(renderer, record, response=None):
+    """The text of a prompt, and the texts of the runs of tokens that are learned after it."""
     asked, said, own = renderer.written(record.prompt, response or record.response, prefill=record.prefill)
-    return renderer.decode(asked), span(renderer, said, own)
+    runs = itertools.groupby(zip(said, own, strict=True), key=lambda one: one[1])
+    learned = [renderer.decode([token for token, _ in run]) for is_own, run in runs if is_own]
+    return renderer.decode(asked), learned
+
+
+def text_of(completion):
+    """What a reward function reads of an answer, in raw text or in a conversation."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +72,7 @@ def test_of_a_response_with_a_tool_the_assistants_tokens_are_learned(written, re
     assert said[0].startswith("<tool_call>")
     assert said[0].endswith("</tool_call><|im_end|>")
     assert said[1] == "<think>\n\n</think>\n\n二<|im_end|>"
-    whole = renderer.decode([*renderer.written(pair.prompt, pair.responses[0]).response])
-    assert "结果2" in whole
+    assert "结果2" in renderer.decode([*renderer.written(pair.prompt, pair.responses[0]).response])
     assert "结果2" not in "".join(said)
 
 
@@ -164,20 +156,19 @@ def test_a_policy_continues_the_given_beginning_and_rewards_see_both(thinker):
     heedful.score(lambda prompts, completions, **_: seen.append((prompts, completions)) or [0.0] * 2, batch)
     ((prompts, completions),) = seen
     assert prompts[0] == prompts[1] == [USER]
-    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
-    assert texts[0].startswith("答案是")
-    assert not texts[1].startswith("答案是")
+    assert [text_of(one).startswith("答案是") for one in completions] == [True, False]
     asked = batch.ids[0, : -batch.mask.shape[1]][batch.attention_mask[0, : -batch.mask.shape[1]]].tolist()
     assert policy.tokenizer.decode(asked).endswith("</think>\n\n答案是")
     assert len(batch.completions[0].ids) <= 5
 
 
 def test_ppo_from_given_beginnings(written, thinker, tmp_path):
-    data = written("ppo.jsonl", [{"prompt": [USER, {"role": "assistant", "content": f"第{i}，"}]} for i in range(4)])
-    seen = []
+    beginnings = {f"第{i}，" for i in range(4)}
+    data = written("ppo.jsonl", [{"prompt": [USER, {"role": "assistant", "content": one}]} for one in beginnings])
+    seen = set()
 
     def begins(completions, **_):
-        seen.extend(one if isinstance(one, str) else one[-1]["content"] for one in completions)
+        seen.update(text_of(one)[:3] for one in completions)
         return [float(len(one)) for one in completions]
 
     config = heedful.PPOConfig(
@@ -185,4 +176,4 @@ def test_ppo_from_given_beginnings(written, thinker, tmp_path):
         rollout_batch_size=4, minibatch_size=4, kl_coef=0.0, rollouts="all",
     )  # fmt: skip
     heedful.train_ppo(config, rewards=[begins])
-    assert all(text.startswith("第") for text in seen)
+    assert seen == beginnings

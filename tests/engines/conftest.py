@@ -7,11 +7,12 @@ from architectures import DECODERS
 from cases import often
 from heedful import make_tiny_model
 from heedful.models import load_policy
+from sampling import sharpened
 
 
 @pytest.fixture(scope="session")
 def policies(tmp_path_factory):
-    """Policies by architecture, with weights so large that predictions are far from uniform. Read-only."""
+    """Policies by architecture. Read-only."""
     root = tmp_path_factory.mktemp("policies")
     loaded = {}
     for architecture in DECODERS:
@@ -20,9 +21,8 @@ def policies(tmp_path_factory):
             str(root / architecture), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=True
         )
         torch.manual_seed(11)
+        sharpened(policy.lm)
         with torch.no_grad():
-            for parameter in policy.lm.parameters():
-                parameter.mul_(5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
             policy.value_head.weight.normal_()
             policy.value_head.out.weight.normal_()
         loaded[architecture] = policy.eval()

@@ -10,19 +10,10 @@ from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralFo
 from heedful import ConfigError
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder, obstacle
 from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.models import Policy, byte_tokenizer
+from heedful.models import Policy
+from sampling import PAD, PROMPTS
 
-TOKENIZER = byte_tokenizer()
-PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
-PAD = 0
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def padded(prompts):
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    return ids, mask
 
 
 def recording(policy, *, capture=False, lm=None):
@@ -52,16 +43,13 @@ def decode(model, prompts, new_tokens):
 
 
 def generate(lm, prompts, new_tokens):
-    ids, mask = padded(prompts)
-    whole = lm.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        do_sample=False,
-        max_new_tokens=new_tokens,
-        eos_token_id=None,
-        pad_token_id=PAD,
-    )
-    return whole[:, ids.shape[1] :]
+    """The most likely responses, by transformers, to prompts that are padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    return lm.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=PAD
+    )[:, width:]  # fmt: skip
 
 
 def test_a_ragged_batch_is_generates_token_for_token(policy):
@@ -195,10 +183,7 @@ def other_attention(lm):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (
-            lambda _: BloomForCausalLM(BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2)),
-            "its attention is not heedful's",
-        ),
+        (lambda _: BloomForCausalLM(BloomConfig(**SMALL)), "its attention is not heedful's"),
         (lambda _: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)), "do not read all positions"),
         (lambda lm: other_attention(copy.deepcopy(lm)), "its attention is not heedful's"),
     ],

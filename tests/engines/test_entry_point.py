@@ -1,6 +1,5 @@
 """An installed package adds servers of its own kind: an entry point of the group ``heedful.engines``, no file of heedful."""
 
-import json
 import shutil
 import sys
 
@@ -57,11 +56,10 @@ def installed(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def _here(tmp_path, monkeypatch):
+def _here(tmp_path, monkeypatch, written):
     """A tiny model and prompts in the current folder."""
     make_tiny_model("gpt2", tmp_path / "tiny", hidden_size=16, max_length=64)
-    rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("你好", "ab", "cd", "ef"))
-    (tmp_path / "prompts.jsonl").write_text(rows, encoding="utf-8")
+    written("prompts.jsonl", [{"prompt": prompt} for prompt in ("你好", "ab", "cd", "ef")])
     monkeypatch.chdir(tmp_path)
 
 

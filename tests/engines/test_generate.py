@@ -17,44 +17,13 @@ from heedful.engines.decoder import SamplingModel
 from heedful.engines.generate import decode
 from heedful.engines.sampler import make_sampler
 from heedful.engines.teacher_forced import token_outputs
-from heedful.models import byte_tokenizer
 from heedful.types import MicroBatch
-
-TOKENIZER = byte_tokenizer()
-PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
-PAD, EOS = 0, 1
-
-
-def roll(
-    policy,
-    prompts=PROMPTS,
-    *,
-    stop_ids=(EOS,),
-    pad_id=PAD,
-    seed=0,
-    micro_batch_size=64,
-    micro_batch_tokens=None,
-    **options,
-):
-    generator = torch.Generator().manual_seed(seed)
-    return generate.generate(
-        policy,
-        prompts,
-        SamplingOptions(**options),
-        stop_ids=stop_ids,
-        pad_id=pad_id,
-        generator=generator,
-        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
-    )
-
-
-def responses(rollouts):
-    return rollouts.own_ids()
+from sampling import PAD, PROMPTS, TOKENIZER, greedy, roll
 
 
 def stops_midway(policy, **options):
     """Two tokens that end some responses early, some late and one not at all, found by sampling without an end."""
-    free = responses(roll(policy, response_length="fixed", **options))
+    free = roll(policy, response_length="fixed", **options).own_ids()
     for pair in itertools.combinations(sorted({token for response in free for token in response}), 2):
         ends = [next((i for i, token in enumerate(r) if token in pair), None) for r in free]
         found = {end for end in ends if end is not None and end + 1 < len(free[0])}
@@ -63,26 +32,12 @@ def stops_midway(policy, **options):
     raise AssertionError("no stop tokens found that end the responses at different places")
 
 
-def generate_one(policy, prompt, stop_ids, max_new_tokens):
-    """Greedy decoding of one unpadded row by transformers."""
-    ids = torch.tensor([prompt])
-    output = policy.lm.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=list(stop_ids),
-        pad_token_id=PAD,
-    )
-    return output[0, len(prompt) :].tolist()
-
-
 def test_greedy_is_generate_token_for_token(policy):
     """In one ragged batch, with two stop ids that end rows at different steps."""
     stop_ids = stops_midway(policy, temperature=0.0, max_new_tokens=24)
     rollouts = roll(policy, stop_ids=stop_ids, temperature=0.0, max_new_tokens=24)
-    expected = [generate_one(policy, prompt, stop_ids, 24) for prompt in PROMPTS]
-    assert responses(rollouts) == expected
+    expected = [greedy(policy.lm, prompt, 24, stop_ids) for prompt in PROMPTS]
+    assert rollouts.own_ids() == expected
     assert rollouts.truncated.tolist() == [response[-1] not in stop_ids for response in expected]
     assert len(set(map(len, expected))) >= 3
 
@@ -92,18 +47,18 @@ def test_a_row_does_not_depend_on_its_batch(policy, filters):
     """Every row has its own uniform numbers: one at a time, within so many tokens and all together are the same."""
     stop_ids = stops_midway(policy, max_new_tokens=24, **filters)
     together = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **filters)
-    for limit in ({"micro_batch_size": 1}, {"micro_batch_tokens": 70}):
+    for limit in ({"rows": 1}, {"tokens": 70}):
         other = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **limit, **filters)
-        assert responses(other) == responses(together)
+        assert other.own_ids() == together.own_ids()
         assert torch.equal(other.batch.ids, together.batch.ids)
         assert torch.equal(other.truncated, together.truncated)
         torch.testing.assert_close(other.logprobs, together.logprobs, rtol=1e-5, atol=1e-5)
-    assert len(set(map(len, responses(together)))) >= 3
+    assert len(set(map(len, together.own_ids()))) >= 3
 
 
 def test_samples_are_the_inverse_of_the_cumulative_distribution(policy):
     """Against plain transformers without a cache: each token is the first whose cumulative probability passes u."""
-    rollouts = roll(policy, stop_ids=(), temperature=0.7, max_new_tokens=8, seed=3)
+    rollouts = roll(policy, temperature=0.7, max_new_tokens=8, seed=3)
     uniforms = torch.rand(len(PROMPTS), 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for row, prompt in enumerate(PROMPTS):
         ids = list(prompt)
@@ -111,7 +66,7 @@ def test_samples_are_the_inverse_of_the_cumulative_distribution(policy):
             with torch.no_grad():
                 logits = policy.lm(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.7
             ids.append(int((logits.softmax(-1).cumsum(-1) <= uniforms[row, step]).sum()))
-        assert responses(rollouts)[row] == ids[len(prompt) :]
+        assert rollouts.own_ids()[row] == ids[len(prompt) :]
 
 
 def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy):
@@ -129,15 +84,14 @@ def test_filters_shape_what_is_drawn(policy):
 
     def ranks(rollouts):
         for row, prompt in enumerate(PROMPTS):
-            response = responses(rollouts)[row]
+            response = rollouts.own_ids()[row]
             with torch.no_grad():
                 logits = policy.lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
             yield from (logits > logits.gather(1, torch.tensor(response).unsqueeze(1))).sum(1).tolist()
 
-    options = {"stop_ids": (), "max_new_tokens": 16}
-    assert set(ranks(roll(policy, top_k=3, **options))) == {0, 1, 2}
-    assert set(ranks(roll(policy, top_p=1e-9, **options))) == {0}
-    assert max(ranks(roll(policy, **options))) > 2
+    assert set(ranks(roll(policy, top_k=3, max_new_tokens=16))) == {0, 1, 2}
+    assert set(ranks(roll(policy, top_p=1e-9, max_new_tokens=16))) == {0}
+    assert max(ranks(roll(policy, max_new_tokens=16))) > 2
 
 
 def test_a_response_ends_with_its_stop_token(policies):
@@ -145,13 +99,11 @@ def test_a_response_ends_with_its_stop_token(policies):
     stop_ids = stops_midway(policy, max_new_tokens=24)
     fixed = roll(policy, stop_ids=stop_ids, response_length="fixed", max_new_tokens=24)
     assert (fixed.lengths.tolist(), fixed.truncated.all()) == ([24] * len(PROMPTS), True), "which ignores stop tokens"
-    free = responses(fixed)
     rollouts = roll(policy, stop_ids=stop_ids, max_new_tokens=24)
-    with_stop = rollouts.own_ids()
-    for row, whole in enumerate(free):
+    for row, whole in enumerate(fixed.own_ids()):
         end = next((i for i, token in enumerate(whole) if token in stop_ids), None)
         expected = whole if end is None else whole[: end + 1]
-        assert with_stop[row] == expected
+        assert rollouts.own_ids()[row] == expected
         assert bool(rollouts.truncated[row]) == (end is None)
         assert rollouts.lengths[row] == len(expected) == rollouts.batch.response_mask[row].sum()
     assert set(rollouts.truncated.tolist()) == {True, False}
@@ -160,11 +112,11 @@ def test_a_response_ends_with_its_stop_token(policies):
 def test_a_stop_token_at_the_last_allowed_place_is_no_truncation(policies):
     """One row, so that a shorter limit reads the same uniform numbers."""
     options = {"seed": 5, "prompts": PROMPTS[:1]}
-    free = responses(roll(policies["gpt2"], response_length="fixed", max_new_tokens=8, **options))[0]
+    free = roll(policies["gpt2"], response_length="fixed", max_new_tokens=8, **options).own_ids()[0]
     n = next(i for i in range(1, 8) if free[i] not in free[:i])
     for stop, truncated in ((free[n], False), (261, True)):
         rollouts = roll(policies["gpt2"], stop_ids=(stop,), max_new_tokens=n + 1, **options)
-        assert responses(rollouts) == [free[: n + 1]]
+        assert rollouts.own_ids() == [free[: n + 1]]
         assert rollouts.truncated.tolist() == [truncated]
 
 
@@ -185,7 +137,7 @@ def test_rows_are_sampled_in_order_of_length_within_the_limits(policies, monkeyp
     """A prompt takes the room of the longest beside it, and max_new_tokens more; one that has too many goes by itself."""
     seen = noted(monkeypatch)
     asked = [[7] * length for length in (30, 2, 17, 2, 25, 3, 40, 16)]
-    roll(policies["gpt2"], asked, max_new_tokens=4, stop_ids=(), micro_batch_size=rows, micro_batch_tokens=tokens)
+    roll(policies["gpt2"], asked, max_new_tokens=4, rows=rows, tokens=tokens)
     assert [len(prompt) for part in seen for prompt in part] == sorted(map(len, asked))
     assert len(seen) > 1
     for part in seen:
@@ -202,7 +154,7 @@ def test_the_seed_decides_and_the_global_random_state_is_neither_read_nor_moved(
     again, other = (roll(policies["gpt2"], max_new_tokens=8, seed=seed) for seed in (0, 1))
     assert torch.equal(first.batch.ids, again.batch.ids)
     assert torch.equal(first.logprobs, again.logprobs)
-    assert responses(first) != responses(other)
+    assert first.own_ids() != other.own_ids()
 
 
 def test_padding_with_the_end_of_sequence_token(policies):
@@ -210,7 +162,7 @@ def test_padding_with_the_end_of_sequence_token(policies):
     policy = policies["gpt2"]
     stop = stops_midway(policy, max_new_tokens=24)[0]
     with_pad, with_stop = (roll(policy, stop_ids=(stop,), pad_id=pad, max_new_tokens=24) for pad in (PAD, stop))
-    assert responses(with_pad) == responses(with_stop)
+    assert with_pad.own_ids() == with_stop.own_ids()
     assert torch.equal(with_pad.batch.attention_mask, with_stop.batch.attention_mask)
     assert torch.equal(with_pad.truncated, with_stop.truncated)
     assert torch.equal(with_pad.logprobs, with_stop.logprobs)
@@ -220,7 +172,7 @@ def test_the_weights_are_copied_once_for_all_micro_batches(policies, monkeypatch
     """In half precision a copy converts every matrix."""
     copies, right = [], decoder.inference_copy
     monkeypatch.setattr(decoder, "inference_copy", lambda *a: copies.append(1) or right(*a))
-    roll(policies["llama"], max_new_tokens=4, micro_batch_size=2)
+    roll(policies["llama"], max_new_tokens=4, rows=2)
     assert len(PROMPTS) > 2
     assert len(copies) == 1
 
@@ -252,12 +204,12 @@ def test_a_sampler_reads_responses_as_text(policies):
     policy, renderer = policies["qwen3"], Renderer(TOKENIZER)
     prompts = [EncodedPrompt(Prompt(str(i), "x:1"), ids) for i, ids in enumerate(PROMPTS)]
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
-    assert sampler.stop_ids == (EOS, TOKENIZER.convert_tokens_to_ids("<|end|>"))
+    assert sampler.stop_ids == (TOKENIZER.eos_token_id, TOKENIZER.convert_tokens_to_ids("<|end|>"))
     policy = copy.deepcopy(policy)
     policy.lm.generation_config.eos_token_id = list(stops_midway(policy, max_new_tokens=12))
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
     rollouts = sampler.generate(policy, prompts, torch.Generator().manual_seed(0))
-    assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
+    assert rollouts.own_ids() == roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12).own_ids()
     for row, (completion, ids) in enumerate(zip(rollouts.completions, rollouts.own_ids(), strict=True)):
         assert completion.ids == (ids if completion.truncated else ids[:-1])
         assert completion.prompt is prompts[row].prompt
@@ -270,7 +222,7 @@ def test_half_precision_logits_are_read_in_float32(policies):
     """The sampler's log-probs are those of the same bfloat16 pass of transformers, summed in float32."""
     policy = copy.deepcopy(policies["llama"])
     policy.compute_dtype = torch.bfloat16
-    rollouts = roll(policy, PROMPTS[:1], stop_ids=(), max_new_tokens=1)
+    rollouts = roll(policy, PROMPTS[:1], max_new_tokens=1)
     ids = torch.tensor(PROMPTS[:1])
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         logits = policy.lm(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1]

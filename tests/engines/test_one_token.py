@@ -16,10 +16,9 @@ from heedful.engines.one_token import OneToken
 from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
 from heedful.kernels.weights import inference_copy, join_matrices, refresh
-from heedful.models import Policy, add_adapters, byte_tokenizer
+from heedful.models import Policy, add_adapters
+from sampling import PROMPTS, TOKENIZER
 
-TOKENIZER = byte_tokenizer()
-PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
 SHAPE = {
     "vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,

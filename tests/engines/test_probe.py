@@ -1,7 +1,5 @@
 """Models with recurrent states are sampled as they are trained; a model that is not is refused before anything is written."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
@@ -21,19 +19,16 @@ from transformers import (
 
 from cases import often, pairs_often
 from heedful import CheckpointError, SFTConfig, train_sft
-from heedful.configs.options import SamplingOptions
 from heedful.engines import probe
-from heedful.engines.decoder import Decoder, SamplingModel
-from heedful.engines.generate import generate
 from heedful.engines.probe import PROVEN, check_sampling
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels.attention import use_attention
 from heedful.kernels.packing import hidden_states
-from heedful.models import Policy, byte_tokenizer
+from heedful.models import Policy
 from heedful.types import MicroBatch
+from jsonl import write_jsonl
+from sampling import PROMPTS, TOKENIZER, roll, sharpened
 
-TOKENIZER = byte_tokenizer()
-PROMPTS = [TOKENIZER(text).input_ids for text in ("今天天气怎么样？", "a", "你好", "Hi! ")]
 TOKENS = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
 SHAPE = TOKENS | {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -67,12 +62,8 @@ REFUSED = {
 
 
 def made(config, dtype=torch.float32):
-    """A policy with weights so large that predictions are far from uniform."""
     lm = BertGenerationDecoder(config) if config is BERT else Auto.from_config(config)
-    with torch.no_grad():
-        for parameter in lm.parameters():
-            parameter.mul_(5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
-    return Policy(use_attention(lm.eval()), compute_dtype=dtype)
+    return Policy(use_attention(sharpened(lm)), compute_dtype=dtype)
 
 
 @pytest.fixture(params=often([*WITH_STATES], ["qwen3_next", "jamba", "mamba"]))
@@ -82,23 +73,10 @@ def with_states(request):
 
 def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
     """With every prompt twice, padding on the left, and rows that are let go on the way."""
-    generator = torch.Generator().manual_seed(3)
-    options = SamplingOptions(max_new_tokens=24)
-    rollouts = generate(with_states, PROMPTS * 2, options, stop_ids=range(20), pad_id=0, generator=generator)
+    rollouts = roll(with_states, PROMPTS * 2, stop_ids=range(20), seed=3, max_new_tokens=24)
     assert len(set(rollouts.lengths.tolist())) > 1
     again = token_outputs(with_states, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(4, 1000)).logprobs
     torch.testing.assert_close(rollouts.logprobs, again, rtol=0, atol=1e-4)
-
-
-def test_padding_leaves_no_trace_in_a_state(with_states):
-    """A row beside a longer one, and by itself: the same logits, first and later."""
-    batch, alone = (Decoder(SamplingModel(with_states), num_rows=4, longest=64, pad_id=0) for _ in range(2))
-    token = torch.tensor([77])
-    found, expected = batch.read_prompts(PROMPTS)[1:2], alone.read_prompts(PROMPTS[1:2])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    for _ in range(6):
-        found = batch.read_tokens(token.expand(len(PROMPTS)))[1:2]
-        torch.testing.assert_close(found, alone.read_tokens(token), rtol=0, atol=1e-4)
 
 
 def test_padding_behind_leaves_no_trace_in_training(with_states):
@@ -179,10 +157,9 @@ def test_sft_says_so_before_it_writes_and_trains_without_samples(tmp_path):
     lm.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
     records = [{"prompt": f"问{i}", "completion": "答。" * (i + 1)} for i in range(4)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
     settings = {
-        "model": str(tmp_path / "model"), "data": str(tmp_path / "data.jsonl"), "output": tmp_path / "run",
-        "eval_fraction": 0.0, "batch_size": 2, "max_steps": 2, "device": "cpu", "dtype": "float32",
+        "model": str(tmp_path / "model"), "data": write_jsonl(tmp_path / "data.jsonl", records), "eval_fraction": 0.0,
+        "output": tmp_path / "run", "batch_size": 2, "max_steps": 2, "device": "cpu", "dtype": "float32",
     }  # fmt: skip
     with pytest.raises(CheckpointError, match="RwkvForCausalLM would sample with other probabilities"):
         train_sft(SFTConfig(**settings))

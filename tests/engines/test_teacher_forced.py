@@ -7,11 +7,10 @@ import torch
 
 from heedful.data.batches import collate
 from heedful.engines.teacher_forced import micro_batches, token_outputs, token_values
-from heedful.models import ValueModel, byte_tokenizer
+from heedful.models import ValueModel
 from heedful.types import MicroBatch
+from sampling import PROMPTS, TOKENIZER
 
-TOKENIZER = byte_tokenizer()
-PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
 RESPONSES = [[*TOKENIZER(text).input_ids, 1] for text in ("很好！", "晴", "🙂 ok, 当然", "", "bye")]
 BATCH = collate(PROMPTS, RESPONSES, pad_id=1)
 

@@ -3,9 +3,14 @@
 import json
 
 
+def lines(records):
+    """These records as a file has them, a line each."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
 def write_jsonl(path, records):
     """Write a file of these records; its path as a text."""
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    path.write_text(lines(records), encoding="utf-8")
     return str(path)
 
 

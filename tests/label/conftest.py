@@ -1,5 +1,6 @@
 """Projects in memory and on the disk, with a clock that the test sets."""
 
+import contextlib
 import itertools
 import sqlite3
 from pathlib import Path
@@ -15,7 +16,7 @@ ANSWERS = {
     "pair": {"preferred": 0, "strength": 3, "both_bad": False},
     "ranking": {"ranks": [1, 2, 2]},
     "rating": {"rating": 6, "flags": ["hallucination"]},
-    "demonstration": {"text": "猫是动物。"},
+    "demonstration": {"text": "猫是动物。\u2028🐈"},
     "correction": {"text": "better 🐈"},
 }
 """An answer to each task but chat."""
@@ -116,6 +117,21 @@ def items():
 def answers():
     """An answer to each task but chat."""
     return ANSWERS
+
+
+@pytest.fixture
+def new_project(tmp_path):
+    """``new_project(**settings)``: on the disk, with the annotators p2 (张伟) and p3 (Ada). Without overlap and repeats."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**settings):
+            settings = ProjectSettings(**{"overlap": 0, "repeats": 0} | settings)
+            made = stack.enter_context(Project.create(tmp_path / "项目", settings))
+            for name in ("张伟", "Ada"):
+                made.add_person(name, "annotator")
+            return made
+
+        yield make
 
 
 @pytest.fixture

@@ -227,11 +227,8 @@ def test_identity_the_interval_is_that_of_the_library(groups):
 
 MISTAKES = {
     "interval without the design effect": ("n / max(1.0, variance", "n / min(1.0, variance", "golden_share"),
-    "interval of few that seem many": (
-        "max(1.0, variance",
-        "(variance",
-        "golden_share_of_groups_that_are_unlike_inside",
-    ),
+    "interval of few that seem many":
+        ("max(1.0, variance", "(variance", "golden_share_of_groups_that_are_unlike_inside"),
     "groups that are empty count": ("for group in groups if group]", "for group in groups]", "golden_share"),
     "interval of independent values": ("len(groups) > 1 and squares > 0", "False", "golden_share"),
     "mean of the groups": ("in group) / n\n    sq", "in group) / len(groups)\n    sq", "golden_share"),
@@ -239,42 +236,24 @@ MISTAKES = {
     "a split is a majority": ("first[0][1] > first[1][1]", "first[0][1] >= first[1][1]", "golden_majority"),
     "chance from one person": ("first[c] * second[c]", "first[c] * first[c]", "golden_cohen"),
     "agreement not corrected": ("in pairs) - by_chance)", "in pairs))", "golden_cohen"),
-    "cohen 1 if not defined": (
-        "== n * n:\n        return None",
-        "== n * n:\n        return 1.0",
-        "what_is_not_defined_of_two_people_is_none",
-    ),
+    "cohen 1 if not defined":
+        ("== n * n:\n        return None", "== n * n:\n        return 1.0", "what_is_not_defined_of_two_people_is_none"),
     "fleiss: pairs with themselves": ("k * (k - 1)", "k * k", "golden_fleiss_1971"),
-    "fleiss: chance by values, not by units": (
-        "+= k / n / len(counts)",
-        "+= k / sum(sizes)",
-        "golden_fleiss_with_units_of_different_size",
-    ),
-    "fleiss: everybody alike is 1": (
-        "in count}) < 2:\n        return None",
-        "in count}) < 2:\n        return 1.0",
-        "what_is_not_defined_is_none",
-    ),
+    "fleiss: chance by values, not by units":
+        ("+= k / n / len(counts)", "+= k / sum(sizes)", "golden_fleiss_with_units_of_different_size"),
+    "fleiss: everybody alike is 1":
+        ("in count}) < 2:\n        return None", "in count}) < 2:\n        return 1.0", "what_is_not_defined_is_none"),
     "single values count": ("if len(values) > 1]", "if len(values) > -1]", "golden_alpha_by_hand"),
-    "alpha: chance as if with replacement": (
-        "/ (totals.total() - 1)",
-        "/ totals.total()",
-        "golden_alpha_of_krippendorff_2011",
-    ),
+    "alpha: chance as if with replacement":
+        ("/ (totals.total() - 1)", "/ totals.total()", "golden_alpha_of_krippendorff_2011"),
     "alpha: large units weigh more": ("/ (count.total() - 1)", "/ 1", "golden_alpha_by_hand"),
-    "alpha: everybody alike is 1": (
-        "if len(totals) < 2:\n        return None",
-        "if len(totals) < 2:\n        return 1.0",
-        "what_is_not_defined_is_none",
-    ),
+    "alpha: everybody alike is 1":
+        ("len(totals) < 2:\n        return None", "len(totals) < 2:\n        return 1.0", "what_is_not_defined_is_none"),
     "interval: not squared": ("float(k - c) ** 2", "float(k - c)", "golden_alpha_of_krippendorff_2011"),
     "ordinal: without halves": (" + totals[c] / 2 for", " for", "golden_alpha_of_krippendorff_2011"),
-    "ordinal: ranks in place of counts": (
-        "sum(totals[g] for g in values[:i]) + totals[c] / 2",
-        "i",
-        "golden_alpha_of_krippendorff_2011",
-    ),
-}
+    "ordinal: ranks in place of counts":
+        ("sum(totals[g] for g in values[:i]) + totals[c] / 2", "i", "golden_alpha_of_krippendorff_2011"),
+}  # fmt: skip
 """What is put into the module: old text, new text, and the test that must notice."""
 
 

@@ -8,6 +8,8 @@ from heedful import ConfigError, DataError
 from heedful.apps.label import Project, export_project, project_statistics
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from labelling import send
+from refusals import refused
 
 HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"
 HONEST = "{name: 诚实, labels: [no, 部分, 是], required: false}"
@@ -15,18 +17,8 @@ PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 
 
 @pytest.fixture
-def project(tmp_path):
-    settings = ProjectSettings(name="标准", overlap=0, repeats=0, criteria=(HELPFUL, HONEST))
-    with Project.create(tmp_path / "p", settings) as made:
-        made.add_person("张伟", "annotator")
-        made.add_person("Ada", "annotator")
-        yield made
-
-
-def say(project, person, answer, **more):
-    held = project.next_item(person)
-    nonce = f"{len(project.events())}-{person}"
-    return project.label(person, held.item.item_id, answer, nonce=nonce, seconds=1, **more)
+def project(new_project):
+    return new_project(criteria=(HELPFUL, HONEST))
 
 
 def test_a_project_is_made_with_criteria_and_reads_them_back(tmp_path):
@@ -40,11 +32,7 @@ def test_a_project_is_made_with_criteria_and_reads_them_back(tmp_path):
         assert said == ("helpful", (1, 2, 3, 4, 5), "Does it help?", True)
         assert (honest.name, honest.values, honest.required) == ("诚实", ("no", "部分", "是"), False)
         again = project.settings
-    by_hand = (
-        text[: text.index("criteria:")]
-        + "criteria: [{name: helpful, scale: 5, question: 'Does it help?'}, "
-        + ("{name: 诚实, labels: [no, 部分, 是], required: no}]\n".replace("no}", "false}"))
-    )
+    by_hand = f"{text[: text.index('criteria:')]}criteria: [{HELPFUL}, {HONEST}]\n"
     (folder / "project.yaml").write_text(by_hand, encoding="utf-8")
     with Project.open(folder) as project:
         assert project.settings == again
@@ -70,10 +58,8 @@ WRONG = [
 def test_criteria_that_cannot_be(tmp_path):
     for text, fragment in WRONG:
         (tmp_path / "project.yaml").write_text(f"name: 猫\noverlap: 0\ncriteria: {text}\n", encoding="utf-8")
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError, "project.yaml:3: ", fragment):
             Project.open(tmp_path)
-        assert fragment in str(caught.value)
-        assert "project.yaml:3: " in str(caught.value)
 
 
 SAID = [
@@ -92,16 +78,15 @@ def test_what_is_said_is_checked(project, item, tmp_path):
     project.add_items([item("pair", "问", "甲", "乙")])
     for criteria, fragment in SAID:
         answer = PAIR if criteria is None else {**PAIR, "criteria": criteria}
-        with pytest.raises(DataError) as caught:
-            say(project, "p2", answer)
-        assert fragment in str(caught.value)
+        with refused(DataError, fragment):
+            send(project, "p2", answer)
     assert project.labels() == []
     project.add_labels("p3", [(project.items()[0].item_id, PAIR)])
     assert "criteria" not in project.labels()[0].event.content["answer"]
     with Project.create(tmp_path / "without", ProjectSettings(overlap=0)) as other:
         other.add_items([item("pair", "问", "甲", "乙")])
         with pytest.raises(DataError, match="has no field 'criteria'"):
-            say(other, "p1", {**PAIR, "criteria": [{}, {}]})
+            send(other, "p1", {**PAIR, "criteria": [{}, {}]})
 
 
 def test_criteria_follow_their_answers_from_the_screen_to_the_export(project, item):
@@ -118,8 +103,8 @@ def test_criteria_follow_their_answers_from_the_screen_to_the_export(project, it
     project.label("p2", held.item.item_id, answer, nonce="3", seconds=1, token=held.token)
     (label,) = project.labels()
     assert [label.event.content["answer"]["criteria"][at] for at in held.order] == by_place
-    say(project, "p2", {"ranks": [2, 1, 2], "criteria": [{"helpful": n} for n in (2, 5, 1)]})
-    say(project, "p2", {"rating": 6, "flags": [], "criteria": [{"helpful": 4, "诚实": "no"}]})
+    send(project, "p2", {"ranks": [2, 1, 2], "criteria": [{"helpful": n} for n in (2, 5, 1)]})
+    send(project, "p2", {"rating": 6, "flags": [], "criteria": [{"helpful": 4, "诚实": "no"}]})
     files = export_project(project).files
     records = {
         name: [json.loads(line) for line in content.decode().splitlines()]
@@ -149,7 +134,7 @@ def test_statistics_by_criterion(project, item, capsys):
     for person, values in (("p2", ((5, 4), (1, 3))), ("p3", ((5, 2), (1, 3)))):
         for first, second in values:
             criteria = [{"helpful": first, "诚实": "是"}, {"helpful": second}]
-            say(project, person, {**PAIR, "criteria": criteria})
+            send(project, person, {**PAIR, "criteria": criteria})
     found = project_statistics(project)["criteria"]
     assert list(found) == ["helpful", "诚实"]
     helpful, honest = found["helpful"], found["诚实"]

@@ -1,6 +1,5 @@
 """The commands, from a new project to a reward model: what people said is trained on without a change."""
 
-import itertools
 import json
 
 import pytest
@@ -8,6 +7,8 @@ import pytest
 from heedful.apps.label import Project
 from heedful.cli.main import main
 from heedful.data import read_demonstrations, read_labelled, read_rankings
+from jsonl import write_jsonl
+from labelling import send
 
 NASTY = "汉字 🙂\u2028新行 \u202eabc\u202c"
 
@@ -39,7 +40,7 @@ def test_from_a_new_project_to_a_reward_model(command, tiny, tmp_path):
     records += [{"prompt": [{"role": "user", "content": f"你 {i}"}], "responses": ["甲", "乙", "丙"]} for i in range(8)]
     records += [{"prompt": f"写 {i}"} for i in range(6)]
     records += [{"prompt": f"评 {i}", "completion": "x", "feedback": {"task": "rating"}} for i in range(6)]
-    data.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    write_jsonl(data, records)
 
     command("label", "new", project, "--repeats", "0", "--overlap", "0.5", "--seed", "0")
     assert "Nothing was added" in command("label", "import", project, "--data", data, "--preview")
@@ -52,12 +53,10 @@ def test_from_a_new_project_to_a_reward_model(command, tiny, tmp_path):
 
     assert "There is nothing to train on yet" in command("label", "export", project, "--output", tmp_path / "empty")
 
-    number = itertools.count()
     with Project.open(project) as opened:
         for person in (opened.add_person(name, "annotator").person_id for name in ("安娜", "博")):
             while (held := opened.next_item(person)) is not None:
-                nonce = f"{next(number)}"
-                opened.label(person, held.item.item_id, answer_to(held.item), nonce=nonce, seconds=2)
+                send(opened, person, answer_to(held.item))
 
     said = command("label", "stats", project, "--output", tmp_path / "stats.json")
     assert "Agreement, pair: 100.0 %" in said
@@ -113,9 +112,9 @@ def test_labels_of_a_file_and_what_cannot_be_used(command, capsys, tmp_path):
 
 def test_answers_that_are_all_the_same_are_left_out_with_a_line(command, tmp_path):
     """As `heedful sample` writes them of a model that is sure; the file was refused whole."""
-    project, data = tmp_path / "p", tmp_path / "答.jsonl"
+    project = tmp_path / "p"
     rows = [{"prompt": f"问{i}", "responses": ["好"] * 4 if i < 5 else ["好", "坏", "好", "行"]} for i in range(8)]
-    data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    data = write_jsonl(tmp_path / "答.jsonl", rows)
     command("label", "new", project)
     for flags in (("--preview",), ()):
         said = command("label", "import", project, "--data", data, *flags)

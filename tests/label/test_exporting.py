@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import itertools
 import json
 import zipfile
 from dataclasses import replace
@@ -28,13 +27,11 @@ from heedful.apps.label.records import Event, LabelledItem, Person, Snapshot
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
+from jsonl import lines, write_jsonl
+from labelling import send
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
 ALL = ExportOptions(eval_fraction=0)
-
-
-def lines(*records):
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def records_of(exported, name):
@@ -57,15 +54,14 @@ def person_of(project, name="安娜", standing="active"):
 
 def label_all(project, person, answers):
     """Label as the page does; ``answers`` is by prompt."""
-    number = itertools.count()
     while (held := project.next_item(person)) is not None:
-        prompt, nonce = held.item.prompt, f"{person}-{next(number)}"
+        prompt = held.item.prompt
         answer, *flags = answers[prompt if isinstance(prompt, str) else prompt[0]["content"]]
-        project.label(person, held.item.item_id, answer, nonce=nonce, seconds=3, flags=flags, comment="")
+        send(project, person, answer, flags=flags, comment="")
 
 
 def add_records(project, *records, **options):
-    return add(project, read_items_text(lines(*records), options=ImportOptions(**options)))
+    return add(project, read_items_text(lines(records), options=ImportOptions(**options)))
 
 
 FIRST = {"preferred": 0, "strength": 3, "both_bad": False}
@@ -120,16 +116,10 @@ def test_what_each_task_becomes(project):
     assert none.manifest["notes"] == [], "where none has one, there is nothing to say"
     feedback = preferences[0]["feedback"]
     assert feedback == {
-        "event": feedback["event"],
-        "item": item_id("pair", "pair 一", (Candidate(NASTY), Candidate("y"))),
-        "person": "p2",
-        "task": "pair",
-        "round": 1,
-        "chosen_by": "import",
-        "strength": 3,
-        "flags": ["unsafe"],
+        "event": feedback["event"], "item": item_id("pair", "pair 一", (Candidate(NASTY), Candidate("y"))), "person": "p2",
+        "task": "pair", "round": 1, "chosen_by": "import", "strength": 3, "flags": ["unsafe"],
         "sources": [{"model": "m1"}, None],
-    }
+    }  # fmt: skip
     pairs = records_of(made, "pairs.train.jsonl")
     assert [(one["chosen"], one["rejected"]) for one in pairs] == [
         (NASTY, "y"), ("y", "x"), ("x", "y"), ("z", "x"), ("z", "y"), ("better", "x"),
@@ -278,7 +268,7 @@ def test_every_label_of_an_item_is_a_record(tmp_path):
 
 
 def test_no_margins_are_no_imported_margins_either(project):
-    text = lines({"prompt": "问\u2028", "chosen": "好", "rejected": "不", "margin": 0.5})
+    text = lines([{"prompt": "问\u2028", "chosen": "好", "rejected": "不", "margin": 0.5}])
     add(project, read_items_text(text), with_labels=True)
     for margin, expected in {"none": None, "small": 0.5, "large": 0.5}.items():
         (record,) = records_of(export_project(project, ExportOptions(0, margin)), "preferences.train.jsonl")
@@ -433,7 +423,7 @@ def imported_labels(imported):
 @given(data=st.data())
 def test_import_and_export_is_the_identity(data, records, name):
     given_records = data.draw(st.lists(records, min_size=1, max_size=3, unique_by=identified))
-    imported = read_items_text(lines(*given_records))
+    imported = read_items_text(lines(given_records))
     made = export(Snapshot(imported.items, list(imported_labels(imported))), ALL)
     assert without_feedback(records_of(made, f"{name}.train.jsonl")) == given_records
 
@@ -467,22 +457,15 @@ def test_a_whole_project_goes_round(project, tmp_path):
     }
     readers = {"pairs": (read_rankings, "preferences"), "labelled": (read_labelled, "labelled")}
     for name, records in shapes.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(lines(*records), encoding="utf-8")
-        assert add(project, read_items(str(path)), with_labels=True) == {
-            "items": len(records),
-            "labels": len(records),
-            "against": 0,
-        }
-        assert add(project, read_items(str(path)), with_labels=True) == {"items": 0, "labels": 0, "against": 0}
+        path, count = write_jsonl(tmp_path / f"{name}.jsonl", records), len(records)
+        assert add(project, read_items(path), with_labels=True) == {"items": count, "labels": count, "against": 0}
+        assert add(project, read_items(path), with_labels=True) == {"items": 0, "labels": 0, "against": 0}
         export_project(project, ALL).write(tmp_path / "导出", project.folder, overwrite=True)
         read, file = readers[name]
-        there, back = read(str(path)), read(str(tmp_path / "导出" / f"{file}.train.jsonl"))
+        there, back = read(path), read(str(tmp_path / "导出" / f"{file}.train.jsonl"))
         assert [vars(one) | {"source": ""} for one in there] == [vars(one) | {"source": ""} for one in back]
-    demonstrations = read_items_text(
-        lines({"prompt": turn, "completion": NASTY}), options=ImportOptions(task="demonstration")
-    )
-    add(project, demonstrations, with_labels=True)
+    text = lines([{"prompt": turn, "completion": NASTY}])
+    add(project, read_items_text(text, options=ImportOptions(task="demonstration")), with_labels=True)
     made = export_project(project, ALL)
     made.write(tmp_path / "导出", project.folder, overwrite=True)
     (demonstration,) = read_demonstrations(str(tmp_path / "导出" / "demonstrations.train.jsonl"))

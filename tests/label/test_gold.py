@@ -1,7 +1,6 @@
 """Gold questions: in everybody's whole work, told to nobody, counted by themselves, trained on only if that is asked."""
 
 import itertools
-import json
 
 import pytest
 
@@ -10,14 +9,16 @@ from heedful.apps.label import ExportOptions, ImportOptions, Project, export_pro
 from heedful.apps.label.importing import add, read_items_text
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from jsonl import lines
+from labelling import send
+from refusals import refused
 
 RIGHT = {"preferred": 0, "strength": 3, "both_bad": False}
 WRONG = {"preferred": 1, "strength": 3, "both_bad": False}
 
 
 def gold_file(count):
-    records = [{"prompt": f"质检 {i}", "chosen": "对 😀", "rejected": "错"} for i in range(count)]
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records)
+    return lines({"prompt": f"质检 {i}", "chosen": "对 😀", "rejected": "错"} for i in range(count))
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def work_through(project, person="p2", answer=lambda _: RIGHT, most=10_000):
     """Label what a person is given; return for each whether it was a gold question."""
     given = []
     while len(given) < most and (held := project.next_item(person)) is not None:
-        project.label(person, held.item.item_id, answer(held.item), nonce=f"{len(project.events())}", seconds=1)
+        send(project, person, answer(held.item))
         given.append(held.item.gold is not None)
     return given
 
@@ -67,10 +68,9 @@ def test_few_questions_last_for_the_whole_work_and_the_share_is_the_most(make):
 def test_everybody_gets_them_and_the_work_is_shared(make):
     project = make(120, 12)
     added = [project.add_person(name, "annotator", standing) for name, standing in (("Ada", None), ("评", "held-out"))]
-    people = ["p2", *(one.person_id for one in added)]
-    counts = dict.fromkeys(people, 0)
-    while any(found := [(one, work_through(project, one, most=1)) for one in people]) and any(g for _, g in found):
-        for one, given in found:
+    counts = dict.fromkeys(["p2", *(one.person_id for one in added)], 0)
+    while any(found := {one: work_through(project, one, most=1) for one in counts}.values()):  # in turn
+        for one, given in zip(counts, found, strict=True):
             counts[one] += sum(given)
     assert all(5 <= count <= 12 for count in counts.values()), counts
     work = [one for one in project.labels() if one.item.gold is None and one.person.standing == "active"]
@@ -81,8 +81,7 @@ def test_what_the_page_counts_does_not_tell(make):
     """With every label one more is done and one fewer is left, whatever it was."""
     project = make(60, 6)
     seen = [project.progress("p2")]
-    while (held := project.next_item("p2")) is not None:
-        project.label("p2", held.item.item_id, RIGHT, nonce=f"{len(project.events())}", seconds=1)
+    while send(project, "p2", RIGHT):
         seen.append(project.progress("p2"))
     assert {(b["done"] - a["done"], b["own"] - a["own"]) for a, b in itertools.pairwise(seen)} == {(1, 1)}
     assert len({one["done"] + one["left"] for one in seen[:-1]}) == 1
@@ -121,8 +120,8 @@ def test_exported_only_if_asked_and_imported_again_as_gold(make, tmp_path):
 def test_undo_gives_the_same_question_again(make):
     project = make(10, 10, gold=0.5)
     while (held := project.next_item("p2")).item.gold is None:
-        project.label("p2", held.item.item_id, RIGHT, nonce=f"{len(project.events())}", seconds=1)
-    project.label("p2", held.item.item_id, RIGHT, nonce="gold", seconds=1)
+        send(project, "p2", RIGHT)
+    send(project, "p2", RIGHT)
     assert project.undo("p2", "u")[1].item == held.item
 
 
@@ -132,9 +131,8 @@ def test_records_that_are_no_gold_questions(make):
         ({"prompt": "问"}, "a gold question without its answer"),
         ({"prompt": "问", "completion": "x", "rating": 9}, "`rating` is 9"),
     ):
-        with pytest.raises(DataError) as caught:
-            read_items_text(json.dumps(record, ensure_ascii=False) + "\n", options=ImportOptions(gold=True))
-        assert fragment in str(caught.value)
+        with refused(DataError, fragment):
+            read_items_text(lines([record]), options=ImportOptions(gold=True))
     project = make(1, 0)
     with pytest.raises(DataError, match="already in the project and is not a gold question"):
         add(project, read_items_text(gold_file(1).replace("质检 0", "问 0"), options=ImportOptions(gold=True)))

@@ -6,22 +6,24 @@ import json
 import pytest
 
 from heedful import ConfigError, DataError
-from heedful.apps.label import Candidate, ImportOptions, Project, export_project
+from heedful.apps.label import Candidate, ImportOptions, export_project
 from heedful.apps.label.commands import _show
 from heedful.apps.label.importing import add, read_items, read_items_text
-from heedful.configs.label import ProjectSettings
+from jsonl import lines
+from refusals import refused
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é"
 QUESTION = [{"role": "user", "content": NASTY}]
 SAID = {"role": "assistant", "content": "答"}
 
 
-def lines(*records):
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+def read(*records, **options):
+    """What a file of these records holds."""
+    return read_items_text(lines(records), options=ImportOptions(**options))
 
 
 def one(record, **options):
-    imported = read_items_text(lines(record), options=ImportOptions(**options))
+    imported = read(record, **options)
     (item,) = imported.items
     return item, imported.answers.get(item.item_id)
 
@@ -67,14 +69,12 @@ def test_what_sampling_writes():
 
 def test_answers_rated_by_themselves_and_two_records_of_one_item():
     """The first counts. Null is what Parquet writes for a column that a record does not have."""
-    several = read_items_text(
-        lines({"prompt": "a", "responses": ["x", "y", "x"]}), options=ImportOptions(task="rating")
-    )
+    several = read({"prompt": "a", "responses": ["x", "y", "x"]}, task="rating")
     rated = [(item.task, item.candidates) for item in several.items]
     assert (rated, several.repeated) == ([("rating", (Candidate("x"),)), ("rating", (Candidate("y"),))], 1)
     record = {"prompt": "a", "completion": "x"}
     records = ({**record, "label": True, "id": 1, "note": None}, {**record, "label": False, "id": 2})
-    imported = read_items_text(lines(*records))
+    imported = read(*records)
     assert [item.columns for item in imported.items] == [{"id": 1}]
     assert [answer["rating"] for answer in imported.answers.values()] == [7]
     assert (imported.records, imported.repeated) == (2, 1)
@@ -89,7 +89,7 @@ def test_labels_that_contradict_an_earlier_one_are_said_with_their_lines(capsys)
     """The same pair, in either order, and the same ranking are one item; what is not taken is said."""
     ranked_the_same = {"prompt": "排", "responses": ["丙", "甲", "乙"], "ranks": [2, 0, 1]}
     records = (PAIR, RANKED, PAIR_TURNED, ranked_the_same, PAIR)
-    imported = read_items_text(lines(*records))
+    imported = read(*records)
     assert len(imported.items) == len(imported.answers) == 2
     assert imported.same_labels == 2
     assert [str(error) for error in imported.against] == [
@@ -100,21 +100,20 @@ def test_labels_that_contradict_an_earlier_one_are_said_with_their_lines(capsys)
 
 
 @pytest.fixture
-def project(tmp_path):
-    with Project.create(tmp_path / "项目", ProjectSettings(overlap=0, repeats=0)) as project:
-        yield project
+def project(new_project):
+    return new_project()
 
 
 def test_a_label_is_of_the_candidates_of_the_item_that_is_there(project):
     turned = {**RANKED, "responses": ["丙", "乙", "甲"]}
-    there = read_items_text(lines({"prompt": "问", "responses": ["不", NASTY]}, turned | {"ranks": None}))
+    there = read({"prompt": "问", "responses": ["不", NASTY]}, turned | {"ranks": None})
     assert add(project, there)["items"] == 2
-    labels = read_items_text(lines(PAIR, RANKED))
+    labels = read(PAIR, RANKED)
     assert add(project, labels, with_labels=True) == {"items": 0, "labels": 2, "against": 0}
     first, second = (one.event.content["answer"] for one in project.labels())
     assert (first["preferred"], second["ranks"]) == (1, [3, 2, 1])
     assert add(project, labels, with_labels=True) == {"items": 0, "labels": 0, "against": 0}
-    assert add(project, read_items_text(lines(PAIR_TURNED)), with_labels=True)["against"] == 1
+    assert add(project, read(PAIR_TURNED), with_labels=True)["against"] == 1
 
 
 TASKS = [
@@ -144,11 +143,7 @@ WRONG = [
     ({"prompt": "a", "responses": ["x", "x"], "ranks": [0, 1]}, {}, "2 answers that are all equal"),
     ({"prompt": "a", "chosen": "x", "rejected": "x"}, {}, "2 answers that are all equal"),
     ({"prompt": "a", "responses": list("abcdefghij")}, {}, "10 answers for the task ranking. Accepted: 2 to 9"),
-    (
-        {"prompt": "a", "responses": list("abc")},
-        {"task": "pair"},
-        "3 answers for the task pair. Accepted: 2 for each",
-    ),
+    ({"prompt": "a", "responses": list("abc")}, {"task": "pair"}, "3 answers for the task pair. Accepted: 2 for each"),
     ({"prompt": "a", "responses": ["x", "y"], "ranks": [0]}, {}, "2 `responses` but 1 `ranks`"),
     ({"prompt": "a", "responses": ["x", "y"], "ranks": [0, True]}, {}, "a list of integers"),
     ({"prompt": "a", "responses": "xy"}, {}, "a list of responses"),
@@ -168,17 +163,16 @@ WRONG = [
 
 def test_what_cannot_be_used_is_said_with_its_line():
     for record, options, said in WRONG:
-        text = lines({"prompt": "好"}, record)
-        with pytest.raises(DataError) as error:
-            read_items_text(text, options=ImportOptions(**options))
-        assert "task" in options or str(error.value).startswith("import.jsonl:2: ")
-        kept = read_items_text(text, options=ImportOptions(unusable="drop", **options))
-        assert any(said in str(one) for one in kept.refused), kept.refused
-        assert all(str(one).startswith(("import.jsonl:1: ", "import.jsonl:2: ")) for one in kept.refused)
+        good = {"prompt": "好"} | ({"responses": ["甲", "乙"]} if options == {"task": "pair"} else {})
+        with refused(DataError, "import.jsonl:2: ", said) as error:
+            read(good, record, **options)
+        kept = read(good, record, unusable="drop", **options)
+        assert [str(one) for one in kept.refused] == [str(error.value)]
+        assert len(kept.items) == 1
 
 
 def test_a_broken_line_has_its_number_and_no_folder(tmp_path):
-    text = lines({"prompt": "a\u2028b"}) + "{\n"
+    text = lines([{"prompt": "a\u2028b"}]) + "{\n"
     with pytest.raises(DataError, match=r"^import\.jsonl:2: not JSON"):
         read_items_text(text)
     path = tmp_path / "数据.jsonl"
@@ -202,8 +196,7 @@ def test_the_preview_has_no_sources():
     responses = [{"response": "x", "source": source}, {"response": "y", "source": source}]
     records = [{"prompt": f"{i}", "responses": responses} for i in range(7)]
     bad = {"prompt": "", "completion": "x", "label": True}
-    imported = read_items_text(lines(*records, records[0], bad), options=ImportOptions(unusable="drop"))
-    facts = imported.preview(first=2)
+    facts = read(*records, records[0], bad, unusable="drop").preview(first=2)
     assert facts | {"first": 0, "errors": 0} == {
         "records": 9, "items": 7, "tasks": {"pair": 7}, "labels": 0, "repeated": 1, "refused": 1, "first": 0, "errors": 0,
         "same_labels": 0, "against": 0, "against_at": [], "equal": 0, "equal_at": [],
@@ -216,31 +209,26 @@ def test_the_preview_has_no_sources():
 def test_items_come_back_from_an_export_as_they_were(project):
     """Screening items do not come back as ordinary work."""
     record = {"prompt": "问\u2028", "responses": ["甲", "乙🙂"]}
-    add(project, read_items_text(lines(record), options=ImportOptions(screening=True)))
-    add(
-        project,
-        read_items_text(lines({**record, "prompt": "二", "chosen_by": "active"}), options=ImportOptions(round=3)),
-    )
+    add(project, read(record, screening=True))
+    add(project, read({**record, "prompt": "二", "chosen_by": "active"}, round=3))
     text = export_project(project).files["items.jsonl"].decode()
     again = read_items_text(text).items
     assert again == [dataclasses.replace(one, batch="") for one in project.items()]
-    assert [(item.screening, item.chosen_by, item.round) for item in again] == [
-        (True, "import", 1),
-        (False, "active", 3),
-    ]
+    facts = [(item.screening, item.chosen_by, item.round) for item in again]
+    assert facts == [(True, "import", 1), (False, "active", 3)]
     assert {item.round for item in read_items_text(text, options=ImportOptions(round=2)).items} == {2}
     with pytest.raises(DataError, match=r"import\.jsonl:1: `feedback.round` is"):
-        read_items_text(lines({**record, "feedback": {"round": "x"}}))
+        read({**record, "feedback": {"round": "x"}})
 
 
 def test_items_that_are_there_do_not_become_screening_items(project):
     old, new = ({"prompt": name, "responses": ["甲", "乙"]} for name in ("旧\u2028", "新"))
-    add(project, read_items_text(lines(old)))
+    add(project, read(old))
     with pytest.raises(DataError, match="outside the screening set"):
-        add(project, read_items_text(lines(new, old), options=ImportOptions(screening=True)))
+        add(project, read(new, old, screening=True))
     assert len(project.items()) == 1
-    add(project, read_items_text(lines(new), options=ImportOptions(screening=True)))
-    assert add(project, read_items_text(lines(old, new)))["items"] == 0
+    add(project, read(new, screening=True))
+    assert add(project, read(old, new))["items"] == 0
 
 
 def test_nobody_becomes_the_person_of_imported_labels(project):
@@ -249,10 +237,10 @@ def test_nobody_becomes_the_person_of_imported_labels(project):
     anna = project.add_person("安娜\u2028", "annotator").person_id
     with pytest.raises(DataError, match="give the person another name"):
         project.set_person(anna, name="import", standing="removed")
-    add(project, read_items_text(lines(PAIR)), with_labels=True)
+    add(project, read(PAIR), with_labels=True)
     (person,) = {one.person for one in project.labels()}
     for change in ({"standing": "active"}, {"name": "安娜"}):
         with pytest.raises(DataError, match="give the person another name"):
             project.set_person(person.person_id, **change)
-    assert add(project, read_items_text(lines(RANKED)), with_labels=True)["labels"] == 1
+    assert add(project, read(RANKED), with_labels=True)["labels"] == 1
     assert {one.person for one in project.labels()} == {person}

@@ -10,6 +10,9 @@ from heedful.apps.label.importing import add, read_items_text
 from heedful.apps.label.server.api import shown_item
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from jsonl import lines
+from labelling import send
+from refusals import refused
 
 PAIR = {"prompt": "问", "responses": ["甲 😀", "乙"]}
 THREE = {"prompt": "问", "responses": ["a", "b", "c"]}
@@ -18,16 +21,12 @@ NONE = {"strength": None, "both_bad": False}
 
 
 def read(*records, **options):
-    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records)
-    return read_items_text(lines, options=ImportOptions(**options))
+    return read_items_text(lines(records), options=ImportOptions(**options))
 
 
 @pytest.fixture
-def project(tmp_path):
-    with Project.create(tmp_path / "p", ProjectSettings(name="建议", overlap=0, repeats=0)) as made:
-        made.add_person("张伟", "annotator")
-        made.add_person("Ada", "annotator")
-        yield made
+def project(new_project):
+    return new_project()
 
 
 TIE = {"preferred": None, "strength": None, "both_bad": True}
@@ -66,10 +65,8 @@ def test_what_may_be_suggested_and_what_may_not(capsys):
         assert (plain.suggestion, plain.item_id) == (None, item.item_id), "no other item, whatever is suggested"
     assert "suggestion" not in capsys.readouterr().err, "it is read, and no column that only stays"
     for record, task, given, fragment in MAY_NOT:
-        with pytest.raises(DataError) as caught:
+        with refused(DataError, "import.jsonl:2: ", fragment):
             read(record, record | {"suggestion": given}, task=task)
-        assert "import.jsonl:2: " in str(caught.value)
-        assert fragment in str(caught.value)
 
 
 def test_the_same_item_with_another_suggestion(project):
@@ -95,11 +92,9 @@ def on_screen(project, person):
     return shown_item(site, person, project.next_item(person))["suggestion"]
 
 
-def send(project, person, answer):
-    """A label as a page sends it, in terms of the screen."""
-    held = project.next_item(person)
-    nonce = f"{len(project.events())}-{person}"
-    event = project.label(person, held.item.item_id, answer, nonce=nonce, seconds=1, token=held.token)
+def followed(project, person, answer):
+    """Whether a label that a page sends, in terms of the screen, is what was suggested."""
+    event = send(project, person, answer, token=project.next_item(person).token)
     return event.content.get("suggestion_followed")
 
 
@@ -115,7 +110,7 @@ def test_a_suggestion_follows_the_order_of_the_screen(project):
         if "preferred" in said:
             assert order[said["preferred"]] == 1
             said = said | {"strength": 3}
-        assert send(project, "p2", said) is True
+        assert followed(project, "p2", said) is True
     assert len(shown) == len(orders) == 8, "two orders of a pair, six of a ranking"
     for one in project.labels():
         answer = one.event.content["answer"]
@@ -133,11 +128,11 @@ SENT = [
 
 
 def test_the_server_says_whether_it_was_followed(project):
-    for at, (record, task, given, followed, not_followed) in enumerate(SENT):
-        prompts = [f"问 {at} {i}" for i in range(len(followed + not_followed))]
+    for at, (record, task, given, equal, other) in enumerate(SENT):
+        prompts = [f"问 {at} {i}" for i in range(len(equal + other))]
         add(project, read(*(record | {"prompt": one, "suggestion": given} for one in prompts), task=task))
-        assert [send(project, "p2", one) for one in followed] == [True] * len(followed)
-        assert [send(project, "p2", one) for one in not_followed] == [False] * len(not_followed)
+        assert [followed(project, "p2", one) for one in equal] == [True] * len(equal)
+        assert [followed(project, "p2", one) for one in other] == [False] * len(other)
 
 
 def test_labels_without_a_page_or_a_suggestion_say_nothing(project):
@@ -148,23 +143,23 @@ def test_labels_without_a_page_or_a_suggestion_say_nothing(project):
     project.label("p2", first, rated, nonce="by a program", seconds=1)
     project.add_labels("p3", [(first, rated)])
     assert project.next_item("p2").item.item_id == second
-    assert send(project, "p2", rated) is None, "nothing was suggested"
+    assert followed(project, "p2", rated) is None, "nothing was suggested"
     assert all("suggestion_followed" not in one.event.content for one in project.labels())
     assert project_statistics(project)["suggestion_followed"] is None
 
 
 def test_undo_redo_and_an_owners_correction_know_it(project):
     add(project, read(RATED | {"suggestion": 6}, RATED | {"prompt": "另", "suggestion": 6}, task="rating"))
-    assert send(project, "p2", {"rating": 6, "flags": []}) is True
+    assert followed(project, "p2", {"rating": 6, "flags": []}) is True
     assert project.undo("p2", "undo")[1].draft["answer"] == {"rating": 6, "flags": []}
     assert project.redo("p2", "redo")[0].content["suggestion_followed"] is True
     (label,) = project.labels()
     project.correct("p1", label.event.event_id, {"rating": 2}, nonce="c", reason="错")
     (one,) = records(project, "ratings")
     assert (one["rating"], one["suggestion_followed"]) == (2, True), "what the person did stays"
-    assert send(project, "p2", {"rating": 6, "flags": []}) is True
+    assert followed(project, "p2", {"rating": 6, "flags": []}) is True
     project.undo("p2", "undo-2")
-    assert send(project, "p2", {"rating": 2, "flags": []}) is False
+    assert followed(project, "p2", {"rating": 2, "flags": []}) is False
 
 
 def records(project, kind):
@@ -179,7 +174,7 @@ def test_exported_and_given_back(project, tmp_path):
     for i in range(4):
         said = on_screen(project, "p2") or {"preferred": 0}
         side = said["preferred"] if i else 1 - said["preferred"]
-        send(project, "p2", {"preferred": side, "strength": 2, "both_bad": False})
+        followed(project, "p2", {"preferred": side, "strength": 2, "both_bad": False})
     made = {one["prompt"]: one for one in records(project, "preferences")}
     column = {prompt: one.get("suggestion_followed", "-") for prompt, one in made.items()}
     assert column == {"问 0": False, "问 1": True, "问 2": True, "无": "-"}
@@ -200,7 +195,7 @@ def test_statistics_say_the_share_of_each_person(project, capsys):
     add(project, read(*(RATED | {"prompt": f"问 {i}", "suggestion": 6} for i in range(6)), task="rating"))
     for person, ratings in (("p2", (6, 6, 6, 1)), ("p3", (1, 6))):
         for one in ratings:
-            send(project, person, {"rating": one, "flags": []})
+            followed(project, person, {"rating": one, "flags": []})
     found = project_statistics(project)
     shares = {one["name"]: one["suggestion_followed"] for one in found["people"]}
     assert (shares["张伟"]["value"], shares["张伟"]["count"]) == (0.75, 4)

@@ -1,21 +1,19 @@
 """Withdrawing wrongly imported items: by import or one by one, with their labels kept, and back again."""
 
-import json
-
 import pytest
 
 from heedful.apps.label import ExportOptions, NotHeldError, Project, export_project, project_statistics
 from heedful.apps.label.importing import add, read_items
 from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
+from jsonl import write_jsonl
+from labelling import send
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 
 
 def write(path, *prompts):
-    lines = [{"prompt": prompt, "chosen": "甲 😀", "rejected": "乙"} for prompt in prompts]
-    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines), encoding="utf-8")
-    return str(path)
+    return write_jsonl(path, ({"prompt": prompt, "chosen": "甲 😀", "rejected": "乙"} for prompt in prompts))
 
 
 @pytest.fixture
@@ -28,24 +26,18 @@ def project(tmp_path):
         yield made
 
 
-def say(project, person="p2"):
-    held = project.next_item(person)
-    nonce = f"{len(project.events())}"
-    return held and project.label(person, held.item.item_id, PAIR, nonce=nonce, seconds=1)
-
-
 def left(project, person="p2"):
     """The prompts that a person is still given."""
     prompts = []
     while (held := project.next_item(person)) is not None:
         prompts.append(held.item.prompt)
-        say(project, person)
+        send(project, person, PAIR)
     return prompts
 
 
 def test_an_import_is_withdrawn_and_put_back(project):
     for _ in range(4):
-        say(project)
+        send(project, "p2", PAIR)
     (wrong, good) = project.batches()
     assert [wrong["batch"], wrong["items"], wrong["labels"]] == ["2 wrong.jsonl", 2, 1]
     assert [good["batch"], good["items"], good["labels"]] == ["1 好.jsonl", 3, 3], "what was there is of the first"
@@ -85,7 +77,7 @@ def test_an_item_that_somebody_holds_is_withdrawn(project):
 
 
 def test_what_was_labelled_and_withdrawn_is_not_given_back_by_undo(project):
-    event = say(project)
+    event = send(project, "p2", PAIR)
     project.withdraw("p1", items=[event.content["item"]])
     assert project.undo("p2", "u")[1].item.prompt == "二"
     with pytest.raises(NotHeldError, match="the owner has withdrawn its item"):
@@ -106,7 +98,7 @@ def test_hidden_repeats_screening_and_held_out_people_leave_withdrawn_items_out(
         assert project.next_item("p2").item.prompt == "筛 1"
         project.set_person("p2", standing="active")
         for _ in range(15):
-            say(project)
+            send(project, "p2", PAIR)
         gone = [one.item.item_id for one in project.labels()]
         project.withdraw("p1", items=gone)
         count = len(project.items()) - 2

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from heedful import Message, Prompt, ServeRewardConfig
+from heedful import Prompt, ServeRewardConfig
 from heedful.apps.serving.connections import Server, bound
 from heedful.apps.serving.rewards import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
 from heedful.data.chat import RewardInputs
@@ -48,13 +48,6 @@ def completions():
         )
         for i, (q, a) in enumerate(answers, 1)
     ]
-
-
-@pytest.fixture
-def chat():
-    """One answer in a conversation."""
-    turns = (Message("system", "简短"), Message("user", "你好"))
-    return Completion(Prompt(turns, "chat.jsonl:7"), "您好！", ids=(5,))
 
 
 @pytest.fixture

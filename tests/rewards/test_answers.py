@@ -22,6 +22,7 @@ from heedful.configs.scoring import RewardOptions
 from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.own_answers import unmatched_answers
 from heedful.rewards.resolve import check_reward_string, resolve_rewards
+from refusals import refused
 
 MATHEMATICS = [  # a record's answer, other right answers, and wrong ones: a part of it, another order, another sign
     ("1, 2", ["1, 2", "2, 1", r"1 \text{ and } 2", r"\{1, 2\}", "x=1, x=2"], ["2", "1", "1, -2", "1, 2, 3"]),
@@ -133,10 +134,7 @@ RIGHT = [
     ("42", "<think>43</think>42"),
     (7, r"所以 \boxed{7}，不是 8"),
     ("10000000000000000000000", "$10^{22}$"),
-    (
-        "42",
-        "The answer needs 3 steps. First we add up all of the numbers in the list one by one, and the total is $42$.",
-    ),
+    ("42", "The answer needs 3 steps. First we add up all of the numbers in the list one by one; the total is $42$."),
     ("42", "The answer needs 3 steps, and the total is 42."),
     ("7", "The answer $5$ is of the first line; in all it is $7$, in 3 lines."),
     ("42", "答案需要3步：先把所有的数一个一个加起来，因此总数是$42$。"),
@@ -163,10 +161,8 @@ WRONG = [
     ("3", "答案是 3 吗？不对，因为还少了一个，所以最后的总数是 4"),
     ("5", "so $7$ in 5 steps"),
     ("7", r"$7$, 所以 \boxed{8}。The answer is 7"),
-    (
-        "7",
-        r"\boxed{word " + " " * 2000 + "+ 5 }",
-    ),  # a policy writes anything: a text of so many words has 2 ** 2000 readings
+    # A policy writes anything: a text of so many words has 2 ** 2000 readings.
+    ("7", r"\boxed{word " + " " * 2000 + "+ 5 }"),
     ("7", r"\boxed{" + "is " * 2000 + "5 +}"),
     ("7", r"\boxed{" + "答案是 " * 1000 + "+5}"),
     ("7", r"\boxed{" + "1," * 2000 + "}"),
@@ -213,36 +209,36 @@ def test_what_is_equal_as_mathematics(rewards):
 
 
 LISTED = [
-    ("verify:math", "answer", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
-    ("verify:math", "answer", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
-    ("verify:math", "answer", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
-    ("verify:math", "answer", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
-    ("verify:math", "answer", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
-    ("rule:exact_number", "answer", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
-    ("rule:exact_number", "answer", Decimal("1.50"), ["1.5", "1"], [1, 0]),
-    ("rule:exact_number", "answer", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
-    ("rule:exact_number", "answer", "x = 1,200 元", ["1200", "1"], [1, 0]),
-    ("rule:exact_number", "answer", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
-    ("rule:exact_number", "answer", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
-    ("rule:exact_number", "answer", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
-    ("rule:exact_number", "answer", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
-    ("rule:contains_expected", "expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
-    ("rule:contains_expected", "expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
-    ("rule:contains_expected", "expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
-    ("rule:contains_expected", "expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
-    ("rule:contains_expected", "expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
-    ("rule:contains_expected", "expected", "−4", ["是-4", "4"], [1, -1]),
-    ("rule:contains_expected", "expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
-    ("rule:contains_expected", "expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
-    ("rule:contains_expected", "expected", "don't", ["Don’t!", "cafe"], [1, -1]),
-    ("rule:contains_expected", "expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
-    ("rule:contains_expected", "expected", "서울", ["서울입니다"], [1]),
+    ("verify:math", ["4", "5"], [r"\boxed{4}", r"\boxed{5}", r"\boxed{4, 5}", r"\boxed{45}"], [1, 1, 0, 0]),
+    ("verify:math", ["1/2", r"\frac{2}{3}"], ["$0.5$", "$2/3$", "$3$"], [1, 1, 0]),
+    ("verify:math", ["巴黎", "Paris"], [r"\boxed{Paris}", r"\boxed{\text{巴黎}}", r"\boxed{Pairs}"], [1, 1, 0]),
+    ("verify:math", 4.0, [r"\boxed{4}", r"\boxed{40}"], [1, 0]),
+    ("verify:math", True, [r"\boxed{\text{true}}", r"\boxed{1}"], [1, 0]),
+    ("rule:exact_number", ["4", "5"], ["是 4", "是 5", "是 45", "没有"], [1, 1, 0, 0]),
+    ("rule:exact_number", Decimal("1.50"), ["1.5", "1"], [1, 0]),
+    ("rule:exact_number", [4, 5.5], ["4.0", "5.50", "5"], [1, 1, 0]),
+    ("rule:exact_number", "x = 1,200 元", ["1200", "1"], [1, 0]),
+    ("rule:exact_number", "5 million", ["5,000,000", "5", "5 million 元", "500万"], [1, 0, 1, 1]),
+    ("rule:exact_number", "3.5万", ["35000", "3.5", "3.5万"], [1, 0, 1]),
+    ("rule:exact_number", "#### **–5**", ["–5", "−5", "**-5**", "5"], [1, 1, 1, 0]),
+    ("rule:exact_number", "48 - 2 * 3 = 42\n#### 42 cm^2", ["42", "2"], [1, 0]),
+    ("rule:contains_expected", ["Paris", "paris city"], ["PARIS", "in paris, city", "伦敦"], [1, 1, -1]),
+    ("rule:contains_expected", ["北京", 4.0], ["在北 京", "4个", "14个", "40", "4.5"], [1, 1, -1, -1, -1]),
+    ("rule:contains_expected", "3.5", ["3.5米", "35", "13.5", "是3.5。"], [1, -1, -1, 1]),
+    ("rule:contains_expected", "12345", ["1, 2, 3, 4, 5", "123456"], [1, -1]),
+    ("rule:contains_expected", "4", ["-4", "是-4", "4", "3-4", "是４", "−4"], [-1, -1, 1, 1, 1, -1]),
+    ("rule:contains_expected", "−4", ["是-4", "4"], [1, -1]),
+    ("rule:contains_expected", "no", ["No.", "I know", "nothing", "说no的"], [1, -1, -1, 1]),
+    ("rule:contains_expected", "B", ["(B)", "选B", "Ｂ", "Because", "A"], [1, 1, 1, -1, -1]),
+    ("rule:contains_expected", "don't", ["Don’t!", "cafe"], [1, -1]),
+    ("rule:contains_expected", "café", ["cafe\u0301", "CAFÉ", "cafés"], [1, 1, -1]),
+    ("rule:contains_expected", "서울", ["서울입니다"], [1]),
 ]  # fmt: skip
 
 
 def test_any_listed_answer_is_right(rewards):
     """`rule:contains_expected` takes up to 0.002 per character from them."""
-    for reward, _, answer, responses, scores in LISTED:
+    for reward, answer, responses, scores in LISTED:
         cases = [(answer, *one) for one in zip(responses, scores, strict=True)]
         assert misjudged(rewards, reward, *cases) == []
     hostile = [("a b. 5.5 是", response) for answer, response in WRONG if len(response) > 1000]
@@ -275,9 +271,13 @@ def test_the_limit_of_functions_holds_too(cpu):
 
 
 def test_other_names_are_refused_and_the_line_that_installs_the_library_is_said(monkeypatch):
-    for name in ("maths", "", "math:x"):
-        with pytest.raises(ConfigError, match=r"there is no verify:|is not a reward"):
-            check_reward_string(f"verify:{name}")
+    for string, said in (
+        ("verify:maths", r"there is no verify:maths; did you mean verify:math\?"),
+        ("verify:math:x", "there is no verify:math:x; .*there is verify:math$"),
+        ("verify:", "'verify:' is not a reward; use model:PATH"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_reward_string(string)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'verify:math needs math-verify: pip install "heedful\[math\]"'):
         check_reward_string("verify:math")
@@ -332,11 +332,8 @@ def test_answers_that_no_response_can_match(rewards, reward):
         assert one.because.startswith(f"{column_of(reward)} {answer!r:.60}")
         assert why in one.because
         if why != "the response":
-            with pytest.raises(
-                RewardError, match=rf"cannot read the record's {column_of(reward)} .*题.jsonl:"
-            ) as error:
+            with refused(RewardError, f"cannot read the record's {column_of(reward)} ", why, prompt.source):
                 score(rewards[reward], [Completion(prompt, "3")])
-            assert why in str(error.value)
 
 
 SMALL = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 2, "steps": 1, "eval_fraction": 0}
@@ -380,18 +377,16 @@ def test_measures_refuse_more_such_answers_than_may_fail(settings, capsys):
         given = settings("rule:exact_number", {"a": 1}, samples_per_prompt=2, k=(1,), max_failed_rewards=most)
         return evaluate_pass_at_k(PassAtKConfig(**given, rewards=("rule:exact_number",)))
 
-    with pytest.raises(
-        DataError, match=r"rule:exact_number scores no response as right for 1 answer in 8 .*题.jsonl:5: answer"
-    ):
+    said = "rule:exact_number scores no response as right for 1 answer in 8 "
+    with refused(DataError, said, "题.jsonl:5: answer"):
         measured(0.1)
     assert measured(0.2)["failed"] == 1
-    assert "WARNING: rule:exact_number scores no response as right for 1 answer" in capsys.readouterr().err
+    assert f"WARNING: {said}" in capsys.readouterr().err
 
 
 def test_messages_to_python_name_what_python_has(settings, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"^rewards: there is no rule 'exact_numbr'; did you mean rule:exact_number\?"
-    ):
+    said = r"^rewards: there is no rule 'exact_numbr'; did you mean rule:exact_number\?"
+    with pytest.raises(ConfigError, match=said):
         load_rewards("rule:exact_numbr")
     config = GRPOConfig(**settings("verify:math", 1), output=tmp_path / "运行", reward_weights=(1.0, 2.0), **SMALL)
     with pytest.raises(ConfigError, match=r"^reward_weights has 2 numbers for 1 reward; give one for each"):

@@ -154,9 +154,7 @@ def test_scores_are_those_of_the_card(foreign):
     what a person typed stays letters all the same."""
     expected, reward = card(foreign), reward_of(foreign)
     for truncated in (False, True):
-        found = reward(*split(), [truncated] * len(CONVERSATIONS))
-        assert found == close(expected)
-    print(f"{foreign.name}: largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
+        assert reward(*split(), [truncated] * len(CONVERSATIONS)) == close(expected)
     tokenizer, inputs = AutoTokenizer.from_pretrained(foreign), reward.inputs
     for conversation in CONVERSATIONS:
         *turns, answer = conversation
@@ -234,16 +232,6 @@ def test_older_folders_of_ours_are_read_as_they_were_trained(folders, tmp_path, 
     environment.unlink()
     (folder / "heedful.json").write_text('{"offset": 0.5}', encoding="utf-8")
     assert (reward_of(folder).inputs.reads, reward_of(folder).model.offset) == ("turn-end", 0.5)
-
-
-def test_without_a_template_of_its_own_a_text_ends_with_eos(folders, tmp_path):
-    """The lines of User: and Assistant: are heedful's, and so is where they end."""
-    shutil.copytree(folders["no-tail"], tmp_path / "m")
-    (tmp_path / "m" / "chat_template.jinja").unlink()
-    inputs = reward_of(tmp_path / "m").inputs
-    assert inputs.reads == "turn-end"
-    row = inputs.encode(tuple(Message(**m) for m in CONVERSATIONS[0][:-1]), "好")["input_ids"]
-    assert inputs.tokenizer.decode(row) == "User: 你好\nAssistant: 好<|endoftext|>"
 
 
 def test_the_padding_of_a_trained_model_stays(folders, tmp_path):

@@ -18,6 +18,7 @@ from heedful import (
     BestOfNConfig,
     ConfigError,
     DataError,
+    Message,
     PPOConfig,
     Prompt,
     Reward,
@@ -36,6 +37,7 @@ from heedful.rewards import Completion, Ensemble, http, score, score_tokens
 from heedful.rewards.http import HTTPReward, NoAnswerError
 from heedful.rewards.resolve import check_reward_string, load_rewards
 from heedful.types import MicroBatch
+from refusals import refused
 
 
 def scores_of(*values):
@@ -47,8 +49,10 @@ def asked(url, completions, **options):
     return score([Reward(url, HTTPReward(url, **({"first_wait": 0.01} | options)))], completions)[0]
 
 
-def test_the_request_is_the_documented_one(answering, completions, chat):
+def test_the_request_is_the_documented_one(answering, completions):
     """Raw text and a conversation, Chinese, columns that some records lack; not the policy's token ids."""
+    turns = (Message("system", "简短"), Message("user", "你好"))
+    chat = Completion(Prompt(turns, "chat.jsonl:7"), "您好！", ids=(5,))
     server = answering(lambda count: scores_of(1.5, -2, 0.25, 1e-3))
     assert asked(server.url, [*completions, chat]) == [1.5, -2.0, 0.25, 1e-3]
     assert server.bodies() == [
@@ -145,15 +149,13 @@ def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minut
     """Never a score of 0: the address, what happened, how often it was tried, and what to change."""
     server = answering(lambda count: bad)
     started = time.monotonic()
-    with pytest.raises(RewardError) as error:
+    flags = ("--reward-timeout 60", f"--reward-retry-minutes {minutes}", "server running")
+    with refused(RewardError, server.url, fragment, *flags) as error:
         asked(server.url, completions, retry_seconds=60 * minutes)
     tries = len(server.requests)
     assert (tries == 1) == (minutes == 0)
     assert time.monotonic() - started >= 60 * minutes
-    tried = f"tried {tries} time{'s' * (tries > 1)}."
-    flags = ("--reward-timeout 60", f"--reward-retry-minutes {minutes}", "server running")
-    for part in (server.url, fragment, tried, *flags):
-        assert part in str(error.value)
+    assert f"tried {tries} time{'s' * (tries > 1)}." in str(error.value)
 
 
 def test_a_server_that_is_slow(answering, completions):
@@ -185,10 +187,8 @@ def test_a_wrong_answer_is_an_error_at_once(answering, completions):
     """To ask again would be answered the same. A token in the place of a score is not shown."""
     server = answering(lambda count: WRONG[count - 1][0])
     for tries, (_, fragments) in enumerate(WRONG, start=1):
-        with pytest.raises(RewardError) as error:
+        with refused(RewardError, server.url, *fragments) as error:
             asked(server.url, completions, token="geheim-42")
-        for fragment in (server.url, *fragments):
-            assert fragment in str(error.value)
         assert "gehe" not in str(error.value)
         assert len(server.requests) == tries
 
@@ -247,13 +247,13 @@ def test_settings_without_what_they_are_about_are_refused(tiny, tmp_path, change
     common = {"model": tiny("gpt2"), "data": "none.jsonl", **changes}
     run, rewards = {**common, "output": tmp_path / "run"}, ("rule:digits", "rule:json")
     judged = BestOfNConfig(**common, rewards=rewards, judge=("rule:repetition",))
-    for refused in (
+    for call in (
         lambda: train_ppo(PPOConfig(**run, rewards=rewards)),
         lambda: evaluate_scores(ScoresConfig(**common, rewards=rewards)),
         lambda: evaluate_best_of_n(judged),
     ):
         with pytest.raises(ConfigError, match=rf"^{flag} \S+ is about .*{said}"):
-            refused()
+            call()
     here = "rule:regex:a" if flag == "--reward-memory-gb" else "http://127.0.0.1:1/score"
     for begins in (
         lambda: train_ppo(PPOConfig(**run, rewards=rewards, selection_rewards=(here,))),
@@ -461,16 +461,15 @@ def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):
     assert [reward.name for reward in rewards] == [f"{server.url}?token=***", f"{server.url}?token=***#2"]
     assert score(rewards[:1], completions)[1] == {f"{server.url}?token=***": 2.0}
     assert server.requests[0][0] == "/score?token=GEHEIM"
-    with pytest.raises(RewardError) as error:
+    with refused(RewardError, f"{server.url}?token=***") as error:
         score(rewards, completions)
-    for broken in ("http://host:port/x?token=GEHEIM", "http:?token=GEHEIM", "https:///x?token=GEHEIM"):
-        with pytest.raises(ConfigError) as refused:
-            check_reward_string(broken)
-        assert "GEHEIM" not in str(refused.value)
     assert "GEHEIM" not in str(error.value)
-    assert (
-        redact(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == f"- {server.url}?token=***\n- 'http://a/b#***' model:x?y"
-    )
+    for broken in ("http://host:port/x?token=GEHEIM", "http:?token=GEHEIM", "https:///x?token=GEHEIM"):
+        with refused(ConfigError, "--rewards") as error:
+            check_reward_string(broken)
+        assert "GEHEIM" not in str(error.value)
+    shown = f"- {server.url}?token=***\n- 'http://a/b#***' model:x?y"
+    assert redact(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == shown
 
 
 def test_no_query_is_written_down_by_a_measurement(tmp_path, capsys):
@@ -523,8 +522,6 @@ def test_what_is_no_address():
         ("http://[::1/x", "is not an address"),
         ("http://me:secret@host/x", "holds a user or password"),
     ):
-        with pytest.raises(ConfigError) as error:
+        with refused(ConfigError, "--rewards", fragment) as error:
             check_reward_string(url)
-        assert "--rewards" in str(error.value)
-        assert fragment in str(error.value)
         assert "secret" not in str(error.value)

@@ -1,6 +1,7 @@
 """Judges, against real servers: what they are asked, what counts as a verdict, what goes wrong, what is kept."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +19,7 @@ from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards import judge as judge_module
 from heedful.rewards.judge import Cache, check_cache, question_key
 from heedful.rewards.judge_questions import (
+    NO_ANSWER,
     RUBRIC,
     TIE,
     Case,
@@ -30,6 +32,7 @@ from heedful.rewards.judge_questions import (
 )
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
 from heedful.rewards.results import Problem
+from refusals import refused
 
 
 def chat(text, **more):
@@ -54,14 +57,18 @@ def judge(cpu):
     return make
 
 
-def test_what_a_judge_is_sent(answering, judge, completions, chat_completion, tmp_path, monkeypatch):
-    """The address, the key, the model, the settings, the rubric as it stands, and each text between tags of its own."""
+def test_what_a_judge_is_sent(answering, judge, completions, tmp_path, monkeypatch):
+    """The address, the key, the model, the settings, the rubric as it stands, and each text between tags of its own; of a
+    response its answer only."""
     monkeypatch.setenv("HEEDFUL_JUDGE_API_KEY", "geheim-42")
     rubric = tmp_path / "标准.txt"
     rubric.write_text("\ufeff回答要礼貌。\n要简短。", encoding="utf-8")
     server = answering(lambda count: chat("Score: 7"))
     reward = judge(server, judge_rubric=rubric, judge_columns=("expected",), reward_concurrency=1)
-    assert score([reward], [*completions, chat_completion])[0] == [7.0] * 4
+    turns = (Message("system", "简短"), Message("user", "你好"))
+    talk = Prompt(turns, "chat.jsonl:7", {"expected": "您好"})
+    thoughtful = [Completion(talk, text) for text in ("<think>\n想\n</think>\n\n您好！", "<think>\n没想完")]
+    assert score([reward], [*completions, *thoughtful])[0] == [7.0] * 5
     path, headers, _ = server.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == "Bearer geheim-42"
@@ -78,13 +85,10 @@ def test_what_a_judge_is_sent(answering, judge, completions, chat_completion, tm
         f"<response {tag}>\n等于2。\n</response {tag}>"
     )
     assert "cut off here" in bodies[2]["messages"][1]["content"]
-    assert "[system]\n简短\n[user]\n你好\n</prompt" in bodies[3]["messages"][1]["content"]
-
-
-@pytest.fixture
-def chat_completion():
-    turns = (Message("system", "简短"), Message("user", "你好"))
-    return Completion(Prompt(turns, "chat.jsonl:7", {"expected": "您好"}), "<think>\n想\n</think>\n\n您好！", ids=(5,))
+    answered, unanswered = (body["messages"][1]["content"] for body in bodies[3:])
+    assert "[system]\n简短\n[user]\n你好\n</prompt" in answered
+    assert re.search(r"<response (\w+)>\n您好！\n</response \1>$", answered), "without its thinking"
+    assert re.search(rf"<response (\w+)>\n{re.escape(NO_ANSWER)}\n</response \1>$", unanswered)
 
 
 def test_no_text_can_close_its_tag():
@@ -225,10 +229,8 @@ def test_a_server_that_gives_no_answer(answering, judge, completions, monkeypatc
     assert score_tokens([reward], completions[:1]).measured["judge/retries"] == 0
     assert len(server.requests) == 4
     dead = answering(lambda count: answer)
-    with pytest.raises(RewardError, match="reward judge:") as error:
+    with refused(RewardError, "reward judge:", said, "--reward-retry-minutes 0"):
         score_tokens(Ensemble((judge(dead),), max_failed=0.9), completions)
-    assert said in str(error.value)
-    assert "--reward-retry-minutes 0" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +294,8 @@ def test_strings_that_are_no_judge():
         ("judge:http://a:b@host/v1#m", "holds a user or password"),
         ("judge:http://host/v1/chat/completions#m", "ends in /chat/completions, which heedful adds"),
     ):
-        with pytest.raises(ConfigError) as error:
+        with refused(ConfigError, said):
             check_reward_string(string)
-        assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards.resolve import load_rewards
 from heedful.rewards.scoring import combine_scores, shares
 from heedful.types import MicroBatch, ToolCall
+from refusals import refused
 
 
 def totals(function, completions):
@@ -149,14 +150,8 @@ def test_numbers_of_every_kind(completions):
 
 
 def test_no_reward_applies(completions):
-    with pytest.raises(RewardError) as error:
+    with refused(RewardError, "甲, 乙", "None", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
         score([Reward("甲", lambda: [1.0, None, 1.0]), Reward("乙", lambda: [1.0, None, 1.0])], completions)
-    for fragment in ("甲, 乙", "None", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
-        assert fragment in str(error.value)
-
-
-def at_the_second(value):
-    return lambda completions: [value if c == "红色" else 1.0 for c in completions]
 
 
 @pytest.mark.parametrize(
@@ -167,10 +162,9 @@ def at_the_second(value):
 )  # fmt: skip
 def test_something_that_is_no_finite_number(completions, value):
     """The function is named, and of the samples the one it failed on, with its file and line."""
-    with pytest.raises(RewardError) as error:
-        score([Reward("我的奖励", at_the_second(value))], completions)
-    for fragment in ("我的奖励", "one finite number", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
-        assert fragment in str(error.value)
+    reward = Reward("我的奖励", lambda completions: [value if c == "红色" else 1.0 for c in completions])
+    with refused(RewardError, "我的奖励", "one finite number", "苹果是什么颜色？", "数据.jsonl:2", "红色") as error:
+        score([reward], completions)
     assert "数据.jsonl:1" not in str(error.value)
 
 
@@ -186,10 +180,8 @@ def test_the_wrong_number_of_scores_or_no_list(completions):
         ({0: 1.0, 1: 2.0, 2: 3.0}, "dict"),
         ({1.0, 2.0, 3.0}, "set"),
     ):
-        with pytest.raises(RewardError) as error:
+        with refused(RewardError, "reward f returned", said, "一加一等于几？", "数据.jsonl:1"):
             totals(lambda result=result: result, completions)
-        for fragment in ("reward f returned", said, "一加一等于几？", "数据.jsonl:1"):
-            assert fragment in str(error.value)
 
 
 def test_a_function_that_raises(completions):
@@ -198,18 +190,16 @@ def test_a_function_that_raises(completions):
     def function(completions):
         return [1.0 / (len(c) - 2) if c == "红色" else 1.0 for c in completions]
 
-    with pytest.raises(RewardError) as error:
+    with refused(RewardError, "reward f raised ZeroDivisionError", "苹果是什么颜色？", "数据.jsonl:2", "红色") as error:
         totals(function, completions)
-    for fragment in ("reward f raised ZeroDivisionError", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
-        assert fragment in str(error.value)
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_a_missing_column_names_those_there_are(completions):
-    with pytest.raises(RewardError) as error:
+    with refused(
+        RewardError, "reward f", "columns answer, hint", "expected, weights, 难度", "--columns", "数据.jsonl:1"
+    ):
         totals(lambda completions, answer, hint: [1.0] * len(completions), completions)
-    for fragment in ("reward f", "columns answer, hint", "expected, weights, 难度", "--columns", "数据.jsonl:1"):
-        assert fragment in str(error.value)
 
 
 def test_a_failure_where_only_some_records_have_the_column(completions):
@@ -220,12 +210,10 @@ def test_a_failure_where_only_some_records_have_the_column(completions):
         return [len(e) for e in expected]
 
     for order in ([without, *completions], [*completions, without]):
-        with pytest.raises(RewardError) as error:
+        with refused(RewardError, "reward f raised TypeError", "数据.jsonl:9") as error:
             score([Reward("f", function)], order)
-        message = str(error.value)
-        assert "reward f raised TypeError" in message
-        assert message.count("reward f") == 1
-        assert "needs the column" not in message
+        assert str(error.value).count("reward f") == 1
+        assert "needs the column" not in str(error.value)
         assert not isinstance(error.value.__cause__, RewardError)
 
 
@@ -300,6 +288,8 @@ def test_settings_that_do_not_fit_the_rewards(cpu, wanted, options, message):
         load_rewards(wanted, RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
 
 
+# One score per token --------------------------------------------------------------------------------------------------
+
 COMPLETIONS = [
     Completion(Prompt("问", "d:1"), "二个", ids=(7, 8)),
     Completion(Prompt("问", "d:2"), "一个长的", ids=(7, 8, 9)),
@@ -308,12 +298,8 @@ COMPLETIONS = [
 DENSE = [[1.0, 2.0], [0.5, -0.5, 3.0], []]
 
 
-def dense(completion_ids):
+def dense():
     return DENSE
-
-
-def scalar(completions):
-    return [10.0, None, 30.0]
 
 
 def test_lists_of_every_kind():
@@ -341,7 +327,7 @@ def test_lists_of_every_kind():
 )
 def test_mixed_with_a_scalar(combine, totals, tokens):
     """The scalar has no place, so it is in the total alone; the dense reward's weight is 2."""
-    rewards = Ensemble((Reward("密", dense, 2.0), Reward("s", scalar)), combine)
+    rewards = Ensemble((Reward("密", dense, 2.0), Reward("s", lambda: [10.0, None, 30.0])), combine)
     scores = score_tokens(rewards, COMPLETIONS)
     assert scores.totals == pytest.approx(totals)
     assert scores.tokens == [pytest.approx(row) for row in tokens]
@@ -349,10 +335,7 @@ def test_mixed_with_a_scalar(combine, totals, tokens):
 
 
 def test_two_dense_rewards_are_added_token_by_token():
-    def other(completions):
-        return [[1.0, 1.0], None, []]
-
-    scores = score_tokens([Reward("a", dense), Reward("b", other)], COMPLETIONS)
+    scores = score_tokens([Reward("a", dense), Reward("b", lambda: [[1.0, 1.0], None, []])], COMPLETIONS)
     assert scores.tokens == [[2.0, 3.0], DENSE[1], []]
     assert scores.totals == [5.0, 3.0, 0.0]
 
@@ -366,7 +349,5 @@ def test_what_does_not_fit_the_tokens():
         ([1.0, None], "None (NoneType)"),
         (["1", "2"], "'1' (str)"),
     ):
-        with pytest.raises(RewardError) as error:
+        with refused(RewardError, "reward 密", "d:1", "二个", *fragments):
             score([Reward("密", lambda completions, row=row: [row, *DENSE[1:]])], COMPLETIONS)
-        for fragment in ("reward 密", "d:1", "二个", *fragments):
-            assert fragment in str(error.value)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import runpy
 import socket
 import time
@@ -106,18 +105,10 @@ def _cancelled_connections():
 
 
 @pytest.fixture
-def stories(tmp_path):
-    """Prompts, Chinese among them."""
-    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
-    path = tmp_path / "故事.jsonl"
-    lines = [json.dumps({"prompt": f"say {word}"}, ensure_ascii=False) for word in words]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
-def settings(tiny, stories, tmp_path):
+def settings(tiny, written, tmp_path):
     """``settings(kind, *servers, **changes)``: three steps of GRPO that samples on servers."""
+    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
+    stories = written("故事.jsonl", [{"prompt": f"say {word}"} for word in words])
 
     def make(kind, *servers, **changes):
         base = {

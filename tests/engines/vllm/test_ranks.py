@@ -1,20 +1,13 @@
 """Several ranks that sample on servers: the first talks to them, and all learn from what they draw as one process would."""
 
-import json
-
 import pytest
 
 from heedful import GRPOConfig, train_grpo
 from heedful.configs.parse import to_yaml
+from jsonl import read_metrics, timeless
 from launched import environment, free_port
 
 CORRECTED = {"importance": "token-truncate"}
-
-
-def numbers(folder):
-    """The lines of metrics.jsonl, but for times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{name: value for name, value in one.items() if not name.startswith(("time/", "perf/"))} for one in lines]
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp
     status, said = in_ranks(settings(GRPOConfig, first, output=tmp_path / "zwei", **changes))
     assert status == [0, 0], said
     assert len(first.seen()["completions"]) == len(asked) > 0  # by one rank, not by each
-    found, expected = numbers(tmp_path / "zwei"), numbers(tmp_path / "run")
+    found, expected = ([timeless(one) for one in read_metrics(tmp_path / name)] for name in ("zwei", "run"))
     assert len(found) == len(expected) > 3
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)

@@ -1,6 +1,5 @@
 """Whole runs that sample on servers: what is learned, how old the weights were, what becomes of a run without servers."""
 
-import json
 import threading
 
 import pyarrow.parquet as pq
@@ -10,6 +9,7 @@ from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, faults,
 from heedful.cli.main import main
 from heedful.configs.parse import to_yaml
 from heedful.engines.vllm import servers
+from jsonl import read_metrics, timeless
 
 CORRECTED = {"importance": "token-truncate"}
 
@@ -22,10 +22,9 @@ def _no_faults():
 
 def numbers(folder):
     """The lines of metrics.jsonl, but for times and what servers were asked again."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [
-        {k: v for k, v in one.items() if not k.startswith(("time/", "perf/")) and k != "rollout/sampler_retries"}
-        for one in lines
+        {name: value for name, value in timeless(one).items() if name != "rollout/sampler_retries"}
+        for one in read_metrics(folder)
     ]
 
 
@@ -173,11 +172,9 @@ def test_a_run_waits_for_a_server_that_comes_back(server, settings, tmp_path):
         return [float(len(c)) for c in completions]
 
     train_grpo(settings(GRPOConfig, dying, sampler_retry_minutes=0.2, rewards=()), [reward])
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    retries = [one["rollout/sampler_retries"] for one in steps if "rollout/sampler_retries" in one]
-    assert retries[0] == 0
-    assert retries[1] > 0
-    assert all(one["rollout/sampler_mismatch"] < 1e-4 for one in steps if "rollout/sampler_mismatch" in one)
+    steps = read_metrics(tmp_path / "run", having="rollout/sampler_retries")
+    assert [one["rollout/sampler_retries"] > 0 for one in steps] == [False, True, False]
+    assert max(one["rollout/sampler_mismatch"] for one in steps) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The import page: what is read wrongly is refused with its place, and what is shown names the user's own file."""
 
-import json
-
 import pytest
+
+from jsonl import lines
 
 
 def choose(owner, path, content):
@@ -40,9 +40,8 @@ def test_files_are_looked_at_refused_and_added(serve, tmp_path):
     banner = choose(owner, tmp_path / "表.xlsx", b"PK")
     banner.get_by_text("表.xlsx does not end in .jsonl, .json, .csv or .tsv").wait_for()
 
-    lines = [{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}, {"prompt": 7, "responses": ["a", "b"]}]
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    choose(owner, tmp_path / "我的 pairs.jsonl", content.encode())
+    rows = [{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}, {"prompt": 7, "responses": ["a", "b"]}]
+    choose(owner, tmp_path / "我的 pairs.jsonl", lines(rows).encode())
     errors = owner.page.locator(".errors")
     errors.wait_for()
     assert errors.text_content().startswith("我的 pairs.jsonl:2:"), "an error has its file and line"
@@ -64,8 +63,7 @@ def test_files_are_looked_at_refused_and_added(serve, tmp_path):
 
     owner.open("/import")
     answers = ["\U0001f600" * 60_000, "字" * 2_000]
-    long = json.dumps({"prompt": "问", "responses": answers}, ensure_ascii=False)
-    choose(owner, tmp_path / "long.jsonl", long.encode())
+    choose(owner, tmp_path / "long.jsonl", lines([{"prompt": "问", "responses": answers}]).encode())
     shown = owner.page.locator("#result .samples .text")
     shown.first.wait_for()
     assert shown.all_text_contents() == ["\U0001f600" * 2_000 + " … and 58,000 more characters", "字" * 2_000]

@@ -1,8 +1,8 @@
 """Pages of owners: who waits, the bar of links, imports that are withdrawn."""
 
-import json
-
 import pytest
+
+from jsonl import write_jsonl
 
 pytestmark = pytest.mark.exhaustive
 CUT = """() => {
@@ -40,10 +40,8 @@ def test_an_import_and_an_item_are_withdrawn_and_an_import_is_put_back(serve, tm
     served = serve()
     owner = served.labeller("Mei", "owner", "/import")
     for number, (name, prompts) in enumerate((("好", "一二"), ("错", "三四")), 1):
-        lines = [{"prompt": prompt, "responses": ["甲 😀", "乙"]} for prompt in prompts]
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines), encoding="utf-8")
-        owner.page.set_input_files("#file", path)
+        rows = [{"prompt": prompt, "responses": ["甲 😀", "乙"]} for prompt in prompts]
+        owner.page.set_input_files("#file", write_jsonl(tmp_path / f"{name}.jsonl", rows))
         owner.page.get_by_role("button", name="Add 2 items", exact=True).click()
         owner.page.get_by_role("button", name=f"Withdraw: {number} {name}.jsonl").wait_for()
     owner.page.get_by_role("button", name="Withdraw: 2 错.jsonl").press("Enter")

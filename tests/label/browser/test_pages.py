@@ -11,6 +11,7 @@ import heedful.apps.label
 from heedful.apps.label.importing import add, read_items_text
 from heedful.apps.label.server import api
 from heedful.cli.command_table import COMMANDS
+from labelling import send
 
 PAGES = Path(heedful.apps.label.__file__).parent / "pages"
 PATHS = ("/", "/stats", "/labels", "/people", "/import", "/export", "/rounds", "/instructions")
@@ -213,28 +214,22 @@ def test_dark_and_chinese_by_the_switches(serve, item):
 def full(serve, item):
     """A project with long words, in which each page has all that it can have."""
     items = [of_task(item, task, LONG) for task in TASKS]
-    items[0] = item(
-        "pair", LONG, f"{LONG} 0", f"{LONG} 1", suggestion={"preferred": 1, "strength": None, "both_bad": False}
-    )
-    criteria = (
-        "{name: helpful, scale: 5, question: 'Does it help?'}",
-        "{name: 诚实, labels: [否, 部分, 是], required: false}",
-    )
+    second = {"preferred": 1, "strength": None, "both_bad": False}
+    items[0] = item("pair", LONG, f"{LONG} 0", f"{LONG} 1", suggestion=second)
+    helpful = "{name: helpful, scale: 5, question: 'Does it help?'}"
+    criteria = (helpful, "{name: 诚实, labels: [否, 部分, 是], required: false}")
     served = serve(items, instructions=LONG, policy=True, criteria=criteria)
     project = served.project
     add(project, read_items_text(json.dumps({"prompt": LONG, "responses": ["甲", "乙"]}), name="错.jsonl"))
     project.withdraw("p1", batch="1")
     late = project.add_person("评 😀", "annotator", "held-out").person_id
-    held = project.next_item(late)
     answer = {
         "preferred": 0,
         "strength": 3,
         "both_bad": False,
         "criteria": [{"helpful": 4}, {"helpful": 2, "诚实": "是"}],
     }
-    label = project.label(
-        late, held.item.item_id, answer, nonce="nonce-12345", seconds=1, comment="备注 😀" + "x" * 300
-    )
+    label = send(project, late, answer, comment="备注 😀" + "x" * 300)
     project.correct("p1", label.event_id, {"preferred": 1}, nonce="nonce-12346", reason="x" * 300)
     return served
 
@@ -332,9 +327,9 @@ def test_whatever_is_shown_is_inert(serve, item, markdown):
     if not markdown:
         assert mei.page.locator(".answer .text").first.text_content() in (corpus, corpus + " 2")
     for _ in items:
-        assert mei.page.locator("main :is(script, iframe, img, svg, math, style, link, form, base)").count() == 0
-        for link in mei.page.locator("main .text a").all():
-            assert not (link.get_attribute("href") or "").startswith("javascript:")
+        assert (
+            mei.page.locator("main :is(script, iframe, img, svg, math, style, link, form, base, .text a)").count() == 0
+        )
         mei.press("Escape", "c")
         mei.page.keyboard.insert_text(corpus[:200])
         mei.press("Escape", "f", "2", "Enter", "s")

@@ -29,13 +29,6 @@ SHOWN = {
     *("id", "assignment", "task", "prompt", "answers", "draft", "draft_of", "others", "suggestion"),
     *("instructions", "criteria", "lease_until", "markdown"),
 }
-ANSWERS = {
-    "pair": {"preferred": 0, "strength": 2, "both_bad": False},
-    "ranking": {"ranks": [1, 2, 2]},
-    "rating": {"rating": 4, "flags": []},
-    "demonstration": {"text": "好"},
-    "correction": {"text": "better"},
-}
 
 
 def items():
@@ -63,7 +56,7 @@ def look(found, where, answer):
 
 
 @pytest.mark.parametrize("role", ["annotator", "owner"])
-def test_a_crawl_of_every_response_while_labelling(served, policy, role):
+def test_a_crawl_of_every_response_while_labelling(served, policy, answers, role):
     server = served(items(), options={"worker": policy}, repeats=0.5, overlap=0.0)
     server.app.by_person = server.app.costly = RateLimit(1e9, 1e9)
     client = server.signed_in("Ada", role)
@@ -90,11 +83,11 @@ def test_a_crawl_of_every_response_while_labelling(served, policy, role):
             look_everywhere()
         shown = client.shown(item)
         sent = {"nonce": f"{number:012}", **shown, "seconds": 1}
-        answer = ANSWERS.get(item["task"])
+        answer = answers.get(item["task"])
         if answer is None:
             messages = [{"role": "user", "content": "hi"}]
             turn = ask("POST", "/api/chat", {"nonce": f"c{number:011}", "item": item["id"], "messages": messages}).json
-            answer = {"turn": turn["turn"], **ANSWERS["pair"], "last": True}
+            answer = {"turn": turn["turn"], **answers["pair"], "last": True}
         ask("POST", "/api/draft", {**shown, "draft": {"answer": answer}})
         ask("POST", "/api/label", sent | {"answer": {}})
         assert ask("POST", "/api/label", sent | {"answer": answer}).status == 200
@@ -104,7 +97,7 @@ def test_a_crawl_of_every_response_while_labelling(served, policy, role):
             again = sent | {"nonce": f"v{number:011}", "assignment": undone["assignment"], "answer": answer}
             assert ask("POST", "/api/label", again).status == 200
     look_everywhere()
-    assert set(done) == {*ANSWERS, "chat"}
+    assert set(done) == {*answers, "chat"}
     assert found == Counter()
     assert "secret" in json.dumps([item.columns for item in server.project.items()], default=dict), (
         "there was something to find"
@@ -121,7 +114,7 @@ def test_a_crawl_would_notice(served):
     assert {told for _, told in found} == {"secret", "checkpoint", str(TEMPERATURE), str(SEED)[:12]}
 
 
-def test_repeats_gold_questions_and_sides_tell_nothing(served, pair_item):
+def test_repeats_gold_questions_and_sides_tell_nothing(served, pair_item, answers):
     """Each item has one form, whatever it is; each candidate is on the left half of the time, for everybody anew."""
     known = {"preferred": 1, "strength": None, "both_bad": False}
     items = [pair_item(i, gold=known) if i % 5 == 0 else pair_item(i) for i in range(50)]
@@ -141,7 +134,7 @@ def test_repeats_gold_questions_and_sides_tell_nothing(served, pair_item):
                 orders.setdefault(item["id"], []).append(item["answers"][0].startswith("first"))
             seen.add(item["id"])
             shapes.add((tuple(item), frozenset(answer.json), frozenset(item["instructions"]), item["draft"]))
-            sent = client.label(ANSWERS["pair"], item, version=0)
+            sent = client.label(answers["pair"], item, version=0)
             replies.add((frozenset(sent.json), frozenset(sent.json["progress"])))
             assert (sent.status, b"gold" in sent.bytes) == (200, False)
         assert repeats > 3

@@ -5,7 +5,6 @@ The server is the real command in a process of its own. What it acknowledged is 
 
 import io
 import itertools
-import json
 import random
 import re
 import shutil
@@ -26,6 +25,7 @@ from heedful.apps.label.server.run import invite
 from heedful.apps.label.store import read_checked
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig
+from jsonl import lines
 
 ADDRESS = re.compile(r"--owner --url (http://127\.0\.0\.1:(\d+))")
 
@@ -171,8 +171,7 @@ def test_people_at_once(tmp_path, new_client, pair_item, people, labels_each, th
 def file_of(count, name):
     """The text of a file with ``count`` pairs."""
     words = ("好的 answer " * 12, "不行 answer " * 12)
-    lines = ({"prompt": f"{name} 题目 {i}", "responses": [f"{one}{i}" for one in words]} for i in range(count))
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    return lines({"prompt": f"{name} 题目 {i}", "responses": [f"{one}{i}" for one in words]} for i in range(count))
 
 
 def sign_in(new_client, port, person, token, cookies):

@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import time
 
 import pytest
 
@@ -301,9 +300,14 @@ class TestTooMuch:
         with connection.getresponse() as answer:
             assert answer.status == 413
         connection.close()
-        for body in (b"", b"[]", b"1", b"{", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b"[" * 5000):
+        assert ada.post("/api/label", b"").status == 422
+        for body, said in (
+            *((body, "a JSON object") for body in (b"[]", b"1")),
+            *((body, "not JSON") for body in (b"{", b"\xff", b"[" * 5000)),
+            *((b'{"a": 1, "a": 2}', "twice"), (b'{"a": NaN}', "NaN")),
+        ):
             answer = ada.post("/api/label", body)
-            assert (answer.status in (400, 422), bool(answer.error)) == (True, True), body
+            assert (answer.status, said in answer.error) == (400, True), body
         answer = ada.post("/api/label", json.dumps(sent).replace('"comment": ""', '"comment": "\\ud800"').encode())
         assert (answer.status, "surrogate" in answer.error) == (422, True)
         assert nothing_labelled(server)
@@ -331,11 +335,10 @@ class TestTooMuch:
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
         for one in silent:
             one.sendall(b"POST /api/join HTTP/1.1\r\nHost: ")
-        began = time.monotonic()
         assert server.anonymous().get("/join").status == 200
-        assert time.monotonic() - began < 2
         for one in silent:
-            one.close()
+            with one, pytest.raises(BlockingIOError):  # all of them are waited for still
+                one.recv(1, socket.MSG_DONTWAIT)
 
 
 class TestPaths:
@@ -350,8 +353,7 @@ class TestPaths:
         owner = server.signed_in("Olga", "owner")
         before = sorted(server.folder.iterdir())
         for name in ("../../x", "/etc/passwd", "C:\\x", "a\u0000b", "..", "con", "=cmd()", "名 \u202e"):
-            answer = owner.post("/api/people", {"name": name, "role": "annotator"})
-            assert answer.status in (200, 422)
+            assert owner.post("/api/people", {"name": name, "role": "annotator"}).status == 200
         assert sorted(set(server.folder.iterdir()) - set(before)) == []
         assert not (server.folder.parent.parent / "x").exists()
 

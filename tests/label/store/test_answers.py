@@ -45,16 +45,12 @@ def test_there_and_back(order, ranks, preferred):
 
 
 def test_places_that_are_none():
-    for answer in (
-        None,
-        "left",
-        {"preferred": 2},
-        {"preferred": True},
-        {"preferred": "0"},
-        {"ranks": [1]},
-        {"ranks": 1},
+    for answer, said in (
+        *((value, "an object") for value in (None, "left")),
+        *(({"preferred": value}, "preferred must be one of 0, 1") for value in (2, True, "0")),
+        *(({"ranks": value}, "a list of 2 ranks") for value in ([1], 1)),
     ):
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match=said):
             from_screen(answer, (1, 0))
 
 

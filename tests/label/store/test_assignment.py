@@ -356,7 +356,8 @@ def test_screening(memory, owner_first, answers, standing):
     else:
         with pytest.raises(DataError, match="refused and cannot label"):
             project.label(newcomer, next(iter(project.state.items)), LEFT)
-    assert project.state.events[-1].kind != "person" or project.state.events[-1].person is None
+    changes = [one for one in project.state.events if one.kind == "person" and one.content["person_id"] == newcomer]
+    assert (changes[-1].content["standing"], changes[-1].person) == (standing, None), "nobody has decided it"
 
 
 SKIPPED = [
