@@ -1,6 +1,6 @@
 """heedful's own trainers on the workload of workload.py, one process a run, measured as the peers are (benchmarks/peers/).
 
-python benchmarks/iteration.py ppo --workload runs/workload [--critic shared] [--natural-eos] [--compile]
+python benchmarks/iteration.py ppo --workload runs/workload [--critic shared] [--value-epochs K] [--natural-eos] [--compile]
 python benchmarks/iteration.py grpo --workload runs/workload [--compile]
 
 The settings are the peers': one optimizer step a PPO epoch, no gradient clipping, KL coefficient 0.05, Adam's epsilon 1e-8, a
@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--ppo-epochs", type=int, default=4)
     parser.add_argument("--kl-coef", type=float, default=0.05)
     parser.add_argument("--critic", choices=["separate", "shared"], default="separate")
+    parser.add_argument("--value-model", help="another folder for the critic than value/ of the workload")
+    parser.add_argument("--value-epochs", type=int, help="passes of the critic; as many as the policy's without it")
     parser.add_argument("--group", type=int, default=8, help="responses to a prompt (grpo)")
     parser.add_argument(
         "--compile", action="store_true", help="compiled layers; what compiling takes is in the warm-up"
@@ -98,8 +100,10 @@ def shared_settings(options: Any) -> dict[str, Any]:
 
 
 def ppo_settings(options: Any) -> dict[str, Any]:
-    own = {"critic": "separate", "value_model": f"{options.workload}/value"} if options.critic == "separate" else {}
+    value_model = options.value_model or f"{options.workload}/value"
+    own = {"critic": "separate", "value_model": value_model} if options.critic == "separate" else {}
     return own | {
+        "value_epochs": options.value_epochs,
         "rewards": (f"model:{options.workload}/reward",),
         "ppo_epochs": options.ppo_epochs,
         "kl_coef": options.kl_coef,
