@@ -43,45 +43,82 @@ def without_seconds(result):
     return result | {"methods": methods}
 
 
-def test_both_the_same_is_not_told_apart(choose, tmp_path):
-    """With a learning rate that moves nothing; also all that the command shows and writes."""
-    outcome = choose(learning_rate=1e-12, allow="learning-rate", kl_coef=0.05)
+@pytest.fixture
+def edited(choose, tmp_path):
+    """``edited(ppo, grpo)``: the command on finished runs, whose held-out scores are the start's plus what the functions of a
+    seed and a prompt's number say."""
+    folder = tmp_path / "选择"
+
+    def change(**gains):
+        start = json.loads((folder / "start.json").read_text(encoding="utf-8"))
+        for method, gain in gains.items():
+            for seed in (0, 1):
+                path = folder / f"{method}-{seed}.json"
+                found = json.loads(path.read_text(encoding="utf-8"))
+                found["scores"] = [score + gain(seed, i) for i, score in enumerate(start["scores"])]
+                path.write_text(json.dumps(found), encoding="utf-8")
+        return choose(**EQUAL)
+
+    return change
+
+
+EQUAL = {"learning_rate": 1e-12, "allow": "learning-rate", "kl_coef": 0.05, "tokens": None, "minutes": 1e-6}
+"""Both leave the model as it is. The first run gets a quarter of the minutes and ends after its first step."""
+
+
+def test_a_table_a_page_and_a_sentence(choose, edited, tmp_path):
+    """Nothing is told apart that is equal; then, by other scores of the same runs, each way to tell and not to tell."""
+    outcome = choose("--json", **EQUAL)
     assert outcome.status == 0, outcome.err
-    found = outcome.result
+    found = json.loads(outcome.out)
+    assert found == outcome.result
     assert found["recommendation"] is None
     assert found["difference"] == {"mean": 0, "low": 0, "high": 0}
-    assert "Cannot tell yet: after " in outcome.out
-    assert "neither is better than the start" in outcome.out
-    for method in ("ppo", "grpo"):
-        numbers = found["methods"][method]
+    assert "neither is better than the start" in found["sentence"]
+    for numbers in found["methods"].values():
         assert numbers["score"] == found["start_score"]
-        assert numbers["tokens"] >= 2 * 64
+        assert 2 * 16 <= numbers["tokens"] <= 2 * 3 * 16 * 4
         assert numbers["kl"] == pytest.approx(0, abs=1e-5)
-        assert numbers["gradient_noise"] > 0
-        assert (tmp_path / "选择" / f"{method}-1" / "summary.json").exists()
-    assert 0 <= found["methods"]["grpo"]["tied_frac"] <= 1
-    assert found["methods"]["ppo"]["tied_frac"] is None
-    assert found["methods"]["grpo"]["explained_variance"] is None
-    for name in ("explained_variance", "explained_variance_first", "explained_variance_prompt"):
-        assert found["methods"]["ppo"][name] <= 1
-    for shown in ("held-out score", "tied groups", "explained variance, first token", "tokens per second"):
+        assert 0 < numbers["gradient_noise"] < 3
+    ppo, grpo = found["methods"]["ppo"], found["methods"]["grpo"]
+    assert 0 <= grpo["tied_frac"] < 1
+    assert (ppo["tied_frac"], grpo["explained_variance"]) == (None, None)
+    assert all(ppo[f"explained_variance{which}"] <= 1 for which in ("", "_first", "_prompt"))
+
+    outcome = edited(ppo=lambda _, i: 0.01 * (i % 3), grpo=lambda seed, i: 0.5 + 0.01 * ((seed + i) % 3))
+    assert outcome.result["recommendation"] == "grpo"
+    assert outcome.result["sentence"].startswith("GRPO: after ")
+    assert outcome.result["sentence"] in " ".join(outcome.out.split())
+    for shown in ("held-out score", "tied groups", "tokens per second", "PPO minus GRPO"):
         assert shown in outcome.out
     page = (tmp_path / "选择" / "choose.html").read_text(encoding="utf-8")
-    assert (
-        page.index("PPO or GRPO") < page.index("noise of the policy gradient") < page.index("Out of the healthy band")
-    )
-    assert "neither is better than the start" in page
+    assert page.index("PPO or GRPO") < page.index("GRPO: after ") < page.index("Out of the healthy band")
+
+    better, same = lambda seed, i: 0.5 + 0.01 * ((seed + i) % 3), lambda _, i: 0.01 * (i % 3)
+    assert edited(ppo=better, grpo=same).result["recommendation"] == "ppo"
+    outcome = edited(ppo=lambda *_: -0.5, grpo=lambda *_: -0.6)
+    assert outcome.result["recommendation"] is None, "the better of two that fell"
+    assert "neither is better than the start" in outcome.result["sentence"]
+    assert "lower --learning-rate, or raise --kl-coef" in outcome.result["sentence"]
+    outcome = edited(ppo=lambda *_: 0.5, grpo=lambda seed, _: 0.6 + 0.05 * seed)
+    assert outcome.result["recommendation"] is None, "seeds differ"
+    assert "may be chance. If it stays as large, --seeds " in outcome.result["sentence"]
+    outcome = edited(ppo=lambda *_: 0.5, grpo=lambda _, i: 0.6 + (1 if i % 2 else -1))
+    assert outcome.result["recommendation"] is None, "prompts differ"
+    assert "held-out prompts would tell (17 so far)" in outcome.result["sentence"]
+    outcome = edited(ppo=lambda *_: 0.5, grpo=lambda *_: 0.5)
+    assert "With 100 times as many runs or prompts it would still be" in outcome.result["sentence"]
 
 
+@pytest.mark.exhaustive
 def test_the_better_one_is_recommended(choose, written):
     """Prompts with levels far apart: a group has its own mean, and a critic has to learn it first."""
     reward = f"python:{written('奖励.py', REWARD)}:easy"
-    outcome = choose(rewards=reward, learning_rate=0.02, tokens=1500, seeds=3, max_new_tokens=8, ppo_epochs=4)
+    more = {"kl_coef": 0.05, "ppo_epochs": 4, "tokens": 1500, "max_new_tokens": 8, "seeds": 3}
+    outcome = choose(rewards=reward, learning_rate=0.02, **more)
     assert outcome.status == 0, outcome.err
     assert outcome.result["recommendation"] == "grpo"
     assert outcome.result["difference"]["high"] < 0 < outcome.result["methods"]["grpo"]["change"]["low"]
-    assert outcome.result["sentence"].startswith("GRPO: after 1")
-    assert outcome.result["sentence"] in " ".join(outcome.out.split())
 
 
 def test_it_goes_on_where_it_ended(choose, tmp_path):
@@ -114,15 +151,6 @@ def test_it_goes_on_where_it_ended(choose, tmp_path):
     assert (changed.status, changed.out) == (2, "")
     assert "has runs with other settings: --tokens: 130 there, 140 now" in changed.message
     assert "only --seeds may change" in changed.message
-
-
-def test_minutes_become_equal_tokens(choose):
-    """The first run gets a quarter of the minutes and ends after its first step; JSON is all of standard output."""
-    outcome = choose("--json", tokens=None, minutes=1e-6)
-    assert outcome.status == 0, outcome.err
-    assert json.loads(outcome.out) == outcome.result
-    for numbers in outcome.result["methods"].values():
-        assert 2 * 16 <= numbers["tokens"] <= 2 * 3 * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def _check_output(config: ChooseConfig) -> None:
     """Raise ConfigError for a folder of something else, or of other settings."""
     folder = config.output
     check_folder(folder)
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir()):
         return
     if not (folder / "settings.json").exists():
         raise ConfigError(f"--output {folder} has files that are not from {MARK}; {OTHERS}")

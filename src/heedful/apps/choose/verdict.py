@@ -16,6 +16,8 @@ MANY_TIED = 0.25
 """Share of tied groups from which on they are a reason against GRPO."""
 FEW_EXPLAINED = 0.1
 """Explained variance below which the critic is a reason against PPO."""
+MUCH_FURTHER = 1.5
+"""Times the other method's KL from which on a part of the lead may be that."""
 MOST = 100
 """Times the runs or prompts so far: more is not worth naming."""
 Table = Sequence[Sequence[float]]
@@ -91,22 +93,23 @@ def compare(
 def recommend(
     config: ChooseConfig, gains: Mapping[Method, Table], apart: Table, methods: Mapping[Method, Found]
 ) -> Found:
-    """The method whose held-out score is higher beyond chance, if it is better than the start, and why in a sentence."""
+    """The method whose held-out score is higher beyond chance, if any is better than the start, and why in a sentence."""
     changes, difference = {method: Change.of(gains[method]) for method in NAMES}, Change.of(apart)
     better: Method = "ppo" if difference.mean > 0 else "grpo"
     other: Method = "grpo" if better == "ppo" else "ppo"
     tokens = methods[better]["tokens"] // config.seeds
     both = f"{NAMES[better]} changed the held-out score by {changes[better]}, {NAMES[other]} by {changes[other]}"
     at = f"after {tokens:,} tokens per run"
-    if difference.sign and changes[better].sign > 0:
-        sentence = f"{NAMES[better]}: {at} {both}; difference {_size(difference)}{_reason(better, methods)}."
-        return {"recommendation": better, "sentence": sentence}
     if not any(one.sign > 0 for one in changes.values()):
         remedy = f"raise --learning-rate or --tokens{_longer(changes[better], tokens)}"
         if any(one.sign < 0 for one in changes.values()):
             remedy = "lower --learning-rate, or raise --kl-coef"
         sentence = f"Cannot tell yet: {at} neither is better than the start ({both}); {remedy}, in another --output."
         return {"recommendation": None, "sentence": sentence}
+    if difference.sign:
+        why = _reason(better, methods) + _dearer(better, methods)
+        sentence = f"{NAMES[better]}: {at} {both}; difference {_size(difference)}{why}."
+        return {"recommendation": better, "sentence": sentence}
     doubt = f"the difference, {_size(difference)}, may be chance"
     sentence = f"Cannot tell yet: {at} {both}; {doubt}. {_more(apart, config, tokens)}."
     return {"recommendation": None, "sentence": sentence}
@@ -128,6 +131,14 @@ def _reason(better: Method, methods: Mapping[Method, Found]) -> str:
     if here is not None and there is not None and here < there:
         return f", and its gradient is less noisy ({here:.2f} against {there:.2f})"
     return ""
+
+
+def _dearer(better: Method, methods: Mapping[Method, Found]) -> str:
+    """How much further from the reference the better method went, if it did."""
+    here, there = methods[better]["kl"], methods["grpo" if better == "ppo" else "ppo"]["kl"]
+    if here is None or there is None or here < MUCH_FURTHER * there:
+        return ""
+    return f"; part of that may be its KL to the reference, {here:.2g} against {there:.2g}"
 
 
 def _more(rows: Table, config: ChooseConfig, tokens: int) -> str:
