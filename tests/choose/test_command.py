@@ -8,7 +8,7 @@ from heedful import faults
 
 PROMPTS = [{"prompt": f"第{i}题：写一个字。", "offset": 20 * (i % 2)} for i in range(40)]
 SMALL = {
-    "rewards": "rule:length:2-4", "tokens": 64, "seeds": 2, "eval_fraction": 0.4, "eval_samples": 1, "kl_coef": 0,
+    "rewards": "rule:length:20-30", "tokens": 64, "seeds": 2, "eval_fraction": 0.4, "eval_samples": 1, "kl_coef": 0,
     "rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 4, "ppo_epochs": 1,
     "dtype": "float32",
 }  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_table_a_page_and_a_sentence(choose, edited, tmp_path):
         assert numbers["kl"] == pytest.approx(0, abs=1e-5)
         assert 0 < numbers["gradient_noise"] < 3
     ppo, grpo = found["methods"]["ppo"], found["methods"]["grpo"]
-    assert 0 <= grpo["tied_frac"] < 1
+    assert 0 <= grpo["tied_frac"] <= 1
     assert (ppo["tied_frac"], grpo["explained_variance"]) == (None, None)
     assert all(ppo[f"explained_variance{which}"] <= 1 for which in ("", "_first", "_prompt"))
 
@@ -103,7 +103,7 @@ def test_a_table_a_page_and_a_sentence(choose, edited, tmp_path):
     outcome = edited(ppo=lambda *_: 0.5, grpo=lambda seed, _: 0.6 + 0.05 * seed)
     assert outcome.result["recommendation"] is None, "seeds differ"
     assert "may be chance. If it stays as large, --seeds " in outcome.result["sentence"]
-    outcome = edited(ppo=lambda *_: 0.5, grpo=lambda _, i: 0.6 + (1 if i % 2 else -1))
+    outcome = edited(ppo=lambda *_: 0.5, grpo=lambda _, i: 0.8 + (1 if i % 2 else -1))
     assert outcome.result["recommendation"] is None, "prompts differ"
     assert "held-out prompts would tell (17 so far)" in outcome.result["sentence"]
     outcome = edited(ppo=lambda *_: 0.5, grpo=lambda *_: 0.5)
@@ -126,6 +126,7 @@ def test_it_goes_on_where_it_ended(choose, tmp_path):
     nothing, and with more seeds only those."""
     settings = {"learning_rate": 0.01, "tokens": 130}
     whole = choose(output="一次", **settings).result
+    assert all(2 * 130 <= numbers["tokens"] < 2 * (130 + 16 * 4) for numbers in whole["methods"].values())
     steps = [
         len((tmp_path / "一次" / f"{name}-0" / "metrics.jsonl").read_bytes().splitlines()) for name in ("ppo", "grpo")
     ]
@@ -142,7 +143,7 @@ def test_it_goes_on_where_it_ended(choose, tmp_path):
     faults.plan("run.started:int@99")
     try:
         assert choose(**settings).result["sentence"] == whole["sentence"]
-        assert "run.started" not in faults.visits()
+        assert not {"run.started", "generation"} & faults.visits().keys()
         assert choose(**settings, seeds=3).result["seeds"] == 3
         assert faults.visits()["run.started"] == 2
     finally:
