@@ -138,7 +138,7 @@ def _dearer(better: Method, methods: Mapping[Method, Found]) -> str:
     here, there = methods[better]["kl"], methods["grpo" if better == "ppo" else "ppo"]["kl"]
     if here is None or there is None or here < MUCH_FURTHER * there:
         return ""
-    return f"; part of that may be its KL to the reference, {here:.2g} against {there:.2g}"
+    return f"; part of its lead may be its KL to the reference, {here:.2g} against {there:.2g}"
 
 
 def _more(rows: Table, config: ChooseConfig, tokens: int) -> str:
