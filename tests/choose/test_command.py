@@ -79,7 +79,7 @@ def test_a_table_a_page_and_a_sentence(choose, edited, tmp_path):
         assert numbers["score"] == found["start_score"]
         assert 2 * 16 <= numbers["tokens"] <= 2 * 3 * 16 * 4
         assert numbers["kl"] == pytest.approx(0, abs=1e-5)
-        assert 0 < numbers["gradient_noise"] < 3
+        assert 0.5 < numbers["gradient_noise"] < 1.5  # mostly noise: 1, and 2 if the halves were not compared
     ppo, grpo = found["methods"]["ppo"], found["methods"]["grpo"]
     assert 0 <= grpo["tied_frac"] <= 1
     assert (ppo["tied_frac"], grpo["explained_variance"]) == (None, None)
