@@ -60,12 +60,13 @@ MAY_IMPORT = {
     "report": "plot training engines models kernels data core serving",
     "publishing": "evaluate plot",
     "exam": "plot evaluate engines rewards models kernels data core",
+    "choose": "report algorithms training checks data core",
     "label": "data serving",
     "rounds": "label algorithms training evaluate engines rewards models kernels data",
     "demo": "plot algorithms training evaluate rewards engines models kernels data label rounds",
     "course": "demo algorithms models data core",
     "cli": "checks doctor device_checks algorithms training tracking publishing evaluate exam plot demo models kernels data "
-    "core rewards planning engines distributed label rounds report course serving",
+    "core rewards planning engines distributed label rounds report course serving choose",
     "__main__": "cli",
     "__init__": "plot course algorithms evaluate exam demo serving rewards engines building_blocks models types",
 }

@@ -38,7 +38,7 @@ FOLDERS = {
     "label export": ["项目"],
     "label backup": ["项目"],
     **dict.fromkeys(("sft", "reward", "dpo", "kto"), RUN),
-    **dict.fromkeys(("ppo", "critic", "a2c", "grpo", "online-dpo"), ONLINE),
+    **dict.fromkeys(("ppo", "critic", "a2c", "grpo", "online-dpo", "choose"), ONLINE),
 }
 """Commands that write a folder."""
 READS_ONLY = ("plan ", "doctor ")

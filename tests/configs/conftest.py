@@ -30,6 +30,7 @@ NEEDS = {
     "evaluate win-rate": MEASURE | {"baseline": "旧"},
     "evaluate kl": MEASURE | {"reference": "旧"},
     "exam": {"reward": "评分"},
+    "choose": RUN,
     "runs": {"folder": "/"},
     **{f"label {name}": PROJECT for name in ("new", "backup", "restore", "serve", "stats", "withdraw", "list")},
     "label invite": PROJECT | {"name": "安娜"},

@@ -40,7 +40,7 @@ RANGES = {
         "ppo_epochs prompt_tokens prompts ranks receive_timeout replicas responses reward_concurrency reward_memory_gb "
         "reward_timeout rollout_batch_size rollout_micro_batch_size rollout_micro_batch_tokens rounds samples_per_prompt "
         "scale score_clip step steps target_entropy temperature tensor_parallel undesirable_weight value_clip_range "
-        "value_epochs value_learning_rate gae_lambda_alpha"
+        "value_epochs value_learning_rate gae_lambda_alpha eval_samples minutes tokens"
     ),
     "be at least 0": (
         "async_steps center_coef critic_warmup_steps dynamic_sampling_rounds early_stopping_patience entropy_coef eval_every "
@@ -57,7 +57,7 @@ RANGES = {
     "be greater than 0 and at most 1": "enough eval_fraction gpu_memory top_p",
     "be greater than 1": "dual_clip",
     "be at least 1": "limit max_samples round seconds",
-    "be at least 2": "n overlap_people pairs",
+    "be at least 2": "n overlap_people pairs samples_per_prompt",
     "be at least 264": "vocab_size",
     "be at least 0 and below 2^63": "seed",
     "be at least 0 and below 65536": "port",
@@ -70,6 +70,7 @@ RANGES = {
     "be at least 1 and at most 1000": "labellers pool",
     "be at least 2 and at most 9": "answers",
     "be at least 2 and at most 64": "answers",
+    "be at least 2 and at most 100": "seeds",
     "be at least 10 and at most 5000": "label_pairs",
 }
 """Of every setting that is a number, in the words of its message; some have another in another command."""

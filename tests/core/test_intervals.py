@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import design_effect, mean_interval, share_interval
+from heedful.core import crossed_interval, design_effect, mean_interval, share_interval
 
 GROUPED = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=1, max_size=8)
 
@@ -52,6 +52,41 @@ def test_golden_mean_interval_of_pairs():
 def test_golden_mean_interval_of_unequal_groups():
     """Every value weighs the same: mean 3/4, sums of deviations 3/4 and -3/4, V = 2 / 16 * 2 * 9/16 = (3/8)^2."""
     assert mean_interval([[1.0, 1.0, 1.0], [0.0]]) == close((0.75 - 0.735, 0.75 + 0.735))
+
+
+def test_golden_crossed_interval():
+    """Rows 0, 2, 7 and 2, 4, 3: their means 3 and 3, so a = 0. Means of columns 1, 3, 5: b = 4 / 3, f = 2."""
+    half = 4.303 * math.sqrt(4 / 3)
+    assert crossed_interval([[0.0, 2.0, 7.0], [2.0, 4.0, 3.0]]) == close((3 - half, 3 + half))
+
+
+def test_golden_crossed_interval_of_both():
+    """Rows 0, 4 and 2, 6 with nothing left: a = 2 / 2, b = 8 / 2, V = 5, f = 25 / (1 + 16) = 25 / 17."""
+    half = (4.303 + (12.706 - 4.303) * (17 / 25 - 1 / 2) / (1 / 2)) * math.sqrt(5)
+    assert crossed_interval([[0.0, 4.0], [2.0, 6.0]]) == close((3 - half, 3 + half))
+
+
+def test_golden_crossed_interval_of_chance():
+    """Rows 0, 0, 3 and 0, 3, 0 and 0, 0, 0: a = b = 1 / 9; what is left is 10 in 4 degrees of freedom, c = 10 / 36, more than
+    both. So V = 1 / 9 and f = 1; turned on its side it is the same."""
+    rows = [[0.0, 0.0, 3.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]]
+    assert half_width(crossed_interval(rows)) == close(12.706 / 3)
+    assert crossed_interval(list(zip(*rows, strict=True))) == close(crossed_interval(rows))
+
+
+def test_golden_crossed_interval_of_all_three():
+    """Rows 0, 1 and 2, 5: a = 9 / 4, b = 1, what is left is four times 1 / 4, c = 1 / 4: V = 3, 1 / f = (81 / 16 + 1) / 9."""
+    half = (4.303 + (12.706 - 4.303) * ((81 / 16 + 1) / 9 - 1 / 2) / (1 / 2)) * math.sqrt(3)
+    assert crossed_interval([[0.0, 1.0], [2.0, 5.0]]) == close((2 - half, 2 + half))
+
+
+def test_golden_crossed_interval_of_many_columns():
+    """As the columns' number grows, the quantile becomes the normal one; equal values have no width."""
+    many = [float(i % 2) for i in range(100)]
+    assert half_width(crossed_interval([many, many])) == close(
+        (2.042 + (1.96 - 2.042) * (1 - 30 / 99)) * math.sqrt(0.25 / 99)
+    )
+    assert crossed_interval([[2.0, 2.0], [2.0, 2.0]]) == (2.0, 2.0)
 
 
 def test_one_group_has_no_interval_of_its_mean():

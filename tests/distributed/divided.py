@@ -158,7 +158,7 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONF
         if lockstep:
             ranks.add([total])
         losses.append(float(total))
-        norms.append(optimizer_step(optimizer, [model], max_norm))
+        norms.append(optimizer_step(optimizer, model, max_norm))
     return losses, norms, optimizer
 
 

@@ -216,8 +216,8 @@ def usage() -> str:
     others = installed_commands()
     if others:
         lines += ["", "of other packages", *(f"  {name:<{WIDEST_NAME}}  {others[name].point.value}" for name in others)]
-    lines += ["", "heedful COMMAND --help shows a command's main settings, --help-all every one. A YAML file"]
-    return "\n".join([*lines, "uses the same names."])
+    lines += ["", "heedful COMMAND --help shows main settings, --help-all every one, by their names in YAML."]
+    return "\n".join(lines)
 
 
 def _run(words: list[str], *, is_program: bool) -> int:

@@ -106,6 +106,12 @@ FIRST_SCREENS = {
         ("policy", "data", "judge", "second", "eval_fraction", "pairs", "prompts", "n", "max_new_tokens", "micro_batch_size",
          "dtype", "seed", "output", "json"),
     ),
+    "choose": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --tokens 200000 --output runs/choose",
+        ("tokens", "minutes", "seeds", "eval_fraction", "eval_prompts", "samples_per_prompt", *ONLINE_STEP, "learning_rate",
+         "kl_coef", "lora_rank", "dtype", "output", "json"),
+        ("rewards",),
+    ),
     "label new": FirstScreen("PROJECT --task pair"),
     "label serve": FirstScreen(
         "PROJECT",

@@ -3,13 +3,16 @@
 Groups are independent of each other; values within a group need not be.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
-__all__ = ["design_effect", "mean_interval", "share_interval"]
+__all__ = ["crossed_interval", "design_effect", "mean_interval", "share_interval"]
 
 Z = 1.96
 """Two-sided 95 % quantile of the normal distribution."""
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 30: 2.042}
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""
 
 
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
@@ -29,6 +32,34 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
     if len(groups) < 2:
         return None
     mean, half = _mean(groups), Z * math.sqrt(_clustered_variance(groups))
+    return mean - half, mean + half
+
+
+def crossed_interval(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Lower and upper end of the 95 % confidence interval of the mean of a table whose rows and columns are both samples,
+    such as training runs and the prompts that all of them are measured on.
+
+        mean +- t_f sqrt(V)    V = max(a + b - c, a, b)    a = var(means of rows) / R    b = var(means of columns) / C
+
+    c is var(x - row mean - column mean) / (R C): what chance in the single values adds to both a and b. V is the variance of
+    the mean with two crossed random effects (Cornfield and Tukey 1956); ``t_f`` is Student's quantile for
+    f = V^2 / (a^2 / (R - 1) + b^2 / (C - 1)) degrees of freedom (Satterthwaite 1946), at least 1: few rows widen it.
+
+    Args:
+        rows: the values of R rows, at least 2, with the same C columns, at least 2.
+    """
+    columns = list(zip(*rows, strict=True))
+    r, c = len(rows), len(columns)
+    mean = _mean(rows)
+    above, beside = [_mean([row]) - mean for row in rows], [_mean([column]) - mean for column in columns]
+    of_rows = math.fsum(x**2 for x in above) / (r - 1) / r
+    of_columns = math.fsum(x**2 for x in beside) / (c - 1) / c
+    left = math.fsum((x - mean - above[i] - beside[j]) ** 2 for i, row in enumerate(rows) for j, x in enumerate(row))
+    variance = max(of_rows + of_columns - left / ((r - 1) * (c - 1)) / (r * c), of_rows, of_columns)
+    if not variance:
+        return mean, mean
+    freedom = variance**2 / (of_rows**2 / (r - 1) + of_columns**2 / (c - 1))
+    half = _student(freedom) * math.sqrt(variance)
     return mean - half, mean + half
 
 
@@ -76,6 +107,15 @@ def design_effect(groups: Sequence[Sequence[float]]) -> float | None:
 def _clustered_variance(groups: Sequence[Sequence[float]]) -> float:
     mean, g = _mean(groups), len(groups)
     return g / (g - 1) / _count(groups) ** 2 * math.fsum(math.fsum(x - mean for x in group) ** 2 for group in groups)
+
+
+def _student(freedom: float) -> float:
+    """Two-sided 95 % quantile of Student's t: `STUDENT`, along a line in 1 / f between its entries."""
+    known = [*STUDENT.items(), (math.inf, Z)]
+    for (below, larger), (above, smaller) in itertools.pairwise(known):
+        if freedom <= above:
+            return larger + (smaller - larger) * (1 / below - 1 / max(freedom, below)) / (1 / below - 1 / above)
+    return Z
 
 
 def _mean(groups: Sequence[Sequence[float]]) -> float:

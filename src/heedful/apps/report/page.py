@@ -76,6 +76,7 @@ def build_page(
     tokenizers: Tokenizers,
     *,
     measured: sections.MeasuredBestOfN | None = None,
+    first: str = "",
     version: str = "",
 ) -> tuple[str, Inspected]:
     """Return the page, and what its inspector shows: fewer responses until all is below `LARGEST_PAGE`.
@@ -85,11 +86,13 @@ def build_page(
         config: how many responses, and the seed of their sample; the models to compare.
         tokenizers: those that have been loaded.
         measured: best-of-n as somebody measured it.
+        first: a section to begin with.
         version: of the files, for a page that is served and asks for news; empty for a file.
 
     Raises CheckpointError and DataError.
     """
     parts = [
+        first,
         sections.overview(runs),
         sections.alarms(runs),
         sections.curves(runs),
