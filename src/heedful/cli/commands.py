@@ -145,6 +145,8 @@ def report_training(config: RunOptions, summary: dict[str, Any], *, was_complete
         model = f"{config.output}/best"
     if summary["algorithm"] == "reward":
         _print(f"use it:  heedful ppo --rewards model:{model} ...")
+    elif summary["algorithm"] == "critic":
+        _print(f"use it:  heedful ppo --critic separate --value-model {model} ...")
     else:
         _print(f"talk to it:  heedful chat --model {model}")
 

@@ -230,7 +230,7 @@ def test_the_positive_example_loss_is_of_correct_responses(config, length, numbe
     assert everything["loss/positive"] > 0
 
 
-def test_the_command(tmp_path, tiny):
+def test_the_command(tmp_path, tiny, capsys):
     """From the command line, with a reward by name; the folder says what it is."""
     from heedful.cli.main import main
 
@@ -248,6 +248,8 @@ def test_the_command(tmp_path, tiny):
     ]
     sizes = ["--steps", "2", "--rollout-batch-size", "8", "--minibatch-size", "8", "--max-new-tokens", "6"]
     assert main([*words, *sizes, "--eval-fraction", "0.3", "--device", "cpu"]) == 0
+    use = f"use it:  heedful ppo --critic separate --value-model {tmp_path / 'c'}/final ..."
+    assert use in capsys.readouterr().out.splitlines()
     about = json.loads((tmp_path / "c" / "summary.json").read_text(encoding="utf-8"))
     assert about["algorithm"] == "critic"
     assert load_tensors(tmp_path / "c" / "final" / VALUE_HEAD)["weight"].abs().max() > 0
