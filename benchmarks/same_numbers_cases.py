@@ -155,7 +155,9 @@ def cases() -> list[Case]:
         ppo("two-lambdas", QWEN, value_lambda=1.0, gae_lambda=0.9),
         ppo("lambda-by-length", GPT2, gae_lambda_alpha=0.3, positive_coef=0.1, positive_score=0.0),
         ppo("more-critic", QWEN, critic="separate", value_epochs=3, value_freeze=("self_attn",)),
-        ppo("sao", GPT2, policy_loss="sao", clip_range=0.3, clip_range_high=5.0, **(ONE_UPDATE | {"minibatch_size": 4})),
+        ppo(
+            "sao", GPT2, policy_loss="sao", clip_range=0.3, clip_range_high=5.0, **(ONE_UPDATE | {"minibatch_size": 4})
+        ),
         ppo("score-norm-samples", GPT2, score_norm_samples=24),
         ppo("score-clip", QWEN, score_norm_samples=24, score_clip=1.0),
         ppo("whiten-rewards", GPT2, whiten_rewards=True, gamma=0.98),

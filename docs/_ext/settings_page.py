@@ -15,7 +15,7 @@ one command.
 A default that differs between commands is listed with them. *required* has none.
 """
 TRAINERS = [name for name, command in COMMANDS.items() if command.trains]
-ONLINE = ["ppo", "a2c", "grpo", "online-dpo"]
+ONLINE = ["ppo", "critic", "a2c", "grpo", "online-dpo"]
 
 
 def config_of(command):
@@ -25,7 +25,7 @@ def config_of(command):
 def commands_in_words(commands):
     """Commands by the longest names that they have together."""
     rest, words = list(commands), []
-    for members, name in ((TRAINERS, "every trainer"), (ONLINE, "ppo, a2c, grpo, online-dpo")):
+    for members, name in ((TRAINERS, "every trainer"), (ONLINE, "ppo, critic, a2c, grpo, online-dpo")):
         if set(members) <= set(rest):
             words.append(name)
             rest = [one for one in rest if one not in members]

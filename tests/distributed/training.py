@@ -109,6 +109,8 @@ CASES = {
     "ppo": case(*PPO, letters, **EVERYTHING, value_coef=0.1, entropy_coef=0.01, score_clip=2.0),
     "ppo-separate": case(*PPO, per_token, critic="separate", **LORA, score_norm_samples=8, critic_warmup_steps=1),
     "ppo-reward": case(*PPO, rewards=("model:scorer", "rule:digits"), critic="reward", approx_kl_limit=0.05),
+    "critic": case(heedful.train_critic, heedful.CriticConfig, ONLINE, letters, kl_coef=0.0),
+    "sao": case(*PPO, letters, policy_loss="sao", critic="separate", value_epochs=2, gae_lambda_alpha=1.5, kl_coef=0.0),
     "ppo-failed": case(*PPO, now_and_then, rewards=("model:scorer",), max_failed_rewards=0.5, mask_truncated=True),
     "a2c": case(
         *PPO[:1],

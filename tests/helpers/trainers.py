@@ -2,6 +2,7 @@
 
 from heedful import (
     A2CConfig,
+    CriticConfig,
     DPOConfig,
     GRPOConfig,
     KTOConfig,
@@ -9,6 +10,7 @@ from heedful import (
     PPOConfig,
     RewardConfig,
     SFTConfig,
+    train_critic,
     train_dpo,
     train_grpo,
     train_kto,
@@ -17,7 +19,7 @@ from heedful import (
     train_reward,
     train_sft,
 )
-from heedful.algorithms import dpo, kto, online_dpo, ppo, reward_model, sft
+from heedful.algorithms import critic, dpo, kto, online_dpo, ppo, reward_model, sft
 from heedful.algorithms.online.rollout import rollout
 
 MODULES = {"sft": sft, "reward": reward_model, "dpo": dpo, "kto": kto}
@@ -29,6 +31,7 @@ TRAIN = {
     DPOConfig: train_dpo,
     KTOConfig: train_kto,
     PPOConfig: train_ppo,
+    CriticConfig: train_critic,
     A2CConfig: train_ppo,
     GRPOConfig: train_grpo,
     OnlineDPOConfig: train_online_dpo,
@@ -54,6 +57,7 @@ def begin(settings, *, with_samples=False):
 
 def step_online(learner):
     """The next step of whatever online algorithm: its metrics, and the batch of responses that it learned from."""
-    algorithm = online_dpo if isinstance(learner.config, OnlineDPOConfig) else ppo
+    kinds = {OnlineDPOConfig: online_dpo, CriticConfig: critic}
+    algorithm = kinds.get(type(learner.config), ppo)
     scored = rollout(learner, next(learner.prompts))
     return algorithm.learn(learner, algorithm.make_experience(learner, scored)).metrics, scored

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cases import often, pairs_often
 from heedful import (
     ConfigError,
+    CriticConfig,
     DPOConfig,
     GRPOConfig,
     KTOConfig,
@@ -45,6 +46,12 @@ RUNS = {
     "kto": (KTOConfig, OFFLINE),
     "ppo shared": (PPOConfig, {**ONLINE, "kl_target": 1.0, "early_stopping_patience": 9}),
     "ppo separate": (PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
+    "critic": (CriticConfig, {**ONLINE, "early_stopping_patience": 9}),
+    "sao": (
+        PPOConfig,
+        {**ONLINE, "policy_loss": "sao", "kl_coef": 0.0, "critic": "separate", "value_epochs": 2, "minibatch_size": 4}
+        | {"ppo_epochs": 1, "value_freeze": ("attn",), "gae_lambda_alpha": 1.5, "critic_warmup_steps": 1},
+    ),
     "ppo lora": (PPOConfig, {**ONLINE, "lora_rank": 2}),
     "ppo average": (PPOConfig, {**ONLINE, "ema_decay": 0.5}),
     "ppo mixed": (PPOConfig, {**ONLINE, "ptx_coef": 0.5, "score_norm_samples": 8}),

@@ -31,6 +31,11 @@ KINDS = {
     "kto-lora": (KTOConfig, {"lora_rank": 4}),
     "shared": (PPOConfig, UPDATES),
     "separate": (PPOConfig, {**UPDATES, "critic": "separate"}),
+    "sao": (
+        PPOConfig,
+        {"policy_loss": "sao", "kl_coef": 0.0, "critic": "separate", "value_epochs": 3, "minibatch_size": 4}
+        | {"ppo_epochs": 1, "value_freeze": ("attn",), "gae_lambda_alpha": 1.5, "positive_coef": 0.1},
+    ),
     "warm-up": (PPOConfig, {**UPDATES, "critic_warmup_steps": 3, "warmup_steps": 2}),
     "lora": (PPOConfig, {**UPDATES, "lora_rank": 4}),
     "adaptive-kl": (PPOConfig, {**UPDATES, "kl_target": 1.0, "kl_horizon": 40}),

@@ -20,6 +20,7 @@ from heedful import core
 from heedful.algorithms.online.experience import Experience
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
+from heedful.algorithms.online.metrics import without_undefined
 from heedful.algorithms.online.recorder import Learned, Recorder
 from heedful.algorithms.online.rollout import shape_scores
 from heedful.algorithms.online.values import learn_values
@@ -132,7 +133,7 @@ def evaluate(
     if not given.failed:
         of_group = core.others_mean(_at(first, returns), group_size=GROUP).unsqueeze(1).expand_as(returns)
         metrics["eval/explained_variance_group"] = core.explained_variance(of_group, returns, mask)
-    return read(metrics)
+    return without_undefined(read(metrics))
 
 
 def _at(places: Tensor, numbers: Tensor) -> Tensor:

@@ -260,7 +260,7 @@ GROUPS = {
 course, is run if no second word follows."""
 SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat", "course"),
-    "more ways to train": ("a2c", "online-dpo", "kto"),
+    "more ways to train": ("a2c", "online-dpo", "kto", "critic"),
     "before a run": ("doctor", "exam", "plan"),
     "runs": ("runs", "report", "look", "watch", "track", "push"),
     "people who label": ("label", "sample", "round"),

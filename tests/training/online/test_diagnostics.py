@@ -53,7 +53,7 @@ def test_golden_explained_variance_at_the_first_token():
 
 
 def test_values_do_not_explain_themselves():
-    """Targets of GAE at lambda 0 are mostly the next value: noise would explain 1 - 1/2 of their variance or more."""
+    """Targets of GAE at lambda 0 are the next value, which a value that drifts is near, though returns have none of it."""
     values, generator = (
         torch.randn(64, 32, generator=torch.Generator().manual_seed(0)),
         torch.Generator().manual_seed(1),
@@ -63,7 +63,7 @@ def test_values_do_not_explain_themselves():
     smooth = values.cumsum(dim=1)  # each is near the next
     given = Rewards(per_token=rewards, per_response=rewards.sum(dim=1), values=smooth, response_mask=mask)
     _, targets = core.gae(rewards, smooth, mask, gae_lambda=0.0)
-    assert core.explained_variance(smooth, targets, mask) > 0.9
+    assert core.explained_variance(smooth, targets, mask) > 0.8
     assert critic_metrics(given, PPOConfig(**ANY | {"gae_lambda": 0.0}))["value/explained_variance"] < 0
 
 

@@ -123,7 +123,7 @@ def test_the_gradient_is_that_of_the_formula_whatever_micro_batches_and_padding(
     batch = Batch(
         pad(e.batch.ids, (4, 4), value=77), pad(e.batch.attention_mask, (4, 4)), pad(e.batch.response_mask, (0, 4))
     )
-    names = ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns")
+    names = ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns", "drawn_logprobs")
     tensors = {name: pad(x, (0, 4), value=1e3) for name in names if (x := getattr(e, name)) is not None}
     padded, same, _ = gradient(learner, replace(e, batch=batch, **tensors))
     assert distance(padded, trained) < 1e-12
@@ -138,6 +138,7 @@ A2C_TOKENS, A2C_RESPONSES = (1 * 1 + 1 * 2 + 3 * 4) / 3, (1 * 3 + 3 * 4) / 2
     [
         ("clip", "token", -5 / 3),
         ("cispo", "token", A2C_TOKENS),
+        ("sao", "token", A2C_TOKENS),
         ("a2c", "token", A2C_TOKENS),
         ("a2c", "sequence", A2C_RESPONSES),
     ],

@@ -162,8 +162,12 @@ def critic_metrics(rewards: Rewards, config: OnlineConfig) -> dict[str, float]:
     if config.gae_lambda_alpha is not None:
         lambdas = core.adaptive_lambda(actions.sum(dim=1), alpha=config.gae_lambda_alpha)
         metrics |= {"value/lambda_mean": lambdas.mean(), "value/lambda_zero_frac": (lambdas == 0).float().mean()}
-    numbers = read(metrics)
-    return {name: x for name, x in numbers.items() if not (name.startswith("value/explained") and math.isnan(x))}
+    return without_undefined(read(metrics))
+
+
+def without_undefined(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics without explained variances that there are not, because the returns do not vary."""
+    return {name: x for name, x in metrics.items() if not ("explained_variance" in name and math.isnan(x))}
 
 
 def tied_frac(scores: Tensor, group_size: int) -> float:
