@@ -39,6 +39,8 @@ LAMBDAS: dict[str, dict[str, float]] = {
     "lambda 1": {"gae_lambda": 1.0},
     **{f"alpha {alpha:g}": {"gae_lambda_alpha": alpha} for alpha in ALPHAS},
 }
+UNWHITENED = ("REINFORCE", "GRPO", "RLOO")
+"""Estimators without a critic, whose advantages `heedful.GRPOConfig` leaves as they are."""
 UNTRAINED, PRETRAINED, TRAINED_95, PERFECT = "untrained", "pretrained", "trained with lambda .95", "perfect"
 
 
@@ -175,7 +177,7 @@ def advantages_of(batch: heedful.Responses, values: Tensor | None, **settings: A
     scores = heedful.score([right], batch)
     nothing = torch.zeros_like(batch.logprobs)
     per_token = core.kl_shaped_rewards(scores, nothing, nothing, batch.mask, kl_coef=0.0)
-    config = heedful.PPOConfig(model="-", data="-", output="-", rewards=("rule:repetition",), **settings)
+    config = heedful.PPOConfig(model="-", data="-", output="-", kl_coef=0.0, **settings)
     return estimate_advantages(Rewards(per_token, scores, values, batch.mask), config).advantages
 
 
@@ -265,7 +267,7 @@ def add(
     found = gradients(policy, batch, {**estimates, "": ones})
     of_ones = found.pop("")
     for name, raw in found.items():
-        gradient = whitened(raw, of_ones, estimates[name], batch.mask)
+        gradient = raw if name in UNWHITENED else whitened(raw, of_ones, estimates[name], batch.mask)
         seen.setdefault(name, Seen()).add(gradient, raw, true)
 
 

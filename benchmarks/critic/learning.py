@@ -237,7 +237,7 @@ def tune_critic(options: argparse.Namespace, results: Results) -> None:
             data = prompts(TUNED[0], 4096, 100)
             heedful.train_critic(replace(settings, learning_rate=rate), rewards=[right], data=data)
         steps = steps_of(folder, TUNED)
-        explained = [step["explained variance"] for step in steps]
+        explained = [step["explained variance"] or 0.0 for step in steps]
         seconds = sum(step["seconds"] for step in steps)
         line = {"processor": processor(), "seconds": seconds, "explained variance": explained}
         print(results.add(key | line | {"last ten": fmean(explained[-10:])}), flush=True)

@@ -129,7 +129,8 @@ def make_model(folder: Path, *, seed: int = 0) -> None:
 
 STAGES: dict[str, dict[str, Any]] = {
     "copy-20": {"records": copies, "lengths": [20], "max_steps": 40, "batch_size": 64},
-    "copy": {"records": copies, "lengths": [*LETTERS], "max_steps": 160, "batch_size": 16},
+    "copy": {"records": copies, "lengths": [*LETTERS], "max_steps": 120, "batch_size": 16},
+    "sum-20": {"records": demonstrations, "lengths": [20], "max_steps": 120, "batch_size": 64},
     "sum": {
         "records": demonstrations,
         "lengths": [*LETTERS],
