@@ -164,7 +164,8 @@ def run(
     if arm.is_pretrained:  # once for all arms with this seed and these prompts
         if not (critic / "final").exists():
             settings = critic_settings(options.model, lengths, seed, sizes, critic)
-            heedful.train_critic(settings, rewards=rewards, data=data)
+            held_out = [record for n in lengths for record in prompts(n, 16 // len(lengths), 6000)]
+            heedful.train_critic(settings, rewards=rewards, data=data, eval_data=held_out)
         before = steps_of(critic, lengths)
     folder = options.output / "learning" / re.sub(r"\W+", "-", "-".join(map(str, key.values())))
     if not (folder / "final").exists():
@@ -234,8 +235,9 @@ def tune_critic(options: argparse.Namespace, results: Results) -> None:
         folder = options.output / "critics" / f"tune-{rate:g}"
         settings = critic_settings(options.model, TUNED, 100, Sizes.of(small=options.small), folder)
         if not (folder / "final").exists():
-            data = prompts(TUNED[0], 4096, 100)
-            heedful.train_critic(replace(settings, learning_rate=rate), rewards=[right], data=data)
+            data, held_out = prompts(TUNED[0], 4096, 100), prompts(TUNED[0], 16, 6000)
+            settings = replace(settings, learning_rate=rate)
+            heedful.train_critic(settings, rewards=[right], data=data, eval_data=held_out)
         steps = steps_of(folder, TUNED)
         explained = [step["explained variance"] or 0.0 for step in steps]
         seconds = sum(step["seconds"] for step in steps)

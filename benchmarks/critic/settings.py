@@ -64,13 +64,12 @@ def common(model: str, lengths: Sequence[int], seed: int, output: Path) -> dict[
 
 
 def critic_settings(model: str, lengths: Sequence[int], seed: int, sizes: Sizes, output: Path) -> heedful.CriticConfig:
-    """``heedful critic`` for a fixed number of steps, so that both critics of A1 see as much."""
+    """``heedful critic`` for a fixed number of steps, so that both critics of A1 see as much. With ``eval_data``."""
     return heedful.CriticConfig(
         **common(model, lengths, seed, output),
         critic="separate",
         steps=sizes.critic_steps,
         learning_rate=RATES["critic"],
-        eval_fraction=0.01,
         eval_prompts=16,
         eval_every=0,
         early_stopping_patience=0,
