@@ -29,7 +29,7 @@ from task import prompts, right
 import heedful
 
 MIXED, SINGLE, TUNED = (20, 100, 400), (100,), (50,)
-POLICY_RATES, CRITIC_RATES = (1e-4, 3e-4, 1e-3), (3e-4, 1e-3, 3e-3)
+POLICY_RATES, CRITIC_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)
 LAG = 4
 """Steps for which `Lagging` keeps its snapshot."""
 Run = tuple[dict[str, Any], "Arm", Sequence[int], int]

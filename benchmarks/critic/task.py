@@ -99,7 +99,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END, unk_token=PAD)
 
 
 def make_model(folder: Path, *, seed: int = 0) -> None:
