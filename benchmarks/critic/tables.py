@@ -150,7 +150,9 @@ def learning(title: str, lines: Sequence[Line]) -> None:
     ]
     table(["arm", *lengths, "1,000 tokens", "minutes"], rows)
     pairs = [*pairwise(arms), (arms[0], arms[-1]), *((arms[-2], arms[0]) for _ in range(len(arms) > 2))]
-    rows = [[f"{b} minus {a}", *[difference(found[n][b], found[n][a]) for n in lengths]] for a, b in pairs]
+    rows = [
+        [f"{b} minus {a}", *[difference(found[n][b], found[n][a]) for n in lengths]] for a, b in dict.fromkeys(pairs)
+    ]
     table(["difference", *lengths], rows)
 
 
