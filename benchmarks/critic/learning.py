@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gradients import GROUP
 from results import Results, processor
 from settings import ROLLOUT, Sizes, critic_settings, grpo_settings, ppo_settings
 from task import prompts, right
 
 import heedful
+from gradients import GROUP
 
 MIXED, SINGLE, TUNED = (20, 100, 400), (100,), (50,)
 POLICY_RATES, CRITIC_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)

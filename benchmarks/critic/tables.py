@@ -16,9 +16,10 @@ from statistics import fmean, median
 from typing import Any
 
 import matplotlib.pyplot as plt
-from gradients import PARTS
 from results import Results
 from settings import ALPHAS
+
+from gradients import PARTS
 
 Line = dict[str, Any]
 BySeed = dict[int, float]
