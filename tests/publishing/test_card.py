@@ -67,6 +67,20 @@ def test_the_code_of_the_card_runs_in_transformers_alone(name, card, edited, tmp
         float(done.stdout)
 
 
+def test_a_critic_is_pushed_with_its_head(card, edited, heedful, tmp_path):
+    """And a folder that lost it is not pushed."""
+    metadata, text = card(edited("critic", tmp_path / "critic"))
+    (published,) = tmp_path.glob("out *")
+    assert (published / "value_head" / "value_head.safetensors").is_file()
+    assert metadata["tags"] == ["heedful", "critic", "value-model"]
+    assert "A critic for PPO made from a model that is not on the Hub by value pretraining, with heedful." in text
+    assert "`heedful ppo --critic separate --value-model org/name ...` starts from it" in text
+    (tmp_path / "critic" / "final" / "value_head" / "value_head.safetensors").unlink()
+    outcome = heedful("push", tmp_path / "critic", "org/name", "--license", "mit", "--dry-run")
+    assert outcome.status == 2
+    assert "is a critic without value_head/value_head.safetensors; train it again (heedful critic)" in outcome.message
+
+
 def test_an_absolute_path_is_cut_to_its_last_two_parts_and_a_secret_is_hidden(card, edited, tmp_path):
     stay = [
         "judge:http://host:8000/v1#Qwen/Qwen3-8B",
@@ -162,7 +176,7 @@ LOSSES = {
     "dpo": (*typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0]), OWN),
     "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
 }
-STAGES = [(name, "sigmoid") for name in ("sft", "reward", "kto", "critic", "ppo", "a2c", "grpo")]
+STAGES = [(name, "sigmoid") for name in ("sft", "reward", "kto", "ppo", "a2c", "grpo")]
 STAGES += [(name, loss) for name, losses in LOSSES.items() for loss in losses]
 
 
@@ -177,7 +191,6 @@ STAGES += [(name, loss) for name, losses in LOSSES.items() for loss in losses]
 def test_every_algorithm_and_loss_says_its_limits(card, edited, tmp_path, stages):
     assert set(stages) <= set(STAGES)
     titles = {"sft": "supervised fine-tuning", "reward": "reward modelling", "online-dpo": "online DPO"}
-    titles |= {"critic": "value pretraining"}
     for place, (algorithm, loss) in enumerate(stages):
         is_online = algorithm in ("ppo", "a2c", "grpo", "online-dpo")
         run = edited(

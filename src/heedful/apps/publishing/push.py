@@ -75,7 +75,15 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
     base = config.base_model or (_base_of_adapters(config) if has_adapters else base)
     files: dict[str, Path | bytes] = {}
     stays, cleaned = [], {}
-    for path in sorted(folder.iterdir()):
+    beside = list(folder.iterdir())
+    if stages[-1] == "critic":
+        from heedful.models.save import VALUE_HEAD  # loads torch
+
+        if not (folder / VALUE_HEAD).is_file():
+            raise CheckpointError(f"{folder} is a critic without {VALUE_HEAD}; train it again (heedful critic)")
+        files[VALUE_HEAD.as_posix()] = folder / VALUE_HEAD
+        beside = [path for path in beside if path.name != VALUE_HEAD.parts[0]]
+    for path in sorted(beside):
         if not path.is_file() or path.is_symlink() or path.suffix not in ENDINGS or path.name.startswith("."):
             stays.append(path.name + "/" * path.is_dir())
             continue
@@ -109,6 +117,7 @@ def write_folder(files: Files, folder: Path) -> None:
         raise ConfigError(f"--folder {folder} exists or cannot be created; name another, or remove it")
     with complete_or_absent(folder) as partial:
         for name, content in files.items():
+            (partial / name).parent.mkdir(exist_ok=True)
             if isinstance(content, bytes):
                 (partial / name).write_bytes(content)
             else:
