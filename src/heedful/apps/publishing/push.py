@@ -26,6 +26,8 @@ ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".p
 """Names of a model's files."""
 CLEANED = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json", "heedful.json")
 """Files from which local names are removed before pushing."""
+VALUE_HEAD = Path("value_head", "value_head.safetensors")
+"""As in `heedful.models.save`, which loads torch."""
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
@@ -77,8 +79,6 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
     stays, cleaned = [], {}
     beside = list(folder.iterdir())
     if stages[-1] == "critic":
-        from heedful.models.save import VALUE_HEAD  # loads torch
-
         if not (folder / VALUE_HEAD).is_file():
             raise CheckpointError(f"{folder} is a critic without {VALUE_HEAD}; train it again (heedful critic)")
         files[VALUE_HEAD.as_posix()] = folder / VALUE_HEAD
