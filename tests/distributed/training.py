@@ -98,6 +98,8 @@ SFT, REWARD = (heedful.train_sft, heedful.SFTConfig, OFFLINE), (heedful.train_re
 DPO, KTO = (heedful.train_dpo, heedful.DPOConfig, OFFLINE), (train_kto, KTOConfig, OFFLINE)
 PPO = (heedful.train_ppo, heedful.PPOConfig, ONLINE)
 GRPO = (heedful.train_grpo, heedful.GRPOConfig, GROUPS)
+SAO = {"policy_loss": "sao", "ppo_epochs": 1, "kl_in": "loss", "kl_kind": "k3", "rollouts": "all"}
+"""No pass before the update, whose minibatches say the KL of each response."""
 CASES = {
     "sft": case(*SFT, model="policy", data="demonstrations.jsonl"),
     "sft-lora": case(*SFT, model="policy", data="demonstrations.jsonl", **LORA, loss_on="all"),
@@ -110,7 +112,7 @@ CASES = {
     "ppo-separate": case(*PPO, per_token, critic="separate", **LORA, score_norm_samples=8, critic_warmup_steps=1),
     "ppo-reward": case(*PPO, rewards=("model:scorer", "rule:digits"), critic="reward", approx_kl_limit=0.05),
     "critic": case(heedful.train_critic, heedful.CriticConfig, ONLINE, letters, kl_coef=0.0),
-    "sao": case(*PPO, letters, policy_loss="sao", critic="separate", value_epochs=2, gae_lambda_alpha=1.5, kl_coef=0.0),
+    "sao": case(*PPO, letters, critic="separate", value_epochs=2, gae_lambda_alpha=1.5, **SAO),
     "ppo-failed": case(*PPO, now_and_then, rewards=("model:scorer",), max_failed_rewards=0.5, mask_truncated=True),
     "a2c": case(
         *PPO[:1],

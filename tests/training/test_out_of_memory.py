@@ -22,10 +22,12 @@ from heedful.algorithms.online.recorder import Recorder
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.online.update import Update
+from heedful.algorithms.online.values import backward_critic
 from heedful.algorithms.ppo import backward_minibatch, make_experience
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import is_out_of_memory
 from heedful.rewards import score
+from heedful.training.metric_sums import MetricSums
 from heedful.types import MicroBatch
 from jsonl import timeless
 from trainers import MODULES, begin, step_online
@@ -216,6 +218,33 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
         backward_minibatch(fresh, experience, expected, fresh.micro_batch)
         assert torch.equal(found, flat_gradient(*learner.trained))
         assert recorder.sums.means(1) == expected.sums.means(1)
+
+
+def test_a_critics_numbers_are_those_of_the_attempt_that_fits(config, make_learner, experience_of, moved):
+    """A micro-batch that had passed before memory ran out does not count twice."""
+    learner = make_learner(config(critic="separate", micro_batch_size=4), torch.float32, noise=0.05)
+    experience = moved(experience_of(learner))
+    rows, sizes = torch.arange(len(experience.rows)), []
+    read = learner.critic.trunk.get_input_embeddings()
+    hook = read.register_forward_pre_hook(lambda _, args: sizes.append(args[0].numel()))
+    backward_critic(learner, experience, rows, MetricSums())
+    hook.remove()
+    assert sizes[0] < max(sizes), "the first passes"
+    learner.critic.zero_grad()
+    sums = MetricSums()
+    sums.add({"loss/value": torch.tensor(3.0)})
+    with memory_of(max(sizes) - 1, learner.critic) as out:
+        backward_critic(learner, experience, rows, sums)
+    assert out
+    found = flat_gradient(learner.critic)
+    learner.critic.zero_grad()
+    smaller = replace(learner.config, micro_batch_size=learner.adaptive.found.rows)
+    expected = MetricSums()
+    expected.add({"loss/value": torch.tensor(3.0)})
+    fresh = replace(learner, config=smaller, adaptive=AdaptiveMicroBatch())
+    backward_critic(fresh, experience, rows, expected)
+    assert sums.means(1) == expected.means(1)
+    assert torch.equal(found, flat_gradient(learner.critic))
 
 
 ONLINE = {

@@ -136,6 +136,14 @@ def test_golden_evaluation(first, monkeypatch):
     assert evaluate(learner, held_out) == found, "the same responses at each evaluation"
 
 
+def test_the_policy_is_only_read(first):
+    """Nothing of it learns, and one gradient scaler is the critic's, as steps and checkpoints look for it at the policy."""
+    learner = start(first(dtype="float16"), [digits]).learner
+    assert learner.trained == [learner.critic]
+    assert not any(weight.requires_grad for weight in learner.policy.parameters())
+    assert learner.critic.grad_scaler is learner.policy.grad_scaler is not None
+
+
 def test_parts_of_a_critic_stay_bit_for_bit(config, length, tiny, tmp_path):
     """The named ones, and no others."""
     settings = config(critic="separate", value_freeze=("attn", "wte"), value_learning_rate=1e-2, eval_fraction=0.0)

@@ -177,6 +177,35 @@ def test_sao_reads_nothing_before_its_update(config, make_learner, experience_of
         assert metrics["rollout/sampler_mismatch"] < 1
 
 
+def test_sao_says_entropy_and_kl_while_the_critic_warms_up(config, make_learner, passes):
+    """The policy has no pass of an update then, so one before it reads each response once."""
+    settings = config(
+        policy_loss="sao", kl_in="loss", kl_kind="k3", critic="separate", critic_warmup_steps=1, ppo_epochs=1
+    )
+    learner = make_learner(settings, noise=0.05)
+    asked = [p for p in learner.prompts.prompts for _ in range(2)]
+    scored = rollout(learner, asked)
+    seen = passes(learner.policy)
+    metrics = learn(learner, make_experience(learner, scored)).metrics
+    assert sum(rows for rows, _ in seen) == len(asked)
+    assert metrics["policy/entropy"] > 0
+    assert metrics["reference/kl"] != 0
+
+
+def test_a_critic_of_its_own_sees_the_minibatches_of_the_policy(config, make_learner, experience_of):
+    """In the same order, and goes on when the policy's epochs are over."""
+    own = {"critic": "separate", "ppo_epochs": 2, "value_epochs": 3, "minibatch_size": 4, "micro_batch_size": 4}
+    learner = make_learner(config(**own))
+    experience, read = experience_of(learner), {"policy": [], "critic": []}
+    for name, seen in read.items():
+        model = getattr(learner, name)
+        model.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].tolist()))
+    learn(learner, experience)
+    assert (len(read["policy"]), len(read["critic"])) == (4, 6)
+    assert read["critic"][:4] == read["policy"]
+    assert read["policy"][:2] != read["policy"][2:], "an order for each epoch"
+
+
 def test_the_first_minibatch_is_always_learned_from(config, learned):
     """However far it says the policy is: it has not moved in this update, and a step must do something."""
     settings = config(minibatch_size=4, ppo_epochs=2, learning_rate=1e-3, approx_kl_limit=1e-9)
