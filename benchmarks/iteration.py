@@ -30,6 +30,9 @@ def main() -> None:
     parser.add_argument("--critic", choices=["separate", "shared"], default="separate")
     parser.add_argument("--value-model", help="another folder for the critic than value/ of the workload")
     parser.add_argument("--value-epochs", type=int, help="passes of the critic; as many as the policy's without it")
+    parser.add_argument(
+        "--cuda-graphs", choices=["auto", "on", "off"], default="auto", help="sampling with CUDA graphs"
+    )
     parser.add_argument("--group", type=int, default=8, help="responses to a prompt (grpo)")
     parser.add_argument(
         "--compile", action="store_true", help="compiled layers; what compiling takes is in the warm-up"
@@ -62,6 +65,7 @@ def main() -> None:
     steps = [json.loads(line) for line in lines]
     kind = f" {options.critic} critic" if options.algorithm == "ppo" else ""
     kind += " compiled" if options.compile else ""
+    kind += "" if options.cuda_graphs == "auto" else f", graphs {options.cuda_graphs}"
     print_report(
         iteration_report(
             options,
@@ -95,6 +99,7 @@ def shared_settings(options: Any) -> dict[str, Any]:
         "adam_eps": 1e-8,
         "dtype": options.dtype,
         "compile": "on" if options.compile else "off",
+        "cuda_graphs": options.cuda_graphs,
         "seed": options.seed,
     }
 

@@ -53,7 +53,7 @@ def named():
     assert resolve_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="'pretend:2' does not exist; this machine has 2 pretend devices"):
         resolve_device("pretend:2")
-    with pytest.raises(ConfigError, match="--cuda-graphs: pretend has no CUDA graphs"):
+    with pytest.raises(ConfigError, match="--cuda-graphs on: pretend has no CUDA graphs"):
         resolve_device("pretend", graphs=True)
     pretend = torch.device("pretend")
     assert resolve_dtype("auto", pretend) is torch.bfloat16

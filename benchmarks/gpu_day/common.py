@@ -40,6 +40,8 @@ class Sizes:
     """Rows of ``decode``."""
     prompt: int = 128
     response: int = 512
+    profiled: int = 16
+    """Tokens of ``profile``."""
     text: Mapping[str, int] = field(default_factory=lambda: {"0.5B": 1024, "8B": 4096})
     """Tokens of the texts of ``fit``."""
     ppo: tuple[int, int, int] = (64, 16, 128)
@@ -56,6 +58,7 @@ SMALL = Sizes(
     rows=(4, 8),
     prompt=8,
     response=4,
+    profiled=4,
     text={"0.5B": 32, "8B": 32},
     ppo=(4, 2, 4),
     full_rows=16,

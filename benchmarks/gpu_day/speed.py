@@ -18,7 +18,10 @@ from typing import Any
 import flops
 import torch
 from common import Day, written
-from machine import Machine
+from machine import Machine, seconds_of
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, GenerationConfig
 from workload import make_prompts
 
@@ -37,7 +40,7 @@ from heedful.types import MicroBatch
 
 CASES = ("graphs, {} rows", "eager, {} rows", "generate, {} rows", "LoRA, {} rows")
 ONLY_CUDA = {"quantize", "optimizer", "optimizer_device"}
-PPO_STEPS, WARM_UP, EPOCHS = 4, 2, 4
+PPO_STEPS, WARM_UP, EPOCHS = 3, 1, 4
 
 
 def decode(day: Day, model: str = "0.6B", cases: Sequence[str] = ()) -> None:
@@ -75,7 +78,7 @@ def sampling(policy: Policy, prompts: list[list[int]], *, graphs: bool) -> Calla
     """Sampling so many tokens, all rows at once."""
 
     def run(tokens: int) -> object:
-        options = SamplingOptions(max_new_tokens=tokens, response_length="fixed", cuda_graphs=graphs)
+        options = SamplingOptions(max_new_tokens=tokens, response_length="fixed", cuda_graphs="on" if graphs else "off")
         one = torch.Generator().manual_seed(0)
         limit = MicroBatch(len(prompts))
         return generate(policy, prompts, options, stop_ids=(), pad_id=0, generator=one, micro_batch=limit)
@@ -106,11 +109,93 @@ def generating(policy: Policy, prompts: list[list[int]], *, graphs: bool) -> Cal
     return run
 
 
-def ppo(day: Day, side: str) -> None:
+def profile(day: Day) -> None:
+    """Where the time goes: of a token with graphs and without, and of a learning pass over texts of PPO's length."""
+    lm, tokenizer = day.policy("0.6B")
+    policy, rows, tokens = Policy.from_pretrained(lm, tokenizer, dtype="auto"), day.sizes.rows[0], day.sizes.profiled
+    prompts = make_prompts(lm.config.vocab_size, rows, day.sizes.prompt, 0)
+    for graphs in (True, False):
+        name = f"a token of {rows} rows, {'graphs' if graphs else 'eager'}"
+        if graphs and not capabilities(day.device).graphs:
+            day.tell(name, left_out=f"{day.device.type} has no graphs")
+            continue
+        with day.part(name):
+            own = Policy(same_weights(lm), compute_dtype=policy.compute_dtype)
+            kernels(day, name, partial(sampling(own, prompts, graphs=graphs), tokens), tokens)
+            del own
+    ids = torch.tensor(prompts, device=day.device).repeat(1, 2)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+
+    def learn() -> None:
+        policy(ids, mask, mask[:, day.sizes.prompt :]).logprobs.sum().backward()
+        policy.zero_grad(set_to_none=True)
+
+    with day.part("a learning pass"):
+        kernels(day, f"a learning pass of {rows} rows", learn, 1)
+
+
+def kernels(day: Day, what: str, run: Callable[[], object], parts: int) -> None:
+    """Milliseconds by the clock, in kernels and in the host's operations, of one of so many parts; the largest of each."""
+    run()
+    seconds = day.seconds(run)
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if day.device.type == "cuda" else []
+    with torch.profiler.profile(activities=kinds) as profiler:
+        day.seconds(run)
+    events = profiler.key_averages()
+    host = (
+        torch.autograd.DeviceType.CPU
+    )  # an operation's device time is that of its kernels, which have rows of their own
+    on_device = [(one.key, one.self_device_time_total, one.count) for one in events if one.device_type != host]
+    on_host = [(one.key, one.self_cpu_time_total, one.count) for one in events if one.device_type == host]
+
+    def largest(found: list[tuple[str, float, int]]) -> list[tuple[str, float, float]]:
+        ordered = sorted(found, key=lambda one: -one[1])[:14]
+        return [(name[:90], round(time / parts / 1000, 4), round(count / parts, 1)) for name, time, count in ordered]
+
+    each = {"ms": 1000 * seconds / parts, "kernel_ms": sum(one[1] for one in on_device) / parts / 1000}
+    each["kernels"] = sum(one[2] for one in on_device) / parts
+    day.tell(what, **each, on_device=largest(on_device), on_host=largest(on_host))
+
+
+def attention(day: Day) -> None:
+    """A query per row over a cache with shared heads, by each kernel: milliseconds a token of 28 layers, and its distance
+    from float32."""
+    heads, keys, size = 16, 8, 128
+    rows, length = day.sizes.rows[0], day.sizes.prompt + day.sizes.response
+    dtype = resolve_dtype("auto", day.device)
+    k, v = (torch.randn(rows, keys, length, size, device=day.device).to(dtype) for _ in range(2))
+    q = torch.randn(rows, heads, 1, size, device=day.device).to(dtype)
+    ends = torch.arange(rows, device=day.device) % length
+    hidden = torch.arange(length, device=day.device) > ends[:, None]
+    mask = torch.zeros(rows, length, device=day.device, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
+    each = mask.expand(rows, heads, 1, length)
+    exact = scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=each.float(), enable_gqa=True)
+
+    def stacked() -> Tensor:  # as heedful.kernels.attention
+        return scaled_dot_product_attention(q.view(rows, keys, -1, size), k, v, attn_mask=mask)
+
+    def products() -> Tensor:
+        scores = (q.view(rows, keys, -1, size) @ k.transpose(2, 3)).float()
+        return torch.add(mask, scores, alpha=size**-0.5).softmax(-1).to(dtype) @ v
+
+    def by_cudnn() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, attn_mask=each, enable_gqa=True)
+
+    ways: dict[str, Callable[[], Tensor]] = {"as it is": stacked, "plain products": products}
+    ways |= {"cuDNN": by_cudnn} if day.device.type == "cuda" else {}
+    for name, run in ways.items():
+        with day.part(name):
+            off = float((run().view(exact.shape).float() - exact).abs().max())
+            day.check(name, off, 0.02, ms=1000 * 28 * seconds_of([run], day.device))
+
+
+def ppo(day: Day, side: str, graphs: str = "auto") -> None:
     """Steps of PPO with a critic of its own, by the scripts that side_by_side.py compares, each in a process of its own."""
     here, folder = Path(__file__).resolve().parents[1], day.folder("0.5B", "policy", "value", "reward")
     rows, micro_batch, response = day.sizes.ppo
-    command, paths = [here / "iteration.py", "ppo"], [os.environ.get("PYTHONPATH", "")]
+    command, paths = [here / "iteration.py", "ppo", f"--cuda-graphs={graphs}"], [os.environ.get("PYTHONPATH", "")]
     if side == "trl":
         command, paths = [here / "peers" / "trl_ppo.py", "--tuned"], [*paths, str(day.work / "trl")]
         if not (day.work / "trl").exists() and importlib.util.find_spec("trl") is None:
@@ -135,16 +220,17 @@ def ppo(day: Day, side: str) -> None:
 
 
 def fit(day: Day, model: str = "0.5B", **settings: Any) -> None:
-    """Three steps of SFT on texts of one length: seconds, and memory beside the plan."""
+    """Four steps of SFT on texts of one length: seconds of the second and third (the first loads, and the last saves), and
+    memory beside the plan."""
     if day.device.type != "cuda" and ONLY_CUDA & settings.keys():
         day.tell(f"SFT, {model}", left_out=f"{day.device.type} has no {', '.join(ONLY_CUDA & settings.keys())}")
         return
     folder, tokens = day.folder(model, "policy"), day.sizes.text[model]
     rows = settings.get("batch_size", 16)
     tokenizer, config = load_tokenizer(str(folder / "policy")), AutoConfig.from_pretrained(folder / "policy")
-    texts = tokenizer.batch_decode(make_prompts(config.vocab_size, 3 * rows, tokens - 1, 0))  # the end is a token too
+    texts = tokenizer.batch_decode(make_prompts(config.vocab_size, 4 * rows, tokens - 1, 0))  # the end is a token too
     halves = [(text[: len(text) // 10 * 5], text[len(text) // 10 * 5 :]) for text in texts]
-    common: dict[str, Any] = {"max_steps": 3, "batch_size": rows, "micro_batch_size": rows // 2, "eval_fraction": 0.0}
+    common: dict[str, Any] = {"max_steps": 4, "batch_size": rows, "micro_batch_size": rows // 2, "eval_fraction": 0.0}
     common |= {"eval_every": 0, "sample_every": 0, "device": str(day.device), "max_length": tokens}
     marks = [time.perf_counter()]
     day.forget()
@@ -154,7 +240,7 @@ def fit(day: Day, model: str = "0.5B", **settings: Any) -> None:
         run = SFTConfig(**common | settings | {"output": Path(output) / "run"})
         train_sft(run, on_step=lambda *_: marks.append(time.perf_counter()))
     steps = [end - start for start, end in itertools.pairwise(marks)]
-    seconds, dtype = statistics.median(steps[1:]), resolve_dtype(run.dtype, day.device)
+    seconds, dtype = statistics.median(steps[1:3]), resolve_dtype(run.dtype, day.device)
     lengths = Lengths(tokens, tokens // 2)
     plan = plan_of(run, load_shape, lengths, device=planned_as(day.device), half=dtype.itemsize == 2)
     found = {"seconds": seconds, "first_seconds": steps[0], "tokens_per_second": rows * tokens / seconds}

@@ -144,7 +144,10 @@ def graphs_beside_eager(day: Day, name: str, policy: Policy, prompts: Sequence[S
 def greedy(day: Day, policy: Policy, prompts: Sequence[Sequence[int]], *, graphs: bool) -> Responses:
     """Responses of full length."""
     options = SamplingOptions(
-        max_new_tokens=day.sizes.compared, temperature=0.0, response_length="fixed", cuda_graphs=graphs
+        max_new_tokens=day.sizes.compared,
+        temperature=0.0,
+        response_length="fixed",
+        cuda_graphs="on" if graphs else "off",
     )
     return generate(policy, prompts, options, stop_ids=(), pad_id=0, generator=torch.Generator())
 

@@ -28,6 +28,7 @@ from rehearsal import (
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForSequenceClassification
 
 from heedful import PPOConfig, core, devices, faults, make_tiny_model
 from heedful.cli.chat import Conversation
@@ -39,7 +40,7 @@ from heedful.engines import generate, kv_cache
 from heedful.engines.generate import CHECK_EVERY
 from heedful.engines.teacher_forced import token_outputs
 from heedful.kernels import weights
-from heedful.models import load_policy, load_tokenizer
+from heedful.models import load, load_policy, load_tokenizer
 from heedful.models.source import resolve
 from heedful.training import compact_adamw
 from heedful.training.compact_adamw import CompactAdamW
@@ -337,6 +338,16 @@ def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(name, tmp_path, m
         run("cut", DEVICE, tmp_path)
     faults.plan("")
     assert equal(run("cut", DEVICE, tmp_path), whole)
+
+
+def test_a_fresh_head_on_the_device_has_the_weights_of_one_on_the_cpu(tiny_model):
+    """As of a model with 4-bit weights, which is loaded on its device."""
+    heads = []
+    for device in ("cpu", DEVICE):
+        classifier = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).to(device)
+        load._init_head(classifier, 3)
+        heads.append(classifier.score.weight.detach().cpu())
+    assert torch.equal(*heads)
 
 
 @pytest.mark.exhaustive

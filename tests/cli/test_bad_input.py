@@ -117,8 +117,8 @@ def test_graphs_on_a_device_without_them(heedful, refused):
         "chat",
         "evaluate scores --data d --rewards rule:digits",
     ):
-        outcome = heedful(*words.split(), "--model", "nowhere", "--device", "cpu", "--cuda-graphs")
-        refused(outcome, "--cuda-graphs: cpu has no CUDA graphs; leave it out")
+        outcome = heedful(*words.split(), "--model", "nowhere", "--device", "cpu", "--cuda-graphs", "on")
+        refused(outcome, "--cuda-graphs on: cpu has no CUDA graphs; leave it out")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

@@ -321,7 +321,7 @@ def test_an_error_in_a_pass_of_all_ranks_ends_the_run(monkeypatch, error, kind, 
         ({"optimizer": "adamw-8bit"}, "--optimizer adamw-8bit does not go"),
         ({"dtype": "float16"}, "--dtype float16 does not go with --shard full: .* use --dtype bfloat16"),
         ({"reference_device": "cpu"}, "--reference-device cpu does not go"),
-        ({"cuda_graphs": True}, "--cuda-graphs does not go"),
+        ({"cuda_graphs": "on"}, "--cuda-graphs on does not go"),
         (
             {"sampler": ("vllm:http://h:1",), "sampler_weights": "nccl"},
             "--sampler-weights nccl does not go with --shard full",

@@ -2,14 +2,18 @@
 
 import contextlib
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM
 
 from heedful import ConfigError
+from heedful.configs.options import SamplingOptions
+from heedful.devices import CAPABILITIES
 from heedful.engines.cuda_graph import POSITIONS, GraphDecoder, graph_decoder, obstacle
 from heedful.engines.decoder import Decoder, SamplingModel
+from heedful.engines.sampler import with_graphs
 from heedful.models import Policy
 from sampling import PAD, PROMPTS
 
@@ -109,9 +113,24 @@ def test_filling_rows_stay_inside_the_models_context(policies):
         assert torch.equal(decode(model, PROMPTS[:1], 30), generate(policy.lm, PROMPTS[:1], 30))
 
 
+def test_graphs_are_turned_on_where_the_device_has_them(policies, monkeypatch):
+    policy = policies["gpt2"]
+    auto = SamplingOptions()
+    assert with_graphs(auto, policy) is auto, "a CPU has none"
+    monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], graphs=True))
+    assert with_graphs(auto, policy) == SamplingOptions(cuda_graphs="on")
+    off = SamplingOptions(cuda_graphs="off")
+    assert with_graphs(off, policy) is off
+    cannot = Policy(BloomForCausalLM(BloomConfig(**SMALL)))
+    assert with_graphs(auto, cannot) is auto, "and nothing is said about it"
+    quantised = Policy(copy.deepcopy(policy.lm))
+    quantised.lm.is_quantized = True
+    assert with_graphs(auto, quantised) is auto
+
+
 def test_a_device_without_graphs_refuses_them(policies):
     policy = policies["gpt2"]
-    with pytest.raises(ConfigError, match="--cuda-graphs: cpu has no CUDA graphs"):
+    with pytest.raises(ConfigError, match="--cuda-graphs on: cpu has no CUDA graphs"):
         SamplingModel(policy, cuda_graphs=True)
 
 

@@ -93,7 +93,9 @@ def test_graphs_are_refused_on_a_device_without_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("cuda", graphs=True) == torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"--cuda-graphs: cpu has no CUDA graphs; leave it out, or .*--device cuda"):
+    with pytest.raises(
+        ConfigError, match=r"--cuda-graphs on: cpu has no CUDA graphs; leave it out, or .*--device cuda"
+    ):
         resolve_device("cpu", graphs=True)
 
 

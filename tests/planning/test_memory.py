@@ -16,7 +16,8 @@ from heedful.models.shape import load_shape
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
 from heedful.planning.shapes import KNOWN, decoder
-from heedful.training import compact_adamw
+from heedful.training import compact_adamw, memory_preflight
+from heedful.types import MicroBatch
 
 SMALL = decoder(
     vocabulary=1000, hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, tied=True, head_norms=True
@@ -203,8 +204,8 @@ def test_scoring_by_hand():
 
 def test_what_graphs_use_stays():
     """The copy that samples, the cache and one tensor of logits, in all phases; otherwise they are only there to sample."""
-    plain = on_gpu(replace(ONLINE, critic="shared")).phases
-    kept = on_gpu(replace(ONLINE, critic="shared", cuda_graphs=True)).phases
+    plain = on_gpu(replace(ONLINE, critic="shared", cuda_graphs="off")).phases
+    kept = on_gpu(replace(ONLINE, critic="shared", cuda_graphs="on")).phases
     copy, cache = plain["sampling"]["copy that samples"], plain["sampling"]["keys and values"]
     shape = KNOWN["1.5B"]
     assert cache == 2 * shape.key * 2 * 64 * 1024 * shape.layers
@@ -212,6 +213,31 @@ def test_what_graphs_use_stays():
     assert kept["sampling"] == {n: x for n, x in plain["sampling"].items() if n != "keys and values"} | stays
     for phase in ("scoring", "backward", "step"):
         assert kept[phase] == plain[phase] | stays
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "graphs"),
+    [
+        ({}, 80 * GB, True),
+        ({}, 0, False),  # they would be the peak
+        ({"cuda_graphs": "off"}, 80 * GB, False),
+        ({"cuda_graphs": "on"}, 0, True),
+        ({"shard": "full"}, 80 * GB, False),  # no weights at fixed addresses
+        ({"quantize": "4bit", "lora_rank": 16}, 80 * GB, False),
+    ],
+    ids=["room", "no room", "off", "on", "sharded", "4-bit"],
+)
+def test_graphs_are_planned_where_there_is_room(changes, free, graphs):
+    config = replace(ONLINE, critic="shared", **changes)
+    of, ranks = (config, KNOWN.__getitem__, Lengths(1024, 512)), 2 if "shard" in changes else 1
+    found = plan_of(*of, device="cuda", half=True, free=free, ranks=ranks)
+    assert found.graphs is graphs
+    assert ("cache and logits of graphs" in found.phases["backward"]) is graphs
+
+
+def test_a_cpu_has_no_graphs_to_plan():
+    found = plan_of(ONLINE, KNOWN.__getitem__, Lengths(1024, 512), device="cpu", half=False, free=800 * GB)
+    assert not found.graphs
 
 
 def test_adapters_are_merged_where_there_is_room():
@@ -297,3 +323,14 @@ def test_ranks_of_a_machine_need_main_memory_for_each_and_one_copy_to_save():
     one, eight = divided.main_memory(1), divided.main_memory(8)
     assert eight["a model while it is loaded"] == 8 * one["a model while it is loaded"]
     assert eight["copy that is saved"] == one["copy that is saved"] > 4 * KNOWN["1.5B"].linear
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "graphs"), [({}, 80, True), ({}, 0, False), ({"cuda_graphs": "on"}, 0, True)]
+)
+def test_a_run_on_a_gpu_has_the_graphs_that_fit(monkeypatch, changes, free, graphs):
+    monkeypatch.setattr(memory_preflight, "free_memory", lambda _: free * GB)
+    monkeypatch.setattr(memory_preflight, "load_shape", KNOWN.__getitem__)
+    config = replace(ONLINE, critic="shared", **changes)
+    planned = memory_preflight.sampling_plan(config, Lengths(1024, 512), torch.device("cuda"), torch.bfloat16)
+    assert planned == memory_preflight.SamplingPlan(MicroBatch(64), graphs=graphs)

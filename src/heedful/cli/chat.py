@@ -14,6 +14,7 @@ from heedful.display import harmless
 from heedful.engines.decoder import SamplingModel
 from heedful.engines.generate import decode
 from heedful.engines.probe import check_sampling
+from heedful.engines.sampler import with_graphs
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.files import read_object
 from heedful.kernels.device import frozen_place, resolve_device
@@ -42,7 +43,7 @@ class Conversation:
         self.keeps_turns = keeps_turns
         self.policy = policy
         self.renderer = renderer
-        self.config = config
+        self.config = with_graphs(config, policy)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.stop_ids = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
         self.room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
@@ -70,7 +71,7 @@ class Conversation:
             )
         uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
         steps = decode(
-            SamplingModel(self.policy, cuda_graphs=self.config.cuda_graphs),
+            SamplingModel(self.policy, cuda_graphs=self.config.cuda_graphs == "on"),
             [ids],
             self.config,
             uniforms=uniforms,
@@ -142,7 +143,7 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
 
     Raises ConfigError and CheckpointError.
     """
-    device = resolve_device(config.device, graphs=config.cuda_graphs)
+    device = resolve_device(config.device, graphs=config.cuda_graphs == "on")
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config))
     if not config.raw and not renderer.tokenizer.chat_template:

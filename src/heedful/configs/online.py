@@ -802,8 +802,8 @@ class RolloutConfig(
                 f"--sampler does not go with --quantize {self.quantize}: servers get unquantized weights; leave out one of "
                 "the two"
             )
-        if self.cuda_graphs:
-            raise ConfigError("--cuda-graphs is about sampling in this process, so not with --sampler; leave it out")
+        if self.cuda_graphs == "on":
+            raise ConfigError("--cuda-graphs on is about sampling in this process, so not with --sampler; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ UNSHARDED = {
     ),
     "reference_device": ("cpu", "the reference is sharded over the ranks too"),
     "cuda_graphs": (
-        True,
+        "on",
         "a recording needs weights at fixed addresses, and unsharded weights exist only during sampling",
     ),
     "sampler_weights": ("nccl", "rank 0 gathers whole weights in main memory, but NCCL can send only from a GPU"),
@@ -534,9 +534,9 @@ class SamplingOptions(Settings):
     """Sample only from the k most likely tokens. 0 samples from all."""
     top_p: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Sample only from the most likely tokens that together have this probability. 1 samples from all."""
-    cuda_graphs: bool = False
-    """Record the kernels of one token and launch them together: faster for small models, in exchange for the memory of the
-    recordings. Only CUDA devices have such graphs; elsewhere it is refused."""
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Record the kernels of one token and launch them together: two to five times as fast (0.6B on an H200), in exchange for
+    memory that stays. auto: on CUDA, where the memory plan has room for it. on: refused on a device without such graphs."""
 
     @property
     def leaves_out(self) -> bool:

@@ -51,7 +51,8 @@ def generate(
     Args:
         policy: the model to sample from.
         prompts: token ids of each prompt.
-        sampling: temperature, filters and lengths.
+        sampling: temperature, filters and lengths. CUDA graphs only if they are ``on`` (`heedful.engines.sampler.with_graphs`
+            decides on ``auto``).
         stop_ids: the tokens that end a response.
         pad_id: the padding token.
         num_tokens: ids from this one on are never sampled: rows of the embeddings beyond the tokenizer, which have no text
@@ -67,7 +68,7 @@ def generate(
     lengths = torch.full((rows,), sampling.max_new_tokens)
     stops = stop_ids if sampling.response_length == "stop" else ()
     model = SamplingModel(  # one copy of the weights for all parts
-        policy, cuda_graphs=sampling.cuda_graphs, longest=longest, merge_adapters=merge_adapters
+        policy, cuda_graphs=sampling.cuda_graphs == "on", longest=longest, merge_adapters=merge_adapters
     )
     costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
 

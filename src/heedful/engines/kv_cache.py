@@ -60,10 +60,10 @@ class SlotLayer(DynamicLayer):
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Write a token of each row: any shape that has rows, heads and size in this order."""
-        where = (self.slots.places(self.keys.shape[1]),)
+        where = self.slots.places(self.keys.shape[1])
         for flat, states in zip(self.flat, (keys, values), strict=True):
-            rows = states.reshape(-1, flat.shape[1])
-            flat.index_put_(where, rows if rows.dtype == flat.dtype else rows.to(flat.dtype))
+            rows = states.reshape(*where.shape, flat.shape[1])  # a view
+            flat.index_put_((where,), rows if rows.dtype == flat.dtype else rows.to(flat.dtype))
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Keys and values that attention reads, of the current rows; the same tensors as long as their size is the same."""
@@ -186,10 +186,10 @@ class Slots(Cache):
         self.steps += 1
 
     def places(self, heads: int) -> Tensor:
-        """Indices of the next tokens among all ``[slots * heads * positions]``."""
+        """Indices of the next tokens among all ``[slots * heads * positions]``, as ``[rows, heads]``."""
         if heads not in self._places:
             first = torch.arange(0, self.num_rows * heads * self.num_positions, self.num_positions, device=self.device)
-            self._places[heads] = (first.view(-1, heads) + self.positions[: self.num_rows, None]).flatten()
+            self._places[heads] = first.view(-1, heads) + self.positions[: self.num_rows, None]
         return self._places[heads]
 
     def mask(self, dtype: torch.dtype) -> Tensor:

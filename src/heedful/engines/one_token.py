@@ -73,12 +73,10 @@ class OneToken:
             if hasattr(inner, "q_norm"):
                 q, k = _rms_norm(q, inner.q_norm), _rms_norm(k, inner.k_norm)
             both = torch.cat((q, k), dim=1)
-            rotated = (both * cos).add_(both.roll(size // 2, -1) * sin)
+            rotated = (both * cos).add_(both.roll(size // 2, -1) * sin).to(v.dtype)
             cache.write(rotated[:, heads:], v)
             keys, values = cache.seen()
-            query = rotated[:, :heads, None]
-            query = query if query.dtype == keys.dtype else query.to(keys.dtype)
-            mixed, _ = attention(inner, query, keys, values, mask, scaling=inner.scaling)
+            mixed, _ = attention(inner, rotated[:, :heads, None], keys, values, mask, scaling=inner.scaling)
             x = x.add_(inner.o_proj(mixed.view(rows, 1, -1)))
             states = self._norm(x, layer.post_attention_layernorm)
             if gate_up is None:
@@ -108,7 +106,9 @@ def _rms_norm(x: Tensor, norm: Any) -> Tensor:
     weight = norm.weight
     if x.dtype == weight.dtype:
         return nn.functional.rms_norm(x, weight.shape, weight, norm.variance_epsilon)
-    return weight * nn.functional.rms_norm(x.float(), weight.shape, None, norm.variance_epsilon).to(x.dtype)
+    return weight * nn.functional.rms_norm(x, weight.shape, None, norm.variance_epsilon).to(
+        x.dtype
+    )  # in float32 inside
 
 
 def step_of(lm: PreTrainedModel, compute_dtype: torch.dtype) -> Callable[[Tensor, Slots], Tensor]:

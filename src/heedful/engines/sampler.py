@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -10,6 +11,8 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
+from heedful.devices import capabilities
+from heedful.engines.cuda_graph import obstacle
 from heedful.engines.engine import SamplingSource
 from heedful.engines.generate import MICRO_BATCH, generate
 from heedful.engines.probe import check_sampling, tell_textless
@@ -87,6 +90,18 @@ class Sampler:
         rows = zip(prompts, written, responses.truncated.tolist(), strict=True)
         completions = [self.renderer.completion(one.prompt, ids, truncated=cut) for one, ids, cut in rows]
         return replace(responses, completions=completions)
+
+
+S = TypeVar("S", bound=SamplingOptions)
+
+
+def with_graphs(options: S, policy: Policy) -> S:
+    """Options whose CUDA graphs are ``on`` instead of ``auto`` if the device has them and the model can be captured. For who
+    knows that there is room: the graphs, with their cache and copy of the weights, stay as long as the policy."""
+    can = capabilities(policy.device).graphs and not getattr(policy.lm, "is_quantized", False)
+    if options.cuda_graphs != "auto" or not can or obstacle(policy.lm) is not None:
+        return options
+    return replace(options, cuda_graphs="on")
 
 
 def make_sampler(

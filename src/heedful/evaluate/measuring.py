@@ -16,7 +16,7 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
 from heedful.display import say
 from heedful.engines.responses import Responses
-from heedful.engines.sampler import make_sampler
+from heedful.engines.sampler import make_sampler, with_graphs
 from heedful.errors import DataError, RewardError
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.load import load_policy
@@ -93,7 +93,7 @@ def load_functions(
 
 def machine_of(config: EvaluationOptions) -> Machine:
     """Device, precision and micro-batches of reward models in a measurement."""
-    device = resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False))
+    device = resolve_device(config.device, graphs=getattr(config, "cuda_graphs", "off") == "on")
     return {
         "device": device,
         "compute_dtype": resolve_dtype(config.dtype, device),
@@ -172,7 +172,7 @@ class Answered:
 
 def load_frozen(model: str | Source, options: MachineOptions) -> Policy:
     """Load a frozen policy. Raises CheckpointError."""
-    device = resolve_device(options.device, graphs=getattr(options, "cuda_graphs", False))
+    device = resolve_device(options.device, graphs=getattr(options, "cuda_graphs", "off") == "on")
     policy = load_policy(model, **frozen_place(device, options.dtype))
     freeze(policy)
     return policy
@@ -188,7 +188,7 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     longest = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
-    sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
+    sampler = make_sampler(with_graphs(config, policy), renderer, policy, micro_batch=config.micro_batch)
     return Answered(policy, sampler.generate(policy, encoded, torch.Generator().manual_seed(config.seed)))
 
 

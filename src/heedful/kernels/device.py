@@ -28,7 +28,7 @@ def resolve_device(name: str, *, graphs: bool = False) -> torch.device:
     calls `reuse_memory`. On CUDA it switches cuDNN's attention off, which plans each shape anew, and whose gradients with
     a mask were NaN at some lengths (pytorch issue 196678).
 
-    ``graphs`` is ``--cuda-graphs``. Raises ConfigError if the machine does not have the device, or the device no graphs.
+    ``graphs`` is ``--cuda-graphs on``. Raises ConfigError if the machine does not have the device, or the device no graphs.
     """
     device = _device(name)
     if graphs:
@@ -85,7 +85,7 @@ def check_graphs(device: torch.device) -> None:
     """Raises ConfigError if a device has no CUDA graphs."""
     if not capabilities(device).graphs:
         raise ConfigError(
-            f"--cuda-graphs: {device.type} has no CUDA graphs; leave it out, or use a CUDA device (--device cuda)"
+            f"--cuda-graphs on: {device.type} has no CUDA graphs; leave it out, or use a CUDA device (--device cuda)"
         )
 
 

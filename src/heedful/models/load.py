@@ -382,10 +382,13 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
 
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
     head = score_head(classifier)
-    generator = torch.Generator().manual_seed(seed)
     head.float()
+    drawn = torch.empty(
+        head.weight.shape
+    )  # on the CPU: 4-bit models are loaded on their device, which draws other numbers
+    drawn.normal_(0.0, (head.in_features + 1) ** -0.5, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
+        head.weight.copy_(drawn)
         if head.bias is not None:
             head.bias.zero_()
 

@@ -77,6 +77,8 @@ class Plan:
     """Whether adapters are merged in the copy that samples: there is room for the merged matrices."""
     sampled_rows: int = 0
     """Responses that are sampled at a time."""
+    graphs: bool = False
+    """Whether sampling has CUDA graphs: the settings say so, or there is room for them."""
 
     def total(self, phase: str) -> float:
         """Bytes needed by a phase."""
@@ -116,24 +118,29 @@ def plan_of(
         device: the run's device.
         half: whether matrix products are in half precision.
         ranks: processes that train together, each with a device of its own.
-        free: bytes that the run may use. If the settings do not say how many responses are sampled at a time, they are as
-            many as fit, or as take no more than another phase; adapters are merged for sampling on the same condition.
+        free: bytes that the run may use. What makes sampling faster is planned if it fits, or takes no more than another
+            phase: CUDA graphs if they are ``auto``, merged adapters, and, if the settings do not say how many responses are
+            sampled at a time, more of them.
     """
     shape_of = functools.cache(shape_of)
 
-    def planned(*, merges: bool, rows: int | None = None) -> Plan:
-        return _Run(config, shape_of, lengths, device, half, ranks, merges, rows).plan()
+    def planned(*, graphs: bool, merges: bool = False, rows: int | None = None) -> Plan:
+        return _Run(config, shape_of, lengths, device, half, ranks, graphs, merges, rows).plan()
 
-    plan = planned(merges=False)
+    online = config if isinstance(config, RolloutConfig) else None
+    plan = planned(graphs=online is not None and online.cuda_graphs == "on")
     room = max(plan.peak, free)
-    if "sampling" not in plan.phases:
+    if online is None or "sampling" not in plan.phases:
         return plan
+    is_whole = config.shard == "none" or ranks == 1
+    if online.cuda_graphs == "auto" and device == "cuda" and is_whole and config.quantize == "none":
+        recorded = planned(graphs=True)
+        plan = recorded if recorded.peak <= room else plan
     if config.lora_rank and config.quantize != "4bit":
-        merged = planned(merges=True)
+        merged = planned(graphs=plan.graphs, merges=True)
         plan = merged if merged.peak <= room else plan
-    online = config if isinstance(config, RolloutConfig) and config.rollout_micro_batch_size is None else None
-    while online is not None and plan.sampled_rows < math.ceil(online.rollout_batch_size / ranks):
-        more = planned(merges=plan.merges_adapters, rows=2 * plan.sampled_rows)
+    while online.rollout_micro_batch_size is None and plan.sampled_rows < math.ceil(online.rollout_batch_size / ranks):
+        more = planned(graphs=plan.graphs, merges=plan.merges_adapters, rows=2 * plan.sampled_rows)
         if more.peak > room or more.sampled_rows == plan.sampled_rows:
             break
         plan = more
@@ -207,6 +214,8 @@ class _Run:
     device: Literal["cpu", "cuda"]
     half: bool
     ranks: int
+    graphs: bool = False
+    """Sampling has CUDA graphs, whose copy of the weights and cache stay."""
     merges: bool = False
     """Adapters are merged in the copy that samples."""
     rows_at_a_time: int | None = None
@@ -359,7 +368,7 @@ class _Run:
         phases["step"] = held | {"gradients": gradients, "a chunk of weights in float32": self._chunk()}
         named = {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
         host = {name: size for name, size in self._main_memory().items() if size}
-        return Plan(named, host, self.merges, self.sampled_rows)
+        return Plan(named, host, self.merges, self.sampled_rows, self.graphs)
 
     def _main_memory(self) -> Parts:
         """Bytes of main memory of a rank on a GPU. Weights are read from mapped files, whose pages all ranks share, and go to
@@ -392,8 +401,8 @@ class _Run:
         }
         copies: Parts = {}
         if self.online is not None and not self.online.sampler:
-            copies["copy that samples"] = self._copy() if self.online.cuda_graphs else 0
-            copies["cache and logits of graphs"] = self._of_graphs(self.online)
+            copies["copy that samples"] = self._copy() if self.graphs else 0
+            copies["cache and logits of graphs"] = self._of_graphs()
         if self.online is not None and self.online.sampler_weights == "nccl":
             copies["copy for servers"] = self.computed * self.policy.shape.parameters
         cuda = {"CUDA itself": CUDA_CONTEXT if self.device == "cuda" else 0}
@@ -464,9 +473,9 @@ class _Run:
         places = -(-self.lengths.longest // block) * block
         return 2 * self.policy.shape.key * self.computed * self.sampled_rows * places * self.policy.shape.layers
 
-    def _of_graphs(self, online: RolloutConfig) -> float:
+    def _of_graphs(self) -> float:
         """Bytes that CUDA graphs read and write, which stay."""
-        if not online.cuda_graphs:
+        if not self.graphs:
             return 0
         return self._keys_and_values(GRAPH_BLOCK) + self.sampled_rows * self.policy.shape.vocabulary * self.computed
 
@@ -476,11 +485,11 @@ class _Run:
         prompts = math.ceil(rows / online.group_size)  # each is read once
         prefill = prompts * prompt * self._one_layer(self.policy) + self.policy.folded
         written: Parts = {
-            "keys and values": 0 if online.cuda_graphs else self._keys_and_values(CACHE_BLOCK),
+            "keys and values": 0 if self.graphs else self._keys_and_values(CACHE_BLOCK),
             "logits": max(logits, prefill),
         }
         if not self.is_divided:
-            return written if online.cuda_graphs else {"copy that samples": self._copy()} | written
+            return written if self.graphs else {"copy that samples": self._copy()} | written
         weight = self.policy.linear * shape.head  # while the copy is made, one weight at a time is whole
         if sum(written.values()) < weight:
             written = {"whole blocks": weight}

@@ -61,8 +61,9 @@ def plan_report(config: TrainingOptions, shape_of: ShapeOf) -> list[str]:
     where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
     lines = [*table(found), ""]
     if found.sampled_rows and "sampling" in found.phases:
-        merged = ", with merged adapters" if found.merges_adapters else ""
-        lines.append(f"sampling: {found.sampled_rows} responses at a time{merged}")
+        how = ", with CUDA graphs" if found.graphs else ""
+        how += ", with merged adapters" if found.merges_adapters else ""
+        lines.append(f"sampling: {found.sampled_rows} responses at a time{how}")
     lines.append(f"peak: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}")
     host, where = found.main_memory(config.ranks), f" of {config.ranks} ranks together" if config.ranks > 1 else ""
     if host:

@@ -3,13 +3,13 @@
 import math
 import os
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from heedful.configs.online import RolloutConfig
 from heedful.configs.options import TrainingOptions
-from heedful.devices import free_memory
+from heedful.devices import capabilities, free_memory
 from heedful.distributed import ranks
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import HALF
@@ -46,20 +46,33 @@ def check_memory(config: TrainingOptions, lengths: Lengths, device: torch.device
         return  # a model that cannot be built without weights cannot be planned; loading it reports errors
 
 
+class SamplingPlan(NamedTuple):
+    """How a run samples."""
+
+    micro_batch: MicroBatch
+    """Rows at a time."""
+    graphs: bool = False
+    """Whether there is room for CUDA graphs."""
+    merges_adapters: bool = False
+    """Whether adapters are merged in the copy that samples."""
+
+
 def sampling_plan(
     config: RolloutConfig, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype
-) -> tuple[bool, MicroBatch]:
-    """Whether adapters are merged in the copy that samples, and the rows that are sampled at a time."""
+) -> SamplingPlan:
+    """What the memory of a run has room for in sampling."""
     limit, here = config.rollout_micro_batch, math.ceil(config.rollout_batch_size / ranks.size())
     grows = config.rollout_micro_batch_size is None and here > limit.rows
-    if config.sampler or not (config.lora_rank or grows):
-        return False, limit
+    asks = config.cuda_graphs == "auto" and capabilities(device).graphs
+    if config.sampler or not (config.lora_rank or grows or asks):
+        return SamplingPlan(limit, graphs=config.cuda_graphs == "on")
     half, kind, free = compute_dtype in HALF, planned_as(device), (free_memory(device) or 0) / MARGIN
     try:
         plan = plan_of(config, load_shape, lengths, ranks=ranks.size(), device=kind, half=half, free=free)
     except CheckpointError:  # a model that cannot be built without weights cannot be planned
-        return False, limit
-    return plan.merges_adapters, replace(limit, rows=max(limit.rows, plan.sampled_rows)) if grows else limit
+        return SamplingPlan(limit, graphs=config.cuda_graphs == "on")
+    limit = replace(limit, rows=max(limit.rows, plan.sampled_rows)) if grows else limit
+    return SamplingPlan(limit, graphs=plan.graphs, merges_adapters=plan.merges_adapters)
 
 
 def refuse_on_gpu(

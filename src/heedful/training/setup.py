@@ -40,7 +40,7 @@ def check_start(config: TrainingOptions) -> FolderPlan:
 
 def resolve_machine(config: TrainingOptions) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError if the machine does not support the settings."""
-    device = local_device(resolve_device(config.device, graphs=getattr(config, "cuda_graphs", False)))
+    device = local_device(resolve_device(config.device, graphs=getattr(config, "cuda_graphs", "off") == "on"))
     check_bitsandbytes(config, quantized(config), device)
     if config.optimizer_device == "cpu" and device.type == "cpu":
         raise ConfigError("--optimizer-device cpu has no effect: the run is on the CPU; leave it out")

@@ -199,7 +199,7 @@ def test_a_run_waits_for_a_server_that_comes_back(server, settings, tmp_path):
         ),
         ({"sampler_weights": "nccl", "sampler_folder": "x"}, "--sampler-folder belongs to"),
         ({"sampler_weights": "nccl", "sampler_sleep": True}, "nccl does not go with --sampler-sleep"),
-        ({"cuda_graphs": True}, "--cuda-graphs is about sampling in this process"),
+        ({"cuda_graphs": "on"}, "--cuda-graphs on is about sampling in this process"),
         ({"quantize": "4bit", "lora_rank": 4}, "does not go with --quantize 4bit"),
     ],
     ids=str,

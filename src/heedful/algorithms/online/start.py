@@ -34,7 +34,7 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
 from heedful.engines.engine import OwnEngine, SyncServers
 from heedful.engines.remote import connect, put_to_sleep
-from heedful.engines.sampler import Sampler, make_sampler
+from heedful.engines.sampler import Sampler, make_sampler, with_graphs
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.waiting import on_device
@@ -368,12 +368,13 @@ def _sampler(
         is_known: whether the servers answered this run before; then unanswered requests are retried.
     """
     lengths = Lengths(longest, longest - config.max_new_tokens)
-    merges, micro_batch = sampling_plan(config, lengths, device, policy.compute_dtype)
+    planned = sampling_plan(config, lengths, device, policy.compute_dtype)
+    options = with_graphs(config, policy) if planned.graphs else config
     sampler = replace(
-        make_sampler(config, renderer, policy, micro_batch=micro_batch),
+        make_sampler(options, renderer, policy, micro_batch=planned.micro_batch),
         adaptive=AdaptiveMicroBatch("--rollout-micro-batch-size"),
         longest=longest,
-        merge_adapters=merges,
+        merge_adapters=planned.merges_adapters,
     )
     if not config.sampler:
         return sampler

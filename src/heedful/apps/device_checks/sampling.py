@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from heedful.types import MicroBatch
 SCORED = "log-probs of sampled tokens, from those of a pass over all tokens"
 
 
-def _sampled(policy: Policy, *, cuda_graphs: bool = False) -> Responses:
+def _sampled(policy: Policy, *, cuda_graphs: Literal["on", "off"] = "off") -> Responses:
     """Greedy responses to all prompts, of which some end early."""
     options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
     rest: Any = {"pad_id": 0, "generator": torch.Generator(), "micro_batch": MicroBatch(10)}
@@ -64,7 +64,7 @@ def recorded_sampling(bench: Workbench, dtype: DtypeName) -> Measurement:
     """
     policy, all_responses, off = bench.policy(dtype, spread=0.1), [], []
     for _ in range(2):
-        found = _sampled(policy, cuda_graphs=True)
+        found = _sampled(policy, cuda_graphs="on")
         responses = found.own_ids()
         all_responses.append(responses)
         if dtype == "float32":

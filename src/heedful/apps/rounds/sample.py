@@ -37,7 +37,7 @@ from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.display import say
-from heedful.engines.sampler import Sampler, make_sampler
+from heedful.engines.sampler import Sampler, make_sampler, with_graphs
 from heedful.errors import DataError, HeedfulError
 from heedful.evaluate.measuring import load_frozen
 from heedful.files import check_output_file, to_json, write_text
@@ -150,7 +150,7 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
     for name, source, limit in zip(options.models, sources, limits, strict=True):
         policy = load_frozen(source, options)
         renderer = Renderer(load_chat_tokenizer(source, options), special_tokens)
-        sampler = make_sampler(options, renderer, policy, micro_batch=options.micro_batch)
+        sampler = make_sampler(with_graphs(options, policy), renderer, policy, micro_batch=options.micro_batch)
         writers.append(Writer(name, policy, sampler, limit))
     return writers
 
