@@ -38,7 +38,7 @@ FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 + 8 / 256}
 """Bytes per weight of Adam's two moments. In bitsandbytes: a byte each, and a float32 per 256 of them."""
 CUDA_CONTEXT = 800 * 10**6
-"""Bytes of a process on a GPU besides its tensors, with the workspaces of cuBLAS: .79 to .80 GB on an H200 (torch 2.11, CUDA 13)."""
+"""Bytes of a process on a GPU besides its tensors, with the workspaces of cuBLAS: as on an H200 (torch 2.11, CUDA 13)."""
 CHUNK, SMALLEST_CHUNK, LEARNED_CHUNK, BLOCK, CPU_BLOCK, KEPT = 2**22, 256, 1024, 2**25, 2**19, 2**24
 """Sizes as in `heedful.kernels.head_logprobs`; a test compares them."""
 MOST_SCORES = 2**22
