@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from results import Results, processor
 from settings import ALPHAS, ROLLOUT, Sizes, critic_settings, warmed_critic_settings
-from task import error_rate, on_track, prompts, right
+from task import error_rate, on_track, prompts, right, tokens_of
 from torch import Tensor
 
 import heedful
@@ -65,24 +65,23 @@ def value_model(folder: Path) -> ValueModel:
 
 
 def perfect_values(batch: heedful.Responses, n: int, decay: float) -> Tensor:
-    """What a critic that knows the task says before each token ``[B, T]``: how likely the last sum will be right.
+    """What a critic that knows the task says before each token ``[B, T]``: how likely all steps will be right.
 
-    .1 + .9 decay^k if the sum so far is right, else .1 - .1 decay^k         k steps are left, decay = 1 - 10/9 eps
+    decay^k if all were so far, else 0         k steps are left, decay = 1 - eps
     """
     values = torch.zeros(batch.mask.shape)
     for row, completion in zip(values, batch.completions, strict=True):
         states = [True, *on_track(str(completion.prompt.prompt), completion.response)]
-        for place, is_right in enumerate(states[: len(row)]):
-            left = decay ** max(n - place, 0)
-            row[place] = 0.1 + 0.9 * left if is_right else 0.1 - 0.1 * left
+        for place in range(min(n + 1, len(row))):
+            done = (place + 1) // 2  # a step and its mark
+            row[place] = decay ** (n // 2 - done) if done < len(states) and states[done] else 0.0
     return torch.where(batch.mask, values, 0.0)
 
 
 def estimated_decay(batch: heedful.Responses) -> float:
-    """`perfect_values`' decay for the policy that answered, by its share of right answers: (p_n - .1) / .9 = decay^n."""
-    share = min(max(heedful.score([right], batch).mean().item(), 0.12), 0.98)
-    n = len(str(batch.completions[0].prompt.prompt)) - 2
-    return float(((share - 0.1) / 0.9) ** (1 / n))
+    """`perfect_values`' decay for the policy that answered, by its share of right answers, decay^(n/2)."""
+    share = min(max(heedful.score([right], batch).mean().item(), 0.02), 0.98)
+    return float(share ** (2 / tokens_of(str(batch.completions[0].prompt.prompt))))
 
 
 # Gradients -------------------------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ def reference(policy: heedful.Policy, n: int, sizes: Sizes, output: Path) -> Ref
         engine = heedful.LocalEngine(policy, max_new_tokens=n + 1, seed=1000 + at)
         batch = engine.generate(asked[at * ROLLOUT : (at + 1) * ROLLOUT])
         scores = heedful.score([right], batch)
-        decay = 1 - 10 / 9 * error_rate(n)
+        decay = 1 - error_rate(n)
         advantages = torch.where(batch.mask, scores.unsqueeze(1) - perfect_values(batch, n, decay), 0.0)
         found.halves[at % 2].add_(gradients(policy, batch, {"": advantages})[""])
         found.right += scores.mean().item()

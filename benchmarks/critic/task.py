@@ -2,18 +2,15 @@
 
 python benchmarks/critic/task.py --output runs/critic/sft
 
-A prompt is a letter for the length, n digits and "=": ``a314...=``. The answer is the n running sums, ``348...``, and an end
-token. The reward is 1 if the answer has n digits and the last one is right. So n gives the length of an answer, every token
-can be checked by itself, and the reward says nothing of where an error was.
+A prompt is a letter for the length, digits that end in points, and "=": ``a3.1.4.=``. The answer is the running sums, each
+with a mark, ``3+4+8+``, and an end token: n tokens are n / 2 steps. The mark is + while every step so far is right, else -.
+The reward is 1 if the answer has n tokens and all its steps are right, whatever the marks say. So the reward says nothing of
+where an error was, but the text does, as the output of a test does to an agent.
 
 The demonstrations have errors: each step is wrong with probability eps_n (one of the nine other digits, equally likely), and
-the sum goes on from the wrong digit. Let p_t be the probability that the sum after t steps is the true one. A right sum stays
-right with probability 1 - eps; a wrong one is right again by chance, if the step is wrong and its digit is the one of nine
-that mends it:
+the sum goes on from the wrong digit. Their marks are the truth. All of n / 2 steps are right with probability
 
-    p_{t+1} = (1 - eps) p_t + eps / 9 (1 - p_t),   p_0 = 1
-    p_n = 1/10 + 9/10 (1 - 10/9 eps)^n             its fixed point is 1/10
-    p_n = 3/10  if  eps_n = 9/10 (1 - (2/9)^(1/n)) 0.0652 at 20, 0.0267 at 50, 0.01343 at 100, 0.003378 at 400
+    (1 - eps)^(n/2) = 3/10  if  eps_n = 1 - (3/10)^(2/n)        .1134 at 20, .0470 at 50, .0238 at 100, .0060 at 400
 
 A model that has learned this samples right answers with probability .3 at every length, if it makes no errors of its own. It
 is trained until it does so in .25 to .35 at each, and never on the reward.
@@ -35,63 +32,70 @@ import heedful
 from heedful.core import share_interval
 
 LETTERS = {20: "a", 50: "b", 100: "c", 400: "d"}
-"""The first token of a prompt, by its number of digits. 50 is for choosing learning rates, and in no experiment."""
+"""The first token of a prompt, by the tokens of its answer. 50 is for choosing learning rates, and in no experiment."""
 PAD, END = "<pad>", "<end>"
-VOCABULARY = [PAD, END, "=", *LETTERS.values(), *"0123456789"]
+RIGHT, WRONG = "+", "-"
+VOCABULARY = [PAD, END, "=", ".", RIGHT, WRONG, *LETTERS.values(), *"0123456789"]
 START = 0.3
 """How often the policy is right before it learns from rewards."""
 
 
 def error_rate(n: int) -> float:
     """eps_n: how often a step of a demonstration is wrong, so that `START` of the answers are right."""
-    return 0.9 * (1 - ((START - 0.1) / 0.9) ** (1 / n))
+    return float(1 - START ** (2 / n))
 
 
 def prompt_of(n: int, draw: random.Random) -> str:
-    return LETTERS[n] + "".join(draw.choices("0123456789", k=n)) + "="
+    return LETTERS[n] + "".join(digit + "." for digit in draw.choices("0123456789", k=n // 2)) + "="
 
 
 def prompts(n: int, count: int, seed: int) -> list[dict[str, str]]:
-    """Records of ``count`` different prompts with n digits."""
+    """Records of ``count`` different prompts for answers of n tokens."""
     draw, found = random.Random(f"prompts {n} {seed}"), dict[str, None]()
     while len(found) < count:
         found[prompt_of(n, draw)] = None
     return [{"prompt": prompt} for prompt in found]
 
 
+def tokens_of(prompt: str) -> int:
+    """n: how many tokens a right answer to a prompt has."""
+    return len(prompt) - 2
+
+
 def demonstrations(n: int, count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Records with answers whose steps are wrong with probability `error_rate`."""
+    """Records with answers whose steps are wrong with probability `error_rate`, and whose marks are the truth."""
     draw, eps = random.Random(f"demonstrations {n} {seed}"), error_rate(n)
     for _ in range(count):
-        prompt, total, said = prompt_of(n, draw), 0, ""
-        for digit in prompt[1:-1]:
+        prompt, total, said, mark = prompt_of(n, draw), 0, "", RIGHT
+        for digit in prompt[1:-1:2]:
             error = draw.randint(1, 9) if draw.random() < eps else 0
-            total = (total + int(digit) + error) % 10
-            said += str(total)
+            total, mark = (total + int(digit) + error) % 10, WRONG if error else mark
+            said += str(total) + mark
         yield {"prompt": prompt, "completion": said}
 
 
 def right(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """1 if the answer has n digits and the last is the sum of the prompt's modulo 10."""
+    """1 if the answer has as many tokens as asked and all its steps are right."""
     return [
-        float(len(said) == len(prompt) - 2 and said[-1] == str(sum(map(int, prompt[1:-1])) % 10))
+        float(len(said) == tokens_of(prompt) and on_track(prompt, said)[-1])
         for prompt, said in zip(prompts, completions, strict=True)
     ]
 
 
 def on_track(prompt: str, said: str) -> list[bool]:
-    """Whether each running sum of an answer is the true one; for the values that a perfect critic would give."""
-    true, found = 0, []
-    for digit, step in zip(prompt[1:-1], said, strict=False):
+    """Whether all steps are right, after each step of an answer; for the values that a perfect critic would give."""
+    true, found, is_right = 0, [], True
+    for digit, step in zip(prompt[1:-1:2], said[::2], strict=False):
         true = (true + int(digit)) % 10
-        found.append(step == str(true))
+        is_right = is_right and step == str(true)
+        found.append(is_right)
     return found
 
 
 def copies(n: int, count: int, seed: int) -> Iterator[dict[str, str]]:
     """Records whose answers are their digits: for a model that first learns where to look."""
     for record in prompts(n, count, seed):
-        yield {"prompt": record["prompt"], "completion": record["prompt"][1:-1]}
+        yield {"prompt": record["prompt"], "completion": record["prompt"][1:-1].replace(".", RIGHT)}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -106,9 +106,8 @@ def _rms_norm(x: Tensor, norm: Any) -> Tensor:
     weight = norm.weight
     if x.dtype == weight.dtype:
         return nn.functional.rms_norm(x, weight.shape, weight, norm.variance_epsilon)
-    return weight * nn.functional.rms_norm(x, weight.shape, None, norm.variance_epsilon).to(
-        x.dtype
-    )  # in float32 inside
+    # In float32 inside, and rounded before the product with the weight, as by transformers.
+    return weight * nn.functional.rms_norm(x, weight.shape, None, norm.variance_epsilon).to(x.dtype)
 
 
 def step_of(lm: PreTrainedModel, compute_dtype: torch.dtype) -> Callable[[Tensor, Slots], Tensor]:

@@ -383,9 +383,7 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
     head = score_head(classifier)
     head.float()
-    drawn = torch.empty(
-        head.weight.shape
-    )  # on the CPU: 4-bit models are loaded on their device, which draws other numbers
+    drawn = torch.empty(head.weight.shape)  # on the CPU, whatever the head's device: each draws other numbers
     drawn.normal_(0.0, (head.in_features + 1) ** -0.5, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         head.weight.copy_(drawn)
