@@ -52,7 +52,7 @@ def test_a_perfect_critic_knows_an_error_once_it_is_said(task, tmp_path):
     gradients = importlib.import_module("gradients")
     task.make_model(tmp_path / "model")
     policy = Policy.from_pretrained(str(tmp_path / "model"))
-    ids = [policy.tokenizer(text).input_ids + [policy.tokenizer.eos_token_id] for text in ("3+4+", "3+5-", "2-3-")]
+    ids = [[*policy.tokenizer(text).input_ids, policy.tokenizer.eos_token_id] for text in ("3+4+", "3+5-", "2-3-")]
     batch = as_responses(policy, ["a3.1.="] * 3, ids, raw_prompts=True)
     values = gradients.perfect_values(batch, 4, 0.5)
     expected = [[0.25, 0.5, 0.5, 1.0, 1.0], [0.25, 0.5, 0.5, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0, 0.0]]
