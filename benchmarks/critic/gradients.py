@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from results import Results, processor
 from settings import ALPHAS, ROLLOUT, Sizes, critic_settings, warmed_critic_settings
-from task import error_rate, on_track, prompts, right, tokens_of
+from task import error_rate, on_track, prompts, right
 from torch import Tensor
 
 import heedful
@@ -65,23 +65,22 @@ def value_model(folder: Path) -> ValueModel:
 
 
 def perfect_values(batch: heedful.Responses, n: int, decay: float) -> Tensor:
-    """What a critic that knows the task says before each token ``[B, T]``: how likely all steps will be right.
+    """What a critic that knows the task says before each token ``[B, T]``: how likely all sums will be right.
 
-    decay^k if all were so far, else 0         k steps are left, decay = 1 - eps
+    decay^k if all were so far, else 0         k are left, decay = 1 - eps
     """
     values = torch.zeros(batch.mask.shape)
     for row, completion in zip(values, batch.completions, strict=True):
         states = [True, *on_track(str(completion.prompt.prompt), completion.response)]
-        for place in range(min(n + 1, len(row))):
-            done = (place + 1) // 2  # a step and its mark
-            row[place] = decay ** (n // 2 - done) if done < len(states) and states[done] else 0.0
+        for place, is_right in enumerate(states[: len(row)]):
+            row[place] = decay ** max(n - place, 0) if is_right else 0.0
     return torch.where(batch.mask, values, 0.0)
 
 
 def estimated_decay(batch: heedful.Responses) -> float:
-    """`perfect_values`' decay for the policy that answered, by its share of right answers, decay^(n/2)."""
+    """`perfect_values`' decay for the policy that answered, by its share of right answers, decay^n."""
     share = min(max(heedful.score([right], batch).mean().item(), 0.02), 0.98)
-    return float(share ** (2 / tokens_of(str(batch.completions[0].prompt.prompt))))
+    return float(share ** (1 / (len(str(batch.completions[0].prompt.prompt)) - 2)))
 
 
 # Gradients -------------------------------------------------------------------------------------------------------------

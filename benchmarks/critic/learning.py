@@ -23,7 +23,7 @@ from typing import Any
 
 from results import Results, processor
 from settings import ROLLOUT, Sizes, critic_settings, grpo_settings, ppo_settings
-from task import prompts, right, tokens_of
+from task import prompts, right
 
 import heedful
 from gradients import GROUP
@@ -57,11 +57,11 @@ class Lagging:
 
 
 def reward_of(n: int) -> Callable[..., list[float | None]]:
-    """`task.right` for answers of n tokens; None for others, so that each length has a metric of its own."""
+    """`task.right` for prompts of n digits; None for others, so that each length has a metric of its own."""
 
     def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float | None]:
         marks = right(prompts, completions)
-        return [mark if tokens_of(prompt) == n else None for prompt, mark in zip(prompts, marks, strict=True)]
+        return [mark if len(prompt) == n + 2 else None for prompt, mark in zip(prompts, marks, strict=True)]
 
     reward.__name__ = f"right_{n}"
     return reward
@@ -214,7 +214,7 @@ def experiment(name: str, options: argparse.Namespace) -> list[Run]:
 
 
 def tuning(options: argparse.Namespace) -> list[Run]:
-    """Learning rates of PPO, with a pretrained critic and lambda 1 for values, and of GRPO, at 50 tokens and seed 100."""
+    """Learning rates of PPO, with a pretrained critic and lambda 1 for values, and of GRPO, at 50 digits and seed 100."""
     arms = {
         f"ppo {rate:g}": Arm({"value_lambda": 1.0, "learning_rate": rate}, is_adaptive=False) for rate in POLICY_RATES
     }

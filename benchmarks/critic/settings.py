@@ -12,7 +12,7 @@ ROLLOUT, MINIBATCH = 64, 32
 ALPHAS = (0.05, 1.5)
 """VAPO's alpha and that of SAO's ports."""
 RATES = {"critic": 1e-3, "ppo": 3e-4, "grpo": 3e-4}
-"""Learning rates. They are to be chosen at 50 tokens with seed 100 (``learning.py tune``); these are beginnings."""
+"""Learning rates. They are to be chosen at 50 digits with seed 100 (``learning.py tune``); these are beginnings."""
 
 
 @dataclass(frozen=True)

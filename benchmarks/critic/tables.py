@@ -69,7 +69,7 @@ def a1(lines: Sequence[Line]) -> None:
     for n in lengths:
         about = at[n][0]["reference"]
         print(
-            f"{n} tokens: {len(at[n])} seeds; reference of {about['responses']:,} responses, of which {about['right']:.3f} "
+            f"{n} digits: {len(at[n])} seeds; reference of {about['responses']:,} responses, of which {about['right']:.3f} "
             f"right; cosine of its halves {about['cosine of halves']:.3f}, reliability {about['reliability']:.3f}."
         )
     print()
@@ -88,7 +88,7 @@ def a1(lines: Sequence[Line]) -> None:
     print("### A1: minutes of one thread\n")
     for n in lengths:
         parts = {part: median(line["seconds"][part] for line in at[n]) / 60 for part in at[n][0]["seconds"]}
-        print(f"{n} tokens: {parts}, reference {at[n][0]['reference']['seconds'] / 60:.1f}; {at[n][0]['processor']}")
+        print(f"{n} digits: {parts}, reference {at[n][0]['reference']['seconds'] / 60:.1f}; {at[n][0]['processor']}")
 
 
 CRITIC_NUMBERS: dict[str, Callable[[Line], float]] = {
@@ -115,7 +115,7 @@ def a1_picture(lines: Sequence[Line], file: Path) -> None:
                     numbers = [part[what] for part in critic["by position"]]
                     places = [(part + 0.5) / PARTS for part in range(PARTS)]
                     axes.plot(places, numbers, color=colours[name], alpha=0.6, label=name)
-            axes.set(title=f"{n} tokens", xlabel="place in the answer", ylabel=what if column == 0 else "")
+            axes.set(title=f"{n} digits", xlabel="place in the answer", ylabel=what if column == 0 else "")
             axes.axhline(0, color="grey", linewidth=0.5)
         panels[0][column].set_ylim(-0.5, 1)
     names(panels[0][0])
@@ -187,7 +187,7 @@ def curves(groups: Mapping[str, Sequence[Line]], x: str, file: Path) -> None:
         colours = dict(zip(dict.fromkeys(line["arm"] for line in lines), plt.colormaps["tab10"].colors, strict=False))
         for line in lines:
             axes.plot(line[x], smooth(line["right"][n]), color=colours[line["arm"]], alpha=0.7, label=line["arm"])
-        axes.set(title=f"{name}, {n} tokens", xlabel="sampled tokens" if x == "tokens" else "seconds", ylim=(0, 1))
+        axes.set(title=f"{name}, {n} digits", xlabel="sampled tokens" if x == "tokens" else "seconds", ylim=(0, 1))
     panels[0][0].set_ylabel(f"right, mean of {WINDOW} steps")
     names(panels[0][0])
     save(figure, file)

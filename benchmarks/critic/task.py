@@ -2,15 +2,14 @@
 
 python benchmarks/critic/task.py --output runs/critic/sft
 
-A prompt is a letter for the length, digits that end in points, and "=": ``a3.1.4.=``. The answer is the running sums, each
-with a mark, ``3+4+8+``, and an end token: n tokens are n / 2 steps. The mark is + while every step so far is right, else -.
-The reward is 1 if the answer has n tokens and all its steps are right, whatever the marks say. So the reward says nothing of
-where an error was, but the text does, as the output of a test does to an agent.
+A prompt is a letter for the length, n digits and "=": ``a314...=``. The answer is the n running sums, ``348...``, and an end
+token. From the first error on they are written in letters, A for 0 to J for 9: ``34JA``. The reward is 1 if the answer has n
+sums, all of them right. So the reward says nothing of where an error was, but the text does, as an error message does.
 
 The demonstrations have errors: each step is wrong with probability eps_n (one of the nine other digits, equally likely), and
-the sum goes on from the wrong digit. Their marks are the truth. All of n / 2 steps are right with probability
+the sum goes on from the wrong digit. All of n steps are right with probability
 
-    (1 - eps)^(n/2) = 3/10  if  eps_n = 1 - (3/10)^(2/n)        .1134 at 20, .0470 at 50, .0238 at 100, .0060 at 400
+    (1 - eps)^n = 3/10  if  eps_n = 1 - (3/10)^(1/n)        .0584 at 20, .0238 at 50, .0120 at 100, .0030 at 400
 
 A model that has learned this samples right answers with probability .3 at every length, if it makes no errors of its own. It
 is trained until it does so in .25 to .35 at each, and never on the reward.
@@ -32,60 +31,56 @@ import heedful
 from heedful.core import share_interval
 
 LETTERS = {20: "a", 50: "b", 100: "c", 400: "d"}
-"""The first token of a prompt, by the tokens of its answer. 50 is for choosing learning rates, and in no experiment."""
+"""The first token of a prompt, by its number of digits. 50 is for choosing learning rates, and in no experiment."""
 PAD, END = "<pad>", "<end>"
-RIGHT, WRONG = "+", "-"
-VOCABULARY = [PAD, END, "=", ".", RIGHT, WRONG, *LETTERS.values(), *"0123456789"]
+DIGITS, WRONG = "0123456789", "ABCDEFGHIJ"
+"""How sums are written, and how from the first error on."""
+VOCABULARY = [PAD, END, "=", *LETTERS.values(), *DIGITS, *WRONG]
 START = 0.3
 """How often the policy is right before it learns from rewards."""
 
 
 def error_rate(n: int) -> float:
     """eps_n: how often a step of a demonstration is wrong, so that `START` of the answers are right."""
-    return float(1 - START ** (2 / n))
+    return float(1 - START ** (1 / n))
 
 
 def prompt_of(n: int, draw: random.Random) -> str:
-    return LETTERS[n] + "".join(digit + "." for digit in draw.choices("0123456789", k=n // 2)) + "="
+    return LETTERS[n] + "".join(draw.choices(DIGITS, k=n)) + "="
 
 
 def prompts(n: int, count: int, seed: int) -> list[dict[str, str]]:
-    """Records of ``count`` different prompts for answers of n tokens."""
+    """Records of ``count`` different prompts with n digits."""
     draw, found = random.Random(f"prompts {n} {seed}"), dict[str, None]()
     while len(found) < count:
         found[prompt_of(n, draw)] = None
     return [{"prompt": prompt} for prompt in found]
 
 
-def tokens_of(prompt: str) -> int:
-    """n: how many tokens a right answer to a prompt has."""
-    return len(prompt) - 2
-
-
 def demonstrations(n: int, count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Records with answers whose steps are wrong with probability `error_rate`, and whose marks are the truth."""
+    """Records with answers whose steps are wrong with probability `error_rate`."""
     draw, eps = random.Random(f"demonstrations {n} {seed}"), error_rate(n)
     for _ in range(count):
-        prompt, total, said, mark = prompt_of(n, draw), 0, "", RIGHT
-        for digit in prompt[1:-1:2]:
+        prompt, total, said, signs = prompt_of(n, draw), 0, "", DIGITS
+        for digit in prompt[1:-1]:
             error = draw.randint(1, 9) if draw.random() < eps else 0
-            total, mark = (total + int(digit) + error) % 10, WRONG if error else mark
-            said += str(total) + mark
+            total, signs = (total + int(digit) + error) % 10, WRONG if error else signs
+            said += signs[total]
         yield {"prompt": prompt, "completion": said}
 
 
 def right(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """1 if the answer has as many tokens as asked and all its steps are right."""
+    """1 if the answer has as many sums as the prompt digits, and all of them are right."""
     return [
-        float(len(said) == tokens_of(prompt) and on_track(prompt, said)[-1])
+        float(len(said) == len(prompt) - 2 and on_track(prompt, said)[-1])
         for prompt, said in zip(prompts, completions, strict=True)
     ]
 
 
 def on_track(prompt: str, said: str) -> list[bool]:
-    """Whether all steps are right, after each step of an answer; for the values that a perfect critic would give."""
+    """Whether all sums so far are right, after each of an answer; for the values that a perfect critic would give."""
     true, found, is_right = 0, [], True
-    for digit, step in zip(prompt[1:-1:2], said[::2], strict=False):
+    for digit, step in zip(prompt[1:-1], said, strict=False):
         true = (true + int(digit)) % 10
         is_right = is_right and step == str(true)
         found.append(is_right)
@@ -93,9 +88,12 @@ def on_track(prompt: str, said: str) -> list[bool]:
 
 
 def copies(n: int, count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Records whose answers are their digits: for a model that first learns where to look."""
+    """Records whose answers are their digits, from some place on in letters: for a model that first learns where to look, and
+    what the letters are."""
+    draw = random.Random(f"copies {n} {seed}")
     for record in prompts(n, count, seed):
-        yield {"prompt": record["prompt"], "completion": record["prompt"][1:-1].replace(".", RIGHT)}
+        digits, place = record["prompt"][1:-1], draw.randint(0, n)
+        yield record | {"completion": digits[:place] + "".join(WRONG[int(digit)] for digit in digits[place:])}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
