@@ -140,8 +140,8 @@ def test_the_plain_template_begins_as_texts_do(checkpoints, tmp_path, adds):
 
 def test_a_companion_of_the_same_vocabulary_is_accepted(copy):
     tokenizer = load_tokenizer(str(copy))
-    check_companion("--reference", None, tokenizer, 10**9)
-    check_companion("--reference", str(copy), tokenizer, 512)
+    check_companion("--reference", None, str(copy), tokenizer, 10**9)
+    check_companion("--reference", str(copy), str(copy), tokenizer, 512)
 
 
 def test_a_companion_of_another_vocabulary_is_refused(copy, checkpoints):
@@ -150,10 +150,11 @@ def test_a_companion_of_another_vocabulary_is_refused(copy, checkpoints):
     vocabulary = content["model"]["vocab"]
     vocabulary["b"], vocabulary["c"] = vocabulary["c"], vocabulary["b"]
     (copy / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    policy = load_tokenizer(str(checkpoints["qwen3"]))
+    own = str(checkpoints["qwen3"])
+    policy = load_tokenizer(own)
     assert load_tokenizer(str(copy)).get_vocab().keys() == policy.get_vocab().keys()
     with pytest.raises(ConfigError) as error:
-        check_companion("--reference", str(copy), policy, 10)
+        check_companion("--reference", str(copy), own, policy, 10)
     for fragment in (f"--reference {copy} has another vocabulary", f"2 of {len(policy.get_vocab())} tokens differ"):
         assert fragment in str(error.value)
     assert any(f"such as {token!r}" in str(error.value) for token in "bc")
@@ -166,17 +167,18 @@ def test_a_companion_may_know_more_tokens_and_not_fewer(copy, checkpoints):
     model.save_pretrained(copy)
     tokenizer.save_pretrained(copy)
     own = str(checkpoints["qwen3"])
-    check_companion("--value-model", str(copy), load_tokenizer(own), 512)
+    check_companion("--value-model", str(copy), own, load_tokenizer(own), 512)
     with pytest.raises(ConfigError, match=r"--value-model .* has another vocabulary .* 1 of 265 .*'苹果'"):
-        check_companion("--value-model", own, load_tokenizer(str(copy)), 512)
+        check_companion("--value-model", own, str(copy), load_tokenizer(str(copy)), 512)
 
 
 def test_a_companion_of_shorter_context_is_refused(checkpoints, tmp_path):
     make_tiny_model("gpt2", tmp_path / "short", hidden_size=16, num_layers=1, max_length=64)
-    tokenizer = load_tokenizer(str(checkpoints["gpt2"]))
-    check_companion("--reference", str(tmp_path / "short"), tokenizer, 64)
+    own = str(checkpoints["gpt2"])
+    tokenizer = load_tokenizer(own)
+    check_companion("--reference", str(tmp_path / "short"), own, tokenizer, 64)
     with pytest.raises(ConfigError, match=r"--reference .*short reads 64 tokens, but .* 65"):
-        check_companion("--reference", str(tmp_path / "short"), tokenizer, 65)
+        check_companion("--reference", str(tmp_path / "short"), own, tokenizer, 65)
 
 
 def test_a_companion_with_too_few_embeddings_is_refused(checkpoints, tmp_path):
@@ -187,7 +189,7 @@ def test_a_companion_with_too_few_embeddings_is_refused(checkpoints, tmp_path):
     config.vocab_size = len(tokenizer) - 1
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     with pytest.raises(ConfigError, match=f"--reference .*small has {config.vocab_size} embeddings, fewer than .* 264"):
-        check_companion("--reference", str(folder), tokenizer, 10)
+        check_companion("--reference", str(folder), str(checkpoints["llama"]), tokenizer, 10)
 
 
 def test_chat_templates(copy):

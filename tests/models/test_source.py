@@ -92,7 +92,7 @@ def load_everything(model):
     load_trunk(model)
     trunk = load_causal_lm(model).base_model
     assert load_value_model(model, trunk=trunk, **CPU).trunk is trunk
-    check_companion("--reference", model, tokenizer, longest=8)
+    check_companion("--reference", model, model, tokenizer, longest=8)
 
 
 def test_what_was_there_may_be_gone(chain, tmp_path):

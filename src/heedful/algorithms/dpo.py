@@ -134,7 +134,7 @@ def start(config: DPOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
         renderer,
     )
     longest = max(pair.length for pair in train + held_out)
-    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
+    check_companion("--reference", config.reference, setup.source, setup.tokenizer, longest, options=config)
     batches = batches_of(config, len(train), len(held_out), "pair")
     texts = (
         (pair.source, ids)

@@ -135,7 +135,7 @@ def start(config: KTOConfig, examine: Examine = refuse_unfit) -> tuple[PolicyLea
     check_labels(train, config.data)
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)
     longest = max(max(one.length, one.other.length) for one in train + held_out)
-    check_companion("--reference", config.reference, setup.tokenizer, longest, config)
+    check_companion("--reference", config.reference, setup.source, setup.tokenizer, longest, options=config)
     batches = batches_of(config, len(train), len(held_out), "response")
     texts = ((one.source, ids) for one in train + held_out for ids in (one.example.prompt, one.example.response))
     policy = load(config, setup, longest, texts)

@@ -220,8 +220,8 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     """
     if config.top_k or config.top_p < 1:
         raise ConfigError("--top-k and --top-p must be left out here: filtered responses do not estimate the KL")
-    tokenizer = load_tokenizer(resolve(config.model, config))
-    check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
+    source = resolve(config.model, config)
+    check_companion("--reference", config.reference, source, load_tokenizer(source), longest=0, options=config)
     prompts, counts = prompts_of(config, [config.model, config.reference])
     answered = answer(config, config.model, prompts)
     reference = load_frozen(resolve(config.reference, config), config)

@@ -74,22 +74,24 @@ def _tokenizer_home(source: Source) -> str:
 def check_companion(
     flag: str,
     model: str | Source | None,
+    policy: str | Source,
     tokenizer: PreTrainedTokenizerBase,
     longest: int,
+    *,
     options: TrustOptions = NO_CODE,
 ) -> None:
     """Raises ConfigError or CheckpointError if a reference or value model (of ``flag``) cannot read the policy's token
     ids.
 
-    It must have every token of the policy's ``tokenizer`` with the same id, may have more, and must read ``longest``
-    tokens. Called before the model is loaded.
+    It must have every token of the policy's ``tokenizer`` with the same id, may have more, must have an embedding for each
+    that the policy has one for, and must read ``longest`` tokens. Called before the model is loaded.
     """
     if model is None:
         return
     source = resolve(model, options)
     name = source.name
-    own, theirs = tokenizer.get_vocab(), load_tokenizer(source).get_vocab()
-    different = [token for token, i in own.items() if theirs.get(token) != i]
+    own, known = tokenizer.get_vocab(), load_tokenizer(source).get_vocab()
+    different = [token for token, i in own.items() if known.get(token) != i]
     if different:
         raise ConfigError(
             f"{flag} {name} has another vocabulary than the policy: {len(different)} of {len(own)} tokens differ, such as "
@@ -100,9 +102,14 @@ def check_companion(
         raise ConfigError(
             f"{flag} {name} reads {context_length(config)} tokens, but prompts and responses need {longest}"
         )
-    embeddings = getattr(config.get_text_config(decoder=True), "vocab_size", len(own))
-    if embeddings <= max(own.values()):
-        raise ConfigError(f"{flag} {name} has {embeddings} embeddings, fewer than the policy's {len(own)} tokens")
+    ours, theirs = (
+        getattr(one.get_text_config(decoder=True), "vocab_size", len(own)) for one in (load_config(policy), config)
+    )
+    needed = min(ours, max(own.values()) + 1)  # a tokenizer may add a token that its model has no embedding for
+    if theirs < needed:
+        raise ConfigError(
+            f"{flag} {name} has {theirs} embeddings, fewer than the policy's {needed}; use a model with the policy's tokens"
+        )
 
 
 # Chat templates: checks, and default values of their variables --------------------------------------------------------

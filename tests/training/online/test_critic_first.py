@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from heedful import (
     CheckpointError,
@@ -182,6 +184,22 @@ def test_a_critics_folder_that_does_not_fit_is_refused(config, first, length, ti
     with pytest.raises(CheckpointError, match="the head of a shared critic, which a separate critic cannot use"):
         train_ppo(config(critic="separate", value_model=str(tmp_path / "shared" / "final")), rewards=[length])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_token_that_only_the_tokenizer_has_is_no_difference(first, config, length, tmp_path):
+    """transformers gives a Qwen2 tokenizer without an unknown token one, for which neither policy nor critic has a row."""
+    words = ["<pad>", "<end>", *"题0123456789"]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    model, sizes = tmp_path / "m", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 16, "eos_token_id": 1}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), **sizes)).save_pretrained(model)
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>").save_pretrained(model)
+    assert len(load_tokenizer(str(model))) == len(words) + 1
+    data = write_jsonl(tmp_path / "题.jsonl", [{"prompt": f"题{i}"} for i in range(24)])
+    train_critic(first(model=str(model), data=data, output=tmp_path / "critic", steps=1), rewards=[length])
+    critic = {"critic": "separate", "value_model": str(tmp_path / "critic" / "final")}
+    train_ppo(config(model=str(model), data=data, steps=1, **critic), rewards=[length])
 
 
 REFUSED = [

@@ -15,7 +15,7 @@ from heedful.errors import ConfigError
 from heedful.kernels.weights import same_weights
 from heedful.models.load import four_bit, load_reward_model, load_value_model
 from heedful.models.policy import Policy
-from heedful.models.source import resolve
+from heedful.models.source import Source, resolve
 from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.models.value_model import ValueModel, normalise_values, value_model_from
 from heedful.rewards import Reward
@@ -35,9 +35,9 @@ def has_head(config: RolloutConfig) -> bool:
     return options is not None and options.critic == "shared"
 
 
-def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+def check_critic(config: OnlineConfig, policy: Source, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
     """Raises ConfigError or CheckpointError for a critic that cannot read ``longest`` of the policy's token ids."""
-    check_companion("--value-model", config.value_model, tokenizer, longest, config)
+    check_companion("--value-model", config.value_model, policy, tokenizer, longest, options=config)
     if config.critic == "reward":
         name = first_reward_model(config)
         if RewardInputs(load_tokenizer(resolve(name, config))).renderer is None:
@@ -45,7 +45,7 @@ def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longe
                 f"--critic reward needs a decoder, which does not see later tokens, but {name} is an encoder; use "
                 "--critic separate"
             )
-        check_companion("--critic reward:", name, tokenizer, longest, config)
+        check_companion("--critic reward:", name, policy, tokenizer, longest, options=config)
 
 
 def first_reward_model(config: OnlineConfig) -> str:
@@ -101,7 +101,7 @@ def load_critic(
 def freeze(critic: ValueModel, parts: Sequence[str]) -> None:
     """Leave the parts of a critic with these names (``self_attn``, ``layers.0``) as they are.
 
-    Raises ConfigError for a name that no weight has, or if only the head is left.
+    Raises ConfigError for a name that no weight has, or none that would learn, or if only the head is left.
     """
     for part in parts:
         found = [weight for name, weight in critic.trunk.named_parameters() if f".{part}." in f".{name}."]

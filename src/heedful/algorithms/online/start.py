@@ -104,10 +104,10 @@ def start(
     check_sizes(config, len(train), split_off, None if mix is None else len(mix[0]))
     prompts = _prompts(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
-    check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
+    check_companion("--reference", config.reference, source, renderer.tokenizer, longest, options=config)
     critic_options = critic_options_of(config)
     if critic_options is not None:
-        check_critic(critic_options, renderer.tokenizer, longest)
+        check_critic(critic_options, source, renderer.tokenizer, longest)
     ptx = None if mix is None else mix_of(mix, config, renderer)
 
     policy = in_memory
