@@ -32,7 +32,14 @@ from heedful.kernels.attention import use_attention
 from heedful.kernels.cpu.layers import use_lean_layers
 from heedful.kernels.cpu.products import use_fast_products
 from heedful.kernels.weights import computing_in_float32, store_matrices
-from heedful.models.adapters import attach_adapter, expert_parameters, experts_but, merge_adapters, whole_weights
+from heedful.models.adapters import (
+    attach_adapter,
+    expert_parameters,
+    experts_but,
+    merge_adapters,
+    read_adapter_config,
+    whole_weights,
+)
 from heedful.models.heads import check_causal, refuse_not_finite
 from heedful.models.policy import Policy
 from heedful.models.reward_model import HEADS, RewardModel, load_facts, padding_id, score_head
@@ -158,9 +165,12 @@ def _refuse_classifier(name: str, kind: str) -> None:
 
 
 def _refuse_critic(source: Source) -> None:
-    """A critic of its own is a trunk with a value head, and has a language model's weights if embeddings are its output."""
+    """A critic of its own is a trunk with a value head. It has a language model's weights if embeddings are its output, or if
+    it is adapters of one."""
     kind = next(iter(load_config(source).architectures or ()), "")
-    if (Path(source.folder) / VALUE_HEAD).is_file() and kind.endswith("Model") and not kind.endswith("LMHeadModel"):
+    is_trunk = kind.endswith("Model") and not kind.endswith("LMHeadModel")
+    is_trunk |= any(read_adapter_config(one).get("task_type") == "FEATURE_EXTRACTION" for one in source.adapters)
+    if is_trunk and (Path(source.folder) / VALUE_HEAD).is_file():
         raise CheckpointError(
             f"{source.folder} is a critic (of heedful critic, or the value_model/ of a run), which cannot generate; use a "
             "causal language model, such as the final/ of heedful sft; --critic separate --value-model names a critic"

@@ -178,8 +178,10 @@ def test_a_critics_folder_that_does_not_fit_is_refused(config, first, length, ti
     critic = str(tmp_path / "critic" / "final")
     with pytest.raises(ConfigError, match=r"--value-model .* has another vocabulary than the policy: 1 of"):
         train_ppo(config(model=str(tmp_path / "other"), critic="separate", value_model=critic), rewards=[length])
-    with pytest.raises(CheckpointError, match=r"is a critic .* which cannot generate; .* --value-model names a critic"):
-        train_ppo(config(model=critic), rewards=[length])
+    train_critic(first(output=tmp_path / "lora", steps=1, lora_rank=2), rewards=[length])
+    for one in (critic, str(tmp_path / "lora" / "final")):
+        with pytest.raises(CheckpointError, match=r"is a critic .* cannot generate; .* --value-model names a critic"):
+            train_ppo(config(model=one), rewards=[length])
     train_ppo(config(steps=1, output=tmp_path / "shared"), rewards=[length])
     with pytest.raises(CheckpointError, match="the head of a shared critic, which a separate critic cannot use"):
         train_ppo(config(critic="separate", value_model=str(tmp_path / "shared" / "final")), rewards=[length])
