@@ -163,6 +163,8 @@ def test_what_cannot_be_frozen_is_refused(config, length):
         train_ppo(config(critic="separate", value_freeze=("h", "wte", "wpe", "ln_f")), rewards=[length])
     with pytest.raises(ConfigError, match=r"--value-freeze .* --critic shared"):
         config(value_freeze=("attn",))
+    with pytest.raises(ConfigError, match=r"--value-freeze wte has no weight that would learn; leave it out"):
+        train_ppo(config(critic="separate", value_freeze=("attn", "wte"), lora_rank=2), rewards=[length])
 
 
 def test_a_critics_folder_that_does_not_fit_is_refused(config, first, length, tiny, tmp_path):

@@ -111,6 +111,8 @@ def freeze(critic: ValueModel, parts: Sequence[str]) -> None:
                 f"--value-freeze {part} is no part of the critic; choose from "
                 f"{', '.join(word for word in names if not word.isdigit())}"
             )
+        if not any(weight.requires_grad for weight in found):
+            raise ConfigError(f"--value-freeze {part} has no weight that would learn; leave it out")
         for weight in found:
             weight.requires_grad_(False)
     if parts and not any(weight.requires_grad for weight in critic.trunk.parameters()):
