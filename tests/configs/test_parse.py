@@ -239,6 +239,18 @@ def test_adapters_have_a_learning_rate_of_their_own_if_none_is_set(tmp_path, wri
     assert kind(**base, lora_rank=8, learning_rate=of_all).learning_rate == of_all
 
 
+def test_a_preset_is_a_name_unless_there_is_a_file_of_it(tmp_path, monkeypatch):
+    """A folder of it is none: the output of the run before, which the same command resumes."""
+    monkeypatch.chdir(tmp_path)
+    run = ("--model", "m", "--data", "题.jsonl", "--rewards", "rule:digits", "--output", "sao")
+    assert parsed(PPOConfig, "vapo", *run).gae_lambda_alpha == 0.05
+    Path("sao").mkdir()
+    assert parsed(PPOConfig, "sao", *run).value_freeze == ("self_attn",)
+    Path("sao").rmdir()
+    Path("sao").write_text("seed: 7\n", encoding="utf-8")
+    assert parsed(PPOConfig, "sao", *run).seed == 7
+
+
 def test_flags_win_over_the_file(written):
     path = written(RUN_YAML + "learning_rate: 1e-5\nrewards: [rule:digits]\nwhiten_rewards: true\nkl_target: 6\n")
     config = parsed(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import pairs_often
-from heedful import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
+from heedful import CriticConfig, DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
 from heedful.configs.options import LoRAOptions
 from heedful.engines import cuda_graph, kv_cache
 from heedful.kernels import attention, head_logprobs
@@ -287,6 +287,13 @@ def test_the_peak_is_the_largest_phase():
     assert set(found.phases) == {"sampling", "scoring", "backward", "step"}
     assert found.peak == max(map(found.total, found.phases)) == found.total(found.peak_phase)
     assert all(size > 0 for parts in found.phases.values() for size in parts.values())
+
+
+def test_a_policy_that_only_samples_has_no_adapters_to_merge():
+    critic = CriticConfig(model="1.5B", data="d", output="o", rewards=("rule:digits",), lora_rank=16, eval_fraction=0.1)
+    plan = plan_of(critic, KNOWN.__getitem__, Lengths(512), device="cuda", half=True, free=80 * GB)
+    assert not plan.merges_adapters
+    assert "copy that samples" not in plan.phases["sampling"]
 
 
 def test_dpo_gives_its_reference_back():

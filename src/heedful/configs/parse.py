@@ -89,7 +89,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
 
 def _file(name: str) -> Path:
     """A YAML file of settings, or the one of a preset that comes with heedful: ``vapo`` or ``sao``."""
-    return PRESETS.get(name, Path(name)) if not Path(name).exists() else Path(name)
+    return Path(name) if Path(name).is_file() else PRESETS.get(name, Path(name))
 
 
 def value_of(text: str | tuple[str, ...] | None, hint: Any) -> Any:

@@ -136,7 +136,7 @@ def plan_of(
     if online.cuda_graphs == "auto" and device == "cuda" and is_whole and config.quantize == "none":
         recorded = planned(graphs=True)
         plan = recorded if recorded.peak <= room else plan
-    if config.lora_rank and config.quantize != "4bit":
+    if config.lora_rank and config.trains_policy and config.quantize != "4bit":
         merged = planned(graphs=plan.graphs, merges=True)
         plan = merged if merged.peak <= room else plan
     while online.rollout_micro_batch_size is None and plan.sampled_rows < math.ceil(online.rollout_batch_size / ranks):
