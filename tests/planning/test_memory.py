@@ -333,11 +333,18 @@ def test_ranks_of_a_machine_need_main_memory_for_each_and_one_copy_to_save():
 
 
 @pytest.mark.parametrize(
-    ("changes", "free", "graphs"), [({}, 80, True), ({}, 0, False), ({"cuda_graphs": "on"}, 0, True)]
+    ("device", "changes", "free", "graphs"),
+    [
+        ("cuda", {}, 80, True),
+        ("cuda", {}, 0, False),
+        ("cuda", {"cuda_graphs": "on"}, 0, True),
+        ("mps", {"rollout_batch_size": 512, "rollout_micro_batch_size": None}, 88, False),
+    ],
 )
-def test_a_run_on_a_gpu_has_the_graphs_that_fit(monkeypatch, changes, free, graphs):
+def test_a_run_on_a_gpu_has_the_graphs_that_fit(monkeypatch, device, changes, free, graphs):
     monkeypatch.setattr(memory_preflight, "free_memory", lambda _: free * GB)
     monkeypatch.setattr(memory_preflight, "load_shape", KNOWN.__getitem__)
     config = replace(ONLINE, critic="shared", **changes)
-    planned = memory_preflight.sampling_plan(config, Lengths(1024, 512), torch.device("cuda"), torch.bfloat16)
-    assert planned == memory_preflight.SamplingPlan(MicroBatch(64), graphs=graphs)
+    planned = memory_preflight.sampling_plan(config, Lengths(1024, 512), torch.device(device), torch.bfloat16)
+    rows = config.rollout_batch_size  # with graphs that it has not, a device would have room for fewer
+    assert planned == memory_preflight.SamplingPlan(MicroBatch(rows), graphs=graphs)

@@ -63,12 +63,12 @@ def sampling_plan(
     """What the memory of a run has room for in sampling."""
     limit, here = config.rollout_micro_batch, math.ceil(config.rollout_batch_size / ranks.size())
     grows = config.rollout_micro_batch_size is None and here > limit.rows
-    asks = config.cuda_graphs == "auto" and capabilities(device).graphs
-    if config.sampler or not (config.lora_rank or grows or asks):
+    planned = config if capabilities(device).graphs else replace(config, cuda_graphs="off")
+    if config.sampler or not (config.lora_rank or grows or planned.cuda_graphs == "auto"):
         return SamplingPlan(limit, graphs=config.cuda_graphs == "on")
     half, kind, free = compute_dtype in HALF, planned_as(device), (free_memory(device) or 0) / MARGIN
     try:
-        plan = plan_of(config, load_shape, lengths, ranks=ranks.size(), device=kind, half=half, free=free)
+        plan = plan_of(planned, load_shape, lengths, ranks=ranks.size(), device=kind, half=half, free=free)
     except CheckpointError:  # a model that cannot be built without weights cannot be planned
         return SamplingPlan(limit, graphs=config.cuda_graphs == "on")
     limit = replace(limit, rows=max(limit.rows, plan.sampled_rows)) if grows else limit
