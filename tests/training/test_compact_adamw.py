@@ -12,6 +12,7 @@ from heedful.training import compact_adamw
 from heedful.training.compact_adamw import CompactAdamW
 from heedful.training.optimization import make_optimizer
 from heedful.training.state import load_optimizer_state
+from operations import Operations
 from trees import differing
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -104,6 +105,17 @@ def test_moments_stay_in_float32_through_a_state_which_stays_as_it_is():
     learn(again, fresh, 2, seed=2)
     assert all(map(torch.equal, weights, again))
     assert differing(state, before) == []
+
+
+def test_a_state_is_copied_once():
+    """Not by the optimizer too: a run that resumes has room for its moments, and may not have it twice."""
+    weights = parameters(torch.bfloat16)
+    optimizer = compact(weights)
+    learn(weights, optimizer, 1)
+    state, fresh = copy.deepcopy(optimizer.state_dict()), compact(parameters(torch.bfloat16))
+    with Operations() as operations:
+        load_optimizer_state(fresh, state)
+    assert sum(operations.counts[name] for name in ("aten::clone", "aten::_to_copy")) == 2 * len(weights)
 
 
 def test_noise_is_drawn_from_no_generator_of_torch():

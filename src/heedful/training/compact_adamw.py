@@ -137,13 +137,12 @@ class CompactAdamW(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state; moments keep their dtype and device (torch would use those of the weights)."""
+        """Load the state without a copy, as torch does; moments keep their dtype and device (torch takes the weights')."""
         super().load_state_dict({**state_dict, "state": {}})
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for i, saved in state_dict["state"].items():
             device = self.device or parameters[i].device
-            moments = {name: value.to(device, copy=True) for name, value in saved.items() if name != "step"}
-            self.state[parameters[i]] = {"step": saved["step"].clone()} | moments
+            self.state[parameters[i]] = {name: x if name == "step" else x.to(device) for name, x in saved.items()}
 
 
 class _Copies:
