@@ -64,7 +64,7 @@ class Judged:
         return 1 - float(core.explained_variance(self.returns - advantages, self.returns, self.actions))
 
 
-class Row(NamedTuple):
+class Prediction(NamedTuple):
     """How well something predicts the returns; None where a number means nothing."""
 
     name: str
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     """Variance of the advantage, as a share of that without a critic."""
 
 
-def numbers(judged: Judged) -> Iterator[Row]:
+def numbers(judged: Judged) -> Iterator[Prediction]:
     """All actions in a few numbers: of the critic, at lambda 1 and at the run's, and of what it is to be compared with."""
     returns, actions = judged.returns, judged.actions
     first = core.first_in_mask(actions)
@@ -87,10 +87,10 @@ def numbers(judged: Judged) -> Iterator[Row]:
         at_first = float(core.explained_variance(values, returns, first))
         bias = float(core.masked_mean(returns - values, actions))
         label = f"{name}, lambda 1" if name == CRITIC else name
-        yield Row(label, explained, at_first, bias, 1 - explained)
+        yield Prediction(label, explained, at_first, bias, 1 - explained)
         if name == CRITIC:
             own = f"{name}, {lambda_named(judged.gae_lambda)}"
-            yield Row(own, None, None, None, judged.left(judged.gae_lambda))
+            yield Prediction(own, None, None, None, judged.left(judged.gae_lambda))
 
 
 def critic_charts(judged: Judged, run: int = 0) -> list[Chart]:
