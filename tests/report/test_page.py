@@ -102,13 +102,15 @@ def test_the_page_has_the_charts_of_the_picture_and_more(log_run, report):
     (reward / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     for run, factor in ((ppo, 0), (adaptive, 1)):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-        text = "".join(json.dumps(one | {"reference/kl_coef": 0.1 + factor * one["step"]}) + "\n" for one in records)
+        more = [{"reference/kl_coef": 0.1 + factor * one["step"], "loss/positive": 2.0} for one in records]
+        text = "".join(json.dumps(one | new) + "\n" for one, new in zip(records, more, strict=True))
         (run / "metrics.jsonl").write_text(text, encoding="utf-8")
     page = report(reward, ppo, adaptive)
     shown = re.findall("<figcaption>(.*?)</figcaption>", page.split('<h2 id="the-critic">')[0])
     drawn = [axes.get_title() for axes in plot.curves([reward, ppo, adaptive]).axes]
-    assert [title for title in shown if title != "largest ratio"] == drawn
-    assert shown.count("largest ratio") == 2
+    besides = ("largest ratio", "loss of correct responses")
+    assert [title for title in shown if title not in besides] == drawn
+    assert [shown.count(title) for title in besides] == [2, 2]
     assert ("PPO: KL coefficient" in shown, "GRPO: KL coefficient" in shown) == (False, True)
     assert page.count("step (training: mean of 2 steps)") == 1
 

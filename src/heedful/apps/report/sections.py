@@ -26,6 +26,7 @@ MORE = (
     Panel("repetition", "share of repeated n-grams", "rollout/repeated_frac"),
     Panel("largest ratio", "new / old probability", "policy/ratio_max"),
     Panel("effective share of the batch", "share", "policy/effective_frac"),
+    Panel("loss of correct responses", "nats per token", "loss/positive"),
     Panel("responses with lambda 0", "share of responses", "value/lambda_zero_frac"),
     Panel("mean lambda", "lambda", "value/lambda_mean"),
     Panel("independent judge", "mean score per response", "eval/judge_mean", "eval/judge_mean"),
