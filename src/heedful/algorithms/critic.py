@@ -6,8 +6,8 @@
 
 A critic that starts from a language model with a new head says 0 of everything, and one that starts from a reward model is
 wrong about every unfinished answer: the first advantages are noise, and with lambda below 1 they teach the critic its own
-errors (Yuan et al. 2025, VC-PPO, section 3.2; Yue et al. 2025, VAPO, section 4.1). The run ends when the critic explains no
-more of the variance of held-out returns. ``final/`` is the critic, for ``--critic separate --value-model``.
+errors (Yuan et al. 2025, VC-PPO, section 3.2; Yue et al. 2025, VAPO, section 4.1). The run ends when the values come no
+nearer to held-out returns. ``final/`` is the critic, for ``--critic separate --value-model``.
 """
 
 import time

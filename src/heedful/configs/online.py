@@ -745,7 +745,7 @@ class RolloutConfig(
 
     @property
     def best_metric(self) -> str:
-        """The metric of evaluations whose highest value makes ``best/``."""
+        """The metric of evaluations that makes ``best/``: its highest value, of a critic's error the lowest."""
         return "eval/judge_mean" if self.selection_rewards else "eval/objective"
 
     def check(self) -> None:
@@ -1036,8 +1036,8 @@ class CriticConfig(PPOConfig):
     eval_every: Annotated[int, NOT_NEGATIVE] = 5
     """Steps between evaluations on held-out prompts. 0 evaluates only at the start and the end."""
     early_stopping_patience: Annotated[int, NOT_NEGATIVE] = 3
-    """Stop after this many evaluations in a row in which the critic explained no more of the held-out returns' variance. 0
-    never stops early."""
+    """Stop after this many evaluations in a row in which the values came no nearer to the held-out returns. 0 never stops
+    early."""
 
     @property
     def needs_old_pass(self) -> bool:
@@ -1045,7 +1045,7 @@ class CriticConfig(PPOConfig):
 
     @property
     def best_metric(self) -> str:
-        return "eval/explained_variance"
+        return "eval/value_error"
 
     def check(self) -> None:
         super().check()
@@ -1067,7 +1067,7 @@ class CriticConfig(PPOConfig):
         )
         if not self.eval_fraction and self.eval_data is None:
             raise ConfigError(
-                "a critic is trained until it explains no more of held-out returns, but nothing is held out: set "
+                "a critic is trained until its values come no nearer to held-out returns, but nothing is held out: set "
                 "--eval-fraction or --eval-data"
             )
 

@@ -13,7 +13,6 @@ return run.summary
 """
 
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -339,7 +338,7 @@ class Run:
         self._shares = [*self._shares[:1], shares]
         self._write(step, metrics)
         self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-        if self._stopping.update(metrics.get(self.objective, math.nan), step):
+        if self._stopping.update(metrics[self.objective], step):
             with self._stops.shield():
                 self._save("best")
             self._callbacks.save(step, self.path / "best")

@@ -73,8 +73,16 @@ def test_a_critic_learns_the_returns_of_a_policy_that_stays(first, numbers, tmp_
     assert fresh["last_step"]["value/mean"] == 0
 
 
-def test_the_run_ends_when_the_critic_explains_no_more(first, tmp_path):
-    """Returns that are noise: nothing is to be explained, and patience is over after the evaluations it has."""
+def test_a_critic_that_still_learns_the_mean_goes_on(first):
+    """That explains no variance, but its values are nearer to the returns at each evaluation."""
+    same = {"steps": 8, "early_stopping_patience": 2, "learning_rate": 1e-3}
+    result = train_critic(first(**same), rewards=[lambda completions, **_: [3 + x for x in digits(completions)]])
+    assert (result["stopped_by"], result["best"]["step"]) == (None, 8)
+    assert result["best"]["eval/value_error"] == result["last_evaluation"]["eval/value_error"]
+
+
+def test_the_run_ends_when_the_values_come_no_nearer(first, tmp_path):
+    """Returns that are noise: nothing is to be learned, and patience is over after the evaluations it has."""
     state = {"calls": 0}
 
     def noise(completions, **_):

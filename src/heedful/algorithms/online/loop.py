@@ -72,7 +72,7 @@ def run_online(
             config.algorithm,
             config.steps,
             objective=config.best_metric,
-            higher_is_better=True,
+            higher_is_better=config.trains_policy,
             shown=shown,
             yardstick=yardstick(config, held_out),
             callbacks=callbacks,
