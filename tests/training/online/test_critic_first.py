@@ -287,7 +287,9 @@ def test_the_command(tmp_path, tiny, capsys):
     sizes = ["--steps", "2", "--rollout-batch-size", "8", "--minibatch-size", "8", "--max-new-tokens", "6"]
     assert main([*words, *sizes, "--eval-fraction", "0.3", "--device", "cpu"]) == 0
     use = f"use it:  heedful ppo --critic separate --value-model {tmp_path / 'c'}/final ..."
-    assert use in capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert use in printed.out.splitlines()
+    assert "values are not clipped" not in printed.err, "a range that the command refuses"
     about = json.loads((tmp_path / "c" / "summary.json").read_text(encoding="utf-8"))
     assert about["algorithm"] == "critic"
     assert load_tensors(tmp_path / "c" / "final" / VALUE_HEAD)["weight"].abs().max() > 0

@@ -41,7 +41,8 @@ def notes_of(config: RolloutConfig) -> list[str]:
     is_corrected = config.corrects
     filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
     without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.selection_rewards)
-    free = [FREE_VALUES] if isinstance(config, OnlineConfig) and config.moves_values_freely else []
+    is_free = isinstance(config, OnlineConfig) and config.trains_policy and config.value_clip != config.value_clip_range
+    free = [FREE_VALUES] if is_free else []
     return filtered + free + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
 
 
