@@ -171,6 +171,23 @@ def test_the_base_and_the_stages_are_those_of_the_runs_before(card, edited, tmp_
     assert "| `org/prompts:train` | not a local file |" in text
 
 
+def test_a_critic_comes_from_what_it_started_from(card, edited, tmp_path):
+    """Which may be another model than the policy whose returns it learned."""
+    base, small = "Qwen/Qwen3-0.6B-Base", "org/small"
+    reward = edited("reward", tmp_path / "rm", config={"model": base}) / "final"
+    for place, (changes, came_from) in enumerate(
+        [
+            ({"model": base}, base),
+            ({"model": base, "value_model": small}, small),
+            ({"model": small, "critic": "reward", "rewards": ["rule:digits", f"model:{reward}"]}, base),
+        ]
+    ):
+        metadata, text = card(edited("critic", tmp_path / f"{place}", config=changes))
+        assert metadata["base_model"] == came_from
+        stages = "reward modelling and then value pretraining" if place == 2 else "value pretraining"
+        assert f"A critic for PPO made from [{came_from}](https://huggingface.co/{came_from}) by {stages}, with" in text
+
+
 OWN = "python:/家/我/损失.py:mine"
 LOSSES = {
     "dpo": (*typing.get_args(typing.get_args(typing.get_type_hints(DPOConfig)["loss"])[0]), OWN),

@@ -344,8 +344,8 @@ def lineage(run: Path) -> tuple[list[str], str | None]:
     stages: list[str] = []
     for _ in range(MOST_STAGES):
         environment, settings = _object(run / "environment.json"), _settings(run)
-        model = settings["model"]
         command = str(environment.get("command", "unknown")).removeprefix("heedful ")
+        model = _start_of_critic(settings) if command == "critic" else settings["model"]
         loss = settings.get("loss", "sigmoid")
         loss = "own" if is_named(loss) else loss
         stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
@@ -355,6 +355,13 @@ def lineage(run: Path) -> tuple[list[str], str | None]:
         if Path(model).name not in ("final", "best") or not (run / "config.yaml").is_file():
             break
     return stages, None
+
+
+def _start_of_critic(settings: Mapping[str, Any]) -> str:
+    """The model that a critic's network was at first."""
+    if settings.get("critic") == "reward":
+        return next(one.removeprefix("model:") for one in settings["rewards"] if one.startswith("model:"))
+    return str(settings.get("value_model") or settings["model"])
 
 
 def _settings(run: Path) -> dict[str, Any]:
