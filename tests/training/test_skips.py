@@ -251,7 +251,7 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
         assert {"loss/policy nan", "loss/value inf"} & set(line["not_finite"])
     logged = {line["step"]: line for line in read_metrics(settings.output)}
     of_step = logged[left_out[0]["step"]]
-    assert of_step["optimizer/skipped_steps"] in ((1, 2) if name == "grpo" else (4,))
+    assert of_step["optimizer/skipped_steps"] in ((1, 2) if name == "grpo" else (6,)), "two are of the value head"
     assert ("optimizer/grad_norm" in of_step) == (name == "grpo")
     assert ("loss/policy" in of_step) == (name == "grpo")
     assert of_step.get("loss/policy", 0.0) is not None, "the mean over the updates that were made: null would be NaN"
@@ -268,6 +268,17 @@ def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
         TRAIN[ONLINE[name][0]](settings, rewards=[too_large("")])
     assert caught.value.status == 4
     assert (settings.output / "checkpoints" / "step-000004").is_dir()
+
+
+def test_a_critic_that_never_learns_ends_the_run_too(online, length, numbers, monkeypatch):
+    """Its updates, two of four in a step, are counted with the policy's, whose numbers are finite."""
+    settings = online("separate", steps=9)
+    overflow(monkeypatch, *(step for step in range(1, 40) if step % 4 in (1, 2)))
+    with pytest.raises(
+        TrainingError, match=r"4 steps in a row were skipped .*last: step 4, update 2: gradient norm inf"
+    ):
+        TRAIN[PPOConfig](settings, rewards=[length])
+    assert [line["optimizer/skipped_steps"] for line in numbers(settings.output)] == [2.0] * 4
 
 
 def test_exploded_ratios_cost_their_minibatch(online, make_learner, experience_of):
@@ -329,7 +340,7 @@ def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, 
         for parameter in module.parameters():
             parameter.fill_(math.nan)
     metrics, _ = step_online(learner)
-    assert metrics["optimizer/skipped_steps"] == 2
+    assert metrics["optimizer/skipped_steps"] == (4 if broken == "critic" else 2)
     assert learner.non_finite_guard.in_a_row == 1
     assert math.isfinite(learner.kl.coef)
     with torch.no_grad():

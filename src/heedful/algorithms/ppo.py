@@ -149,8 +149,8 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> Learned:
             break
         update.step(experience.sources(rows), max_approx_kl=cfg.exploded_approx_kl)
 
-    learner.non_finite_guard.count(update.steps or value_steps)
-    metrics = experience.metrics | value_metrics | update.metrics()
+    learner.non_finite_guard.count(update.steps, value_steps)
+    metrics = experience.metrics | value_metrics | update.metrics(value_steps)
     metrics["optimizer/learning_rate"] = learning_rate
     metrics |= learner.update_coefficients(metrics, is_warming_up=is_warming_up)
     if cfg.approx_kl_limit is not None:

@@ -68,8 +68,8 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "critic-dead": Alarm(
         "the critic's learning rate is too low, or it reads the wrong tokens",
-        "Raise --value-learning-rate (heedful critic: --learning-rate), set --critic-warmup-steps, or train a critic first by "
-        "heedful critic",
+        "Raise --value-learning-rate (heedful critic: --learning-rate), set --critic-warmup-steps, or train a critic first "
+        "by heedful critic",
     ),
     "critic-diverging": Alarm(
         "the critic's learning rate is too high, or the rewards change their scale",

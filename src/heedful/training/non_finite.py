@@ -58,9 +58,9 @@ class NonFiniteGuard:
             with (self.folder / FILE).open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")
 
-    def count(self, updates: Sequence[StepResult]) -> None:
-        """Count a step: it counts as skipped if it had updates and all were skipped."""
-        is_skipped = bool(updates) and all(update.is_skipped for update in updates)
+    def count(self, *networks: Sequence[StepResult]) -> None:
+        """Count a step: it counts as skipped if a network had updates and all were skipped."""
+        is_skipped = any(updates and all(update.is_skipped for update in updates) for updates in networks)
         self.in_a_row = self.in_a_row + 1 if is_skipped else 0
 
     def check(self) -> None:

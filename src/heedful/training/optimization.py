@@ -142,9 +142,10 @@ def optimizer_step(optimizer: torch.optim.Optimizer, module: nn.Module, max_grad
     return norm
 
 
-def step_metrics(norms: Sequence[float]) -> dict[str, float]:
-    """Mean gradient norm of optimizer steps, and the number of skipped ones, if any (see `optimizer_step`)."""
-    mean, skipped = mean_norm(norms), sum(not math.isfinite(norm) for norm in norms)
+def step_metrics(norms: Sequence[float], others: Sequence[float] = ()) -> dict[str, float]:
+    """Mean gradient norm of optimizer steps, and the number of skipped ones, if any (see `optimizer_step`), also of another
+    network's."""
+    mean, skipped = mean_norm(norms), sum(not math.isfinite(norm) for norm in (*norms, *others))
     metrics = {} if mean is None else {"optimizer/grad_norm": mean}
     return metrics | ({"optimizer/skipped_steps": float(skipped)} if skipped else {})
 

@@ -99,9 +99,10 @@ class Update:
         if learner.average is not None and math.isfinite(result.norm):  # else the step was skipped
             learner.average.update()
 
-    def metrics(self) -> dict[str, float]:
-        """Means over minibatches, and metrics of the optimizer steps."""
-        return self.recorder.means() | step_metrics([step.norm for step in self.steps])
+    def metrics(self, of_critic: Sequence[StepResult] = ()) -> dict[str, float]:
+        """Means over minibatches, and metrics of the optimizer steps, those of a critic of which some may be skipped."""
+        norms, others = ([step.norm for step in steps] for steps in (self.steps, of_critic))
+        return self.recorder.means() | step_metrics(norms, others)
 
     def taken_frac(self, responses: int) -> float:
         """Share of planned optimizer steps that were taken, for this number of responses."""
