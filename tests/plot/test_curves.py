@@ -154,6 +154,15 @@ def test_online_algorithms_have_panels_of_their_own(ppo):
     assert [key.get_color() for key in drawn.legends[0].get_lines()[:3]] == ["C0", "C1", "C2"]
 
 
+def test_a_critics_loss_is_not_drawn_with_its_error(ppo):
+    """It is half of a squared error, so that values that are learned and held out would seem to be far apart."""
+    both = {"loss_value": [1.0] * 5, "eval_value_error": [2.0] * 5, "eval_explained_variance_prompt": [0.1] * 5}
+    found = panels(figure(ppo("一", "critic", **both)))
+    assert lines(found["critic: loss"]) == [[(i, 1.0) for i in range(1, 6)]]
+    assert lines(found["critic: held-out error"]) == [[(i, 2.0) for i in range(1, 6)]]
+    assert lines(found["critic: variance explained by the prompt's value"]) == [[(i, 0.1) for i in range(1, 6)]]
+
+
 def test_every_command_that_leaves_a_run_has_panels():
     """A run folder names the command that wrote it (the trainers' own folders are read in tests/cli)."""
     trains = {name: c for name, c in COMMANDS.items() if not name.startswith("plan ")}  # plans have a run's settings

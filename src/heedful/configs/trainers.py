@@ -98,9 +98,14 @@ def rollout_panels(algorithm: str = "") -> tuple[Panel, ...]:
         Panel(f"{of}length", "tokens per response", "rollout/response_length", "eval/response_length"),
         Panel(f"{of}responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
         Panel(f"{of}entropy", "nats per token", "policy/entropy"),
-        Panel(f"{of}variance explained by values", "share of variance", "value/explained_variance"),
-        Panel(f"{of}variance explained by the prompt's value", "share of variance", "value/explained_variance_prompt"),
-        Panel(f"{of}variance explained at the first token", "share of variance", "value/explained_variance_first"),
+        *(
+            Panel(f"{of}variance explained {how}", "share of variance", f"value/{metric}", f"eval/{metric}")
+            for how, metric in (
+                ("by values", "explained_variance"),
+                ("by the prompt's value", "explained_variance_prompt"),
+                ("at the first token", "explained_variance_first"),
+            )
+        ),
         Panel(f"{of}KL of the update", "nats per token", "policy/approx_kl"),
         Panel(f"{of}clipped", "share of tokens", "policy/clip_frac"),
     )
@@ -150,17 +155,9 @@ TRAINERS = {
         rewards=LEARNED_REWARD,
         often=(*ONLINE[:5], "ppo_epochs", "max_new_tokens", "temperature", "lora_rank", "dtype", "eval_every", "track"),
         panels=(
-            Panel("Critic: loss", "squared error", "loss/value", "eval/value_error", logarithmic=True),
-            Panel(
-                "Critic: variance explained", "share of variance", "value/explained_variance", "eval/explained_variance"
-            ),
-            Panel(
-                "Critic: variance explained at the first token",
-                "share of variance",
-                "value/explained_variance_first",
-                "eval/explained_variance_first",
-            ),
-            Panel("Critic: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
+            Panel("critic: loss", "half the squared error", "loss/value", logarithmic=True),
+            Panel("critic: held-out error", "squared error", "eval/value_error", "eval/value_error", logarithmic=True),
+            *rollout_panels("critic"),
         ),
     ),
     "grpo": Trainer(
