@@ -71,7 +71,7 @@ def train_critic(config: CriticConfig, rewards: AnyRewards = (), **objects: Unpa
             make_experience=make_experience,
             learn=learn,
             shown=SHOWN,
-            evaluate=evaluate,
+            evaluate=Evaluation(),
             yardstick=yardstick,
         )
 
@@ -137,50 +137,58 @@ def yardstick(config: CriticConfig, held_out: Sequence[EncodedPrompt]) -> Yardst
     return Yardstick("eval/value_error", higher_is_better=False, prompts=prompts) if prompts else None
 
 
-def evaluate(
-    learner: Learner[CriticConfig], held_out: Sequence[EncodedPrompt], shares: list[tuple[float, float]] | None = None
-) -> dict[str, float]:
-    """What the critic knows of the returns of `GROUP` responses to each held-out prompt, the same at each evaluation.
+class Evaluation:
+    """What the critic knows of the returns of `GROUP` responses to each held-out prompt, drawn and scored once, as the policy
+    stays.
 
     ``eval/explained_variance`` of all tokens (`core.explained_variance`), ``_first`` of the first ones, ``_prompt`` if the
     first one's value stood at all; ``_group``: if the mean return of the prompt's other responses did, which needs no
     critic. ``eval/value_error``: mean squared error per response; ``eval/value_bias``: mean return minus value.
-
-    ``shares`` gets the `yardstick` of each response. Empty if nothing is held out. Raises RewardError.
     """
-    if not held_out:
-        return {}
-    config, asked = learner.config, [one for one in held_out[: learner.config.eval_prompts] for _ in range(GROUP)]
-    generator = torch.Generator().manual_seed(config.seed + 1)
+
+    def __init__(self) -> None:
+        self._known: tuple[Responses, Scores] | None = None
+
+    def __call__(
+        self,
+        learner: Learner[CriticConfig],
+        held_out: Sequence[EncodedPrompt],
+        shares: list[tuple[float, float]] | None = None,
+    ) -> dict[str, float]:
+        """``shares`` gets the `yardstick` of each response. Empty if nothing is held out. Raises RewardError."""
+        if not held_out:
+            return {}
+        self._known = self._known or _asked(learner, held_out)
+        (responses, given), config = self._known, learner.config
+        scores, mask = given.without_failed(), responses.mask
+        totals = torch.tensor(scores.totals, device=mask.device)
+        rewards = rewards_of(learner, responses, scores, shape_scores(totals, responses, learner.score_norm, config))
+        returns, values = core.rewards_to_go(action_rewards(rewards, config), mask, gamma=config.gamma), rewards.values
+        assert values is not None
+        errors = torch.where(mask, (returns - values).square(), 0.0).sum(dim=1) / mask.sum(dim=1)
+        if shares is not None:
+            found = dict(zip(given.scored, errors.tolist(), strict=True))
+            shares += [(found[place], 1.0) if place in found else (0.0, 0.0) for place in range(len(given.totals))]
+        first = core.first_in_mask(mask)
+        metrics = {
+            "eval/explained_variance": core.explained_variance(values, returns, mask),
+            "eval/explained_variance_first": core.explained_variance(values, returns, first),
+            "eval/explained_variance_prompt": core.explained_variance(core.first_values(values, mask), returns, mask),
+            "eval/value_error": errors.mean(),
+            "eval/value_bias": core.masked_mean(returns - values, mask),
+            "eval/score_mean": totals.mean(),
+        }
+        if not given.failed:
+            whole = torch.where(first, returns, 0.0).sum(dim=1)
+            of_group = core.others_mean(whole, group_size=GROUP).unsqueeze(1).expand_as(returns)
+            metrics["eval/explained_variance_group"] = core.explained_variance(of_group, returns, mask)
+        return without_undefined(read(metrics))
+
+
+def _asked(learner: Learner[CriticConfig], held_out: Sequence[EncodedPrompt]) -> tuple[Responses, Scores]:
+    """The responses that have a score, and the scores of all."""
+    config, generator = learner.config, torch.Generator().manual_seed(learner.config.seed + 1)
+    asked = [one for one in held_out[: config.eval_prompts] for _ in range(GROUP)]
     responses = learner.sampler.generate(learner.policy, asked, generator)
     given = score_tokens(learner.rewards, responses.completions)
-    places = given.scored
-    if given.failed:
-        responses = responses.select(places)
-    scores, mask = given.without_failed(), responses.mask
-    totals = torch.tensor(scores.totals, device=mask.device)
-    rewards = rewards_of(learner, responses, scores, shape_scores(totals, responses, learner.score_norm, config))
-    returns, values = core.rewards_to_go(action_rewards(rewards, config), mask, gamma=config.gamma), rewards.values
-    assert values is not None
-    errors = torch.where(mask, (returns - values).square(), 0.0).sum(dim=1) / mask.sum(dim=1)
-    if shares is not None:
-        found = dict(zip(places, errors.tolist(), strict=True))
-        shares += [(found[place], 1.0) if place in found else (0.0, 0.0) for place in range(len(asked))]
-    first = core.first_in_mask(mask)
-    metrics = {
-        "eval/explained_variance": core.explained_variance(values, returns, mask),
-        "eval/explained_variance_first": core.explained_variance(values, returns, first),
-        "eval/explained_variance_prompt": core.explained_variance(core.first_values(values, mask), returns, mask),
-        "eval/value_error": errors.mean(),
-        "eval/value_bias": core.masked_mean(returns - values, mask),
-        "eval/score_mean": totals.mean(),
-    }
-    if not given.failed:
-        of_group = core.others_mean(_at(first, returns), group_size=GROUP).unsqueeze(1).expand_as(returns)
-        metrics["eval/explained_variance_group"] = core.explained_variance(of_group, returns, mask)
-    return without_undefined(read(metrics))
-
-
-def _at(places: Tensor, numbers: Tensor) -> Tensor:
-    """``[batch]``: the number at each row's one place."""
-    return torch.where(places, numbers, 0.0).sum(dim=1)
+    return responses.select(given.scored) if given.failed else responses, given

@@ -17,7 +17,7 @@ from heedful import (
     train_critic,
     train_ppo,
 )
-from heedful.algorithms.critic import GROUP, evaluate
+from heedful.algorithms.critic import GROUP, Evaluation
 from heedful.algorithms.online.start import start
 from heedful.models import load_causal_lm, load_tokenizer, load_value_model
 from heedful.models.save import VALUE_HEAD, load_tensors
@@ -73,6 +73,18 @@ def test_a_critic_learns_the_returns_of_a_policy_that_stays(first, numbers, tmp_
     assert fresh["last_step"]["value/mean"] == 0
 
 
+def test_held_out_responses_are_drawn_and_scored_once(first):
+    """The policy stays, so each evaluation is of the same ones: a judge of them is not paid again."""
+    asked = []
+
+    def counted(completions, **_):
+        asked.append(len(completions))
+        return digits(completions)
+
+    train_critic(first(steps=4, eval_prompts=1), rewards=[counted])
+    assert asked[1:] == [GROUP, 8, 8, 8, 8], "the first few are to see whether the reward works"
+
+
 def test_a_critic_that_still_learns_the_mean_goes_on(first):
     """That explains no variance, but its values are nearer to the returns at each evaluation."""
     same = {"steps": 8, "early_stopping_patience": 2, "learning_rate": 1e-3}
@@ -115,7 +127,7 @@ def test_golden_evaluation(first, monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(type(learner.sampler), "generate", kept)
-    shares = []
+    shares, evaluate = [], Evaluation()
     found = evaluate(learner, held_out, shares)
     (responses,) = seen
     mask = responses.mask
