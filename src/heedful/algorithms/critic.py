@@ -178,7 +178,9 @@ class Evaluation:
             "eval/value_bias": core.masked_mean(returns - values, mask),
             "eval/score_mean": totals.mean(),
         }
-        if not given.failed:
+        if given.failed:
+            metrics["eval/failed_frac"] = torch.tensor(len(given.failed) / len(given.totals))
+        else:
             whole = torch.where(first, returns, 0.0).sum(dim=1)
             of_group = core.others_mean(whole, group_size=GROUP).unsqueeze(1).expand_as(returns)
             metrics["eval/explained_variance_group"] = core.explained_variance(of_group, returns, mask)

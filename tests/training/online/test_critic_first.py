@@ -1,6 +1,7 @@
 """A critic that is trained before the policy moves: by its command, from its folder, and with parts that stay."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -83,6 +84,21 @@ def test_held_out_responses_are_drawn_and_scored_once(first):
 
     train_critic(first(steps=4, eval_prompts=1), rewards=[counted])
     assert asked[1:] == [GROUP, 8, 8, 8, 8], "the first few are to see whether the reward works"
+
+
+def test_an_evaluation_says_how_many_rewards_failed(first):
+    """What is left of a group is no baseline."""
+
+    calls = []
+
+    def fails(completions, **_):
+        calls.append(completions)
+        return [math.nan if i == 1 and len(calls) == 2 else x for i, x in enumerate(digits(completions))]
+
+    settings = first(steps=1, eval_prompts=1, max_failed_rewards=0.5)
+    evaluation = train_critic(settings, rewards=[fails])["last_evaluation"]
+    assert evaluation["eval/failed_frac"] == 1 / GROUP
+    assert "eval/explained_variance_group" not in evaluation
 
 
 def test_a_critic_that_still_learns_the_mean_goes_on(first):
