@@ -59,6 +59,7 @@ ROWS = (
     Row("ppo-trl", "speed", 110, "speed.ppo", {"side": "trl"}),
     Row("fit", "speed", 60, "speed.fit"),
     Row("attention", "extra", 30, "speed.attention"),
+    Row("norms", "extra", 40, "speed.norms"),
     Row("profile", "extra", 90, "speed.profile"),
     Row("ppo-eager", "extra", 75, "speed.ppo", {"side": "heedful, graphs off", "graphs": "off"}),
     Row("8b-lora", "extra", 110, "speed.fit", {"model": "8B", **LARGE}),

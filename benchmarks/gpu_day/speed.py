@@ -21,7 +21,7 @@ from common import Day, written
 from machine import Machine, seconds_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import AutoConfig, GenerationConfig
 from workload import make_prompts
 
@@ -132,6 +132,38 @@ def profile(day: Day) -> None:
 
     with day.part("a learning pass"):
         kernels(day, f"a learning pass of {rows} rows", learn, 1)
+
+
+def norms(day: Day) -> None:
+    """A learning pass with transformers' RMS norms, six kernels and twelve back, and with torch's, one each: milliseconds,
+    memory, and how far gradients are apart."""
+    lm, tokenizer = day.policy("0.6B")
+    policy, rows = Policy.from_pretrained(lm, tokenizer, dtype="auto"), day.sizes.rows[0]
+    ids = torch.tensor(make_prompts(lm.config.vocab_size, rows, 2 * day.sizes.prompt, 0), device=day.device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+
+    def learn() -> None:
+        policy.zero_grad(set_to_none=True)
+        policy(ids, mask, mask[:, day.sizes.prompt :]).logprobs.sum().backward()
+
+    def fused(norm: Any, x: Tensor) -> Tensor:
+        if x.dtype == norm.weight.dtype:
+            return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+        return norm.weight * rms_norm(x, norm.weight.shape, None, norm.variance_epsilon).to(x.dtype)
+
+    gradients: list[list[Tensor]] = []
+    for name in ("transformers'", "torch's"):
+        if name == "torch's":
+            for module in lm.modules():
+                if type(module).__name__.endswith("RMSNorm"):
+                    vars(module)["forward"] = partial(fused, module)
+        with day.part(name):
+            learn()
+            gradients.append([parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None])
+            day.forget()
+            day.tell(name, ms=1000 * statistics.median(day.seconds(learn) for _ in range(3)), **day.memory())
+    off = sum(float((a - b).square().sum()) for a, b in zip(*gradients, strict=True))
+    day.check("gradients apart", (off / sum(float(a.square().sum()) for a in gradients[0])) ** 0.5, 0.06)
 
 
 def kernels(day: Day, what: str, run: Callable[[], object], parts: int) -> None:
