@@ -1,6 +1,6 @@
 """The task of benchmarks/critic: how often its demonstrations are right, and what its reward counts."""
 
-import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,9 @@ def test_an_answer_is_on_track_until_its_first_error(task):
 
 def test_a_perfect_critic_knows_an_error_once_it_is_said(task, tmp_path):
     """Before each token, ``decay ** steps left`` while all sums are right, else 0."""
-    gradients = importlib.import_module("gradients")
+    spec = importlib.util.spec_from_file_location("critic_gradients", FOLDER / "gradients.py")
+    gradients = importlib.util.module_from_spec(spec)  # a helper of tests has its name
+    spec.loader.exec_module(gradients)
     task.make_model(tmp_path / "model")
     policy = Policy.from_pretrained(str(tmp_path / "model"))
     ids = [[*policy.tokenizer(text).input_ids, policy.tokenizer.eos_token_id] for text in ("34", "3F", "CD")]
